@@ -1,0 +1,151 @@
+"""The two engine protocols, and what an engine says of itself.
+
+An engine knows tokens, KV caches and text. It knows no queue, no store and no job. Errors it may raise, and only
+these: ContextExceeded, InvalidSchema, EngineUnavailable, HandOverFailed, Cancelled (all from messages.errors), and
+ConfigError while it starts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from messages.jobs import Sampling
+from messages.kv import Block, KVCache, KVLayout, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do, declared; the worker proves the hand-over when it starts."""
+
+    prefill: bool
+    decode: bool
+    exports_kv: bool
+    imports_kv: bool
+    blocks_while_computing: bool = False  # emits blocks before the last token is computed
+    resumes: bool = False  # can start from a stored prefix
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """A loaded model in an engine."""
+
+    engine: str
+    device: str  # "cpu", "cuda", "metal", "simulated"
+    context: int  # tokens, prompt and answer together
+    slots: int  # sequences decoded at once
+    fingerprint: (
+        str  # names the KV family: architecture, shapes, RoPE, tokenizer, weights; "" if nothing is handed over
+    )
+    tokenizer: str  # hash of the vocabulary
+    layout: KVLayout | None  # None: no KV cache goes in or out
+    capabilities: Capabilities
+    chars_per_token: float = 0.0  # on a sample of code and prose
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A rendered and tokenized prompt. Its first `shared` ids are those of every prompt with this shared part."""
+
+    ids: tuple[int, ...]
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What a prefill did."""
+
+    computed_tokens: int  # evaluated by the engine
+    restored_tokens: int  # taken from `resume`
+    seconds: float  # in the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished decode."""
+
+    text: str
+    tokens: tuple[int, ...]  # as sampled, end-of-sequence token left out; () if the engine doesn't tell
+    completion_tokens: int
+    finish_reason: str  # "stop" or "length"
+    evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
+    first_token_s: float  # from the call to the first token
+    seconds: float  # from the call to the last token, waiting for a seat inside the engine included
+
+
+class Tokenizes(Protocol):
+    """Both engines render and tokenize, with the same result for the same weights."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded; constant for the engine's life."""
+
+    def tokenize(self, shared: str, own: str, clock: float) -> Tokenized:
+        """Render the model's chat template around the user message `shared + own`, and tokenize it.
+
+        `clock` (seconds since the epoch) is what a template that prints the date is given.
+        """
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a bare text is."""
+
+    def close(self) -> None:
+        """Unload. Calls in progress raise EngineUnavailable. Idempotent."""
+
+
+class PrefillEngine(Tokenizes, Protocol):
+    """Computes KV caches. One call at a time; a second caller waits."""
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """Compute the KV cache of `tokens` (all of them: the caller leaves the prompt's last one out).
+
+        Calls `emit` with each block, in order of position, as early as the engine can; blocks that end at or before
+        `first` are left out (they are stored already). A sliding-window model also emits one Window, at the end.
+
+        Args:
+            tokens: prompt token ids, at least one.
+            emit: runs in the calling thread; what it is given stays valid and unchanged.
+            first: position, a multiple of `layout.block_tokens`.
+            resume: cache of a stored prefix of `tokens`, used instead of computing it where `capabilities.resumes`.
+            stop: when set, raises Cancelled soon.
+
+        Raises:
+            ContextExceeded, EngineUnavailable, HandOverFailed (resume is unusable), Cancelled.
+        """
+
+
+class DecodeEngine(Tokenizes, Protocol):
+    """Generates text from a KV cache. Callable from `info.slots` threads at once; batching is the engine's business."""
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """Generate an answer to the prompt `tokens`.
+
+        With `cache` (which covers `tokens[:-1]`) only the last prompt token is evaluated; without, all of them, in a
+        cleared seat. The answer's `evaluated_tokens` is the engine's own counter, so that the caller can prove it.
+
+        Args:
+            on_text: called with each new piece of text, in the calling thread.
+            stop: when set, raises Cancelled within a second.
+
+        Raises:
+            ContextExceeded: prompt and `sampling.max_tokens` don't fit the context.
+            InvalidSchema: the schema can't be made a constraint.
+            HandOverFailed: the cache has another layout, doesn't cover tokens[:-1], or can't be restored.
+            EngineUnavailable, Cancelled.
+        """

@@ -1,0 +1,41 @@
+"""Engines by name. Each engine's module is imported only when it is asked for: it may need an extra."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engines.base import DecodeEngine, PrefillEngine
+from messages.errors import ConfigError
+
+_MODULES = {"llamacpp": "engines.llamacpp", "simulated": "engines.simulated"}
+ENGINES = tuple(sorted(_MODULES))
+
+
+class Engine(PrefillEngine, DecodeEngine, Protocol):
+    """An engine that can do both; each worker uses its half."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load a model. `weights` means what the engine says it means: a file, a folder, a URL."""
+
+    weights: str
+    context: int = 0  # tokens; 0: as much as the model was trained for
+    slots: int = 4  # sequences decoded at once
+    threads: int = 0  # CPU threads; 0: the engine's choice
+
+
+def open_engine(name: str, options: EngineOptions) -> Engine:
+    """Load a model. Raises ConfigError with what to do if the engine, its extra, or the weights are missing."""
+    if name not in _MODULES:
+        raise ConfigError(f"there is no engine {name!r}; choose from: {', '.join(ENGINES)}")
+    try:
+        module: Any = importlib.import_module(_MODULES[name])
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"engine {name!r} needs the package {error.name!r}: pip install 'kvasir-inference[{name}]'"
+        ) from error
+    engine: Engine = module.open_engine(options)
+    return engine

@@ -1,0 +1,1 @@
+"""The broker, its topology, and the settings. Imports messages only."""

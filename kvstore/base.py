@@ -1,0 +1,113 @@
+"""The two contracts of the store: KVStore (blocks) and Board (small facts that workers share).
+
+Everything here is a cache or a courtesy. Losing all of it costs time, never a job: RabbitMQ holds the truth about
+work. Both raise StoreUnavailable when the store can't be reached, and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvstore.blocks import BlockRef
+from messages.cards import WorkerCard
+from messages.kv import Block, KVLayout, Window
+
+# A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
+TTL_S = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """Bytes in use and the bytes allowed (0: no limit known)."""
+
+    used_bytes: int
+    max_bytes: int
+
+
+class KVStore(ABC):
+    """Blocks of KV caches under their keys."""
+
+    @abstractmethod
+    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+        """Those of `refs` that are not stored; all others had their TTL renewed. One pipeline."""
+
+    @abstractmethod
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+        """Store records, each as one atomic value with a TTL; returns the bytes stored.
+
+        Raises StoreUnavailable, also when the store is full; what was stored before stays.
+        """
+
+    @abstractmethod
+    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
+        """The blocks of `refs`, in order, TTLs renewed.
+
+        Raises HandOverFailed if one is missing, damaged, or not of this fingerprint, layout and chain: nothing
+        is returned then, and the reason says which and why.
+        """
+
+    @abstractmethod
+    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
+        """The window record of `ref`. Raises HandOverFailed as `get`."""
+
+    @abstractmethod
+    def delete(self, refs: Sequence[BlockRef]) -> None:
+        """Delete records; missing ones are fine."""
+
+    @abstractmethod
+    def usage(self) -> StoreUsage:
+        """How full the store is."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections. Idempotent."""
+
+
+class Board(ABC):
+    """Worker cards, stored results, tombstones and claims. Every entry has a TTL."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The store's clock, seconds since the epoch: the one clock that all machines share."""
+
+    @abstractmethod
+    def put_card(self, card: WorkerCard, ttl_s: float) -> None:
+        """Publish or renew a worker's card."""
+
+    @abstractmethod
+    def cards(self) -> list[WorkerCard]:
+        """Cards of all workers alive, by worker_id. Unreadable ones are left out."""
+
+    @abstractmethod
+    def remove_card(self, worker_id: str) -> None:
+        """A worker leaves."""
+
+    @abstractmethod
+    def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
+        """Keep an encoded JobResult, so that a job delivered again is answered and not decoded again."""
+
+    @abstractmethod
+    def get_result(self, job_id: str, run: int) -> bytes | None:
+        """The result stored for this run, or None."""
+
+    @abstractmethod
+    def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
+        """Set a batch's tombstone."""
+
+    @abstractmethod
+    def is_cancelled(self, batch_id: str) -> bool:
+        """Whether the batch has a tombstone."""
+
+    @abstractmethod
+    def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
+        """Best effort: True if this worker now holds (or renewed) the decode of this run, False if another does."""
+
+    @abstractmethod
+    def release(self, job_id: str, run: int, worker_id: str) -> None:
+        """Give up a claim held by this worker; others' claims are left alone."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections. Idempotent."""

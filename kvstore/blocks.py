@@ -1,0 +1,71 @@
+"""Block keys: which record holds which tokens of which model.
+
+A block's chain hash covers every token from the start of the sequence to the block's end, so equal hashes mean equal
+KV (same fingerprint given). Blocks inside the class-wide part are keyed by content and shared; later ones carry the
+job id and have one owner, who deletes them.
+
+    kv:<fingerprint>:<chain hash>            shared, dies by TTL or pressure only
+    kv:<fingerprint>:<job id>:<chain hash>   one job's own, deleted after its ack
+    kvw:...                                  window records, keyed the same way
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from messages.kv import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """One stored block, or window record: its key and the token positions [start, end) that it covers."""
+
+    key: str
+    chain: str  # 32 hex digits
+    start: int
+    end: int
+    shared: bool
+
+
+def block_refs(
+    fingerprint: str, layout: KVLayout, tokens: Sequence[int], num_tokens: int, shared_tokens: int, job_id: str
+) -> list[BlockRef]:
+    """References to the blocks of the first `num_tokens` of `tokens`, in order.
+
+    Blocks that lie wholly within the first `shared_tokens` are shared.
+    """
+    ids = np.asarray(tokens[:num_tokens], "<u4")
+    refs = []
+    chain = _root(fingerprint, layout)
+    for start, end in layout.block_spans(num_tokens):
+        chain = _link(chain, ids[start:end])
+        name = chain.hex()
+        shared = end <= shared_tokens and end - start == layout.block_tokens
+        owner = "" if shared else f"{job_id}:"
+        refs.append(BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, shared))
+    return refs
+
+
+def window_ref(last_block: BlockRef) -> BlockRef:
+    """The window record at the end of a block."""
+    return BlockRef(
+        "kvw" + last_block.key.removeprefix("kv"), last_block.chain, last_block.end, last_block.end, last_block.shared
+    )
+
+
+def shared_boundary(layout: KVLayout, shared_tokens: int) -> int:
+    """The class-wide part rounded down to whole blocks."""
+    return shared_tokens - shared_tokens % layout.block_tokens
+
+
+def _root(fingerprint: str, layout: KVLayout) -> bytes:
+    seed = f"{fingerprint}/{layout.block_tokens}/{layout.dtype}".encode()
+    return hashlib.blake2b(seed, digest_size=16, key=b"kvasir.chain").digest()
+
+
+def _link(previous: bytes, ids: np.ndarray) -> bytes:
+    return hashlib.blake2b(previous + ids.tobytes(), digest_size=16, key=b"kvasir.chain").digest()

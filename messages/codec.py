@@ -1,0 +1,138 @@
+"""Messages to bytes and back: msgpack of `{"v": version, "kind": name, ...fields}`.
+
+Reads this version and the one before it. A newer one raises NewerMessage (it waits for the upgrade), anything else
+that can't be read raises InvalidMessage; no input makes it raise something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from functools import cache
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+from messages.cards import WorkerCard
+from messages.errors import InvalidMessage, NewerMessage
+from messages.jobs import (
+    MIB,
+    DecodeJob,
+    DecodeReport,
+    JobError,
+    JobResult,
+    PrefillJob,
+    PrefillReport,
+    Sampling,
+    StoredKV,
+    TokenEvent,
+)
+from messages.kv import KVLayout
+
+VERSION = 1
+OLDEST_READ = 1
+MAX_MESSAGE_BYTES = 12 * MIB  # below the 16 MiB that RabbitMQ 4 takes
+
+_KINDS: dict[str, type] = {
+    "prefill": PrefillJob,
+    "decode": DecodeJob,
+    "result": JobResult,
+    "token": TokenEvent,
+    "card": WorkerCard,
+}
+_NAMES = {cls: name for name, cls in _KINDS.items()}
+_NESTED = (DecodeReport, JobError, KVLayout, PrefillJob, PrefillReport, Sampling, StoredKV)
+
+Message = PrefillJob | DecodeJob | JobResult | TokenEvent | WorkerCard
+M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerCard)
+
+
+def encode(message: Message) -> bytes:
+    """The message as bytes, at most MAX_MESSAGE_BYTES long. Raises InvalidMessage if it is longer."""
+    fields = {"v": VERSION, "kind": _NAMES[type(message)], **_plain(message)}
+    body: bytes = msgpack.packb(fields)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
+    return body
+
+
+def decode(body: bytes, expected: type[M]) -> M:
+    """The message in `body`, which must be an `expected`. Raises InvalidMessage or NewerMessage."""
+    fields = _unpack(body)
+    version = fields.pop("v", None)
+    if isinstance(version, int) and version > VERSION:
+        raise NewerMessage(f"message version {version}; this program reads up to {VERSION}")
+    if not isinstance(version, int) or version < OLDEST_READ:
+        raise InvalidMessage(f"message version {version!r:.20} is not one this program reads")
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or _KINDS.get(kind) is not expected:
+        raise InvalidMessage(f"a {kind!r:.40} message where a {_NAMES[expected]!r} belongs")
+    return typing.cast(M, _build(expected, fields))
+
+
+def _unpack(body: bytes) -> dict[str, Any]:
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
+    try:
+        fields = msgpack.unpackb(body, strict_map_key=True)
+    except Exception as error:  # noqa: BLE001  msgpack raises a family of its own, ValueError, and UnicodeDecodeError
+        raise InvalidMessage(f"not a msgpack message: {type(error).__name__}: {error}") from None
+    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
+        raise InvalidMessage("not a msgpack map with text keys")
+    return fields
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """Fields of a dataclass, nested ones as maps, token ids as packed little-endian u32."""
+    result: dict[str, Any] = {}
+    for spec in dataclasses.fields(message):
+        value = getattr(message, spec.name)
+        if dataclasses.is_dataclass(value):
+            value = _plain(value)
+        elif spec.name == "tokens":
+            value = np.asarray(value, "<u4").tobytes()
+        result[spec.name] = value
+    return result
+
+
+@cache
+def _types(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _build(cls: type, fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        raise InvalidMessage(f"{cls.__name__} must be a map, not {type(fields).__name__}")
+    known = _types(cls)
+    unknown = [key for key in fields if key not in known]
+    if unknown:
+        raise InvalidMessage(f"{cls.__name__} has no field {unknown[0]!r:.60}")
+    values = {name: _value(name, known[name], value) for name, value in fields.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:  # a required field is missing, or a value has a type its check did not expect
+        raise InvalidMessage(f"{cls.__name__}: {error}") from None
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    if isinstance(hint, types.UnionType):  # X | None is the only union in use
+        if value is None:
+            return None
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+    if hint in _NESTED:
+        return _build(hint, value)
+    if name == "tokens":
+        return _token_ids(value)
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise InvalidMessage(f"{name} must be a list, not {type(value).__name__}")
+        return tuple(value)
+    return value
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, bytes) or len(value) % 4:
+        raise InvalidMessage("tokens must be packed 32-bit integers")
+    return tuple(np.frombuffer(value, "<u4").tolist())

@@ -1,0 +1,118 @@
+"""The error tree, sorted by what happens next.
+
+    KvasirError
+    ├── Retry                 may succeed later: the job goes to a retry level and an attempt is counted
+    │   ├── EngineUnavailable
+    │   ├── StoreUnavailable
+    │   └── BrokerUnavailable
+    ├── HandOverFailed        the stored KV cache can't be used: prefilled again, no attempt is counted
+    ├── NewerMessage          written by a newer version: waits in a retry level for the upgrade
+    ├── DeadLetter            can never succeed: failed result, then the dead-letters queue
+    │   ├── InvalidMessage
+    │   ├── InvalidSchema
+    │   ├── ContextExceeded
+    │   ├── AttemptsExhausted
+    │   └── Poison
+    ├── Stopped               not an error of the job: it ends with a typed result of its own
+    │   ├── Cancelled
+    │   └── Expired
+    └── UsageError            a person can mend it: exit code 2
+        ├── ConfigError
+        ├── RubricError
+        ├── SubmissionError
+        ├── BatchError
+        └── NoQueue
+
+Any other exception that reaches a worker's handler is a bug of ours; the handler treats it as `DeadLetter` and
+logs the traceback, because running a bug again is the surest way to lose a night.
+"""
+
+from __future__ import annotations
+
+
+class KvasirError(Exception):
+    """Base of everything Kvasir raises on purpose."""
+
+
+class Retry(KvasirError):
+    """The same job may succeed later, here or on another worker."""
+
+
+class EngineUnavailable(Retry):
+    """The engine did not answer, or lost its model; the job itself is not at fault."""
+
+
+class StoreUnavailable(Retry):
+    """The KV store could not be reached, or refused the command."""
+
+
+class BrokerUnavailable(Retry):
+    """The broker could not be reached, or refused the message for now."""
+
+
+class HandOverFailed(KvasirError):
+    """A KV cache was missing, damaged, or not of this model: its job must be prefilled again."""
+
+
+class NewerMessage(KvasirError):
+    """The message's version is newer than this program reads."""
+
+
+class DeadLetter(KvasirError):
+    """No number of retries helps."""
+
+
+class InvalidMessage(DeadLetter):
+    """The bytes are no message of ours, or a field is missing, mistyped or out of bounds."""
+
+
+class InvalidSchema(DeadLetter):
+    """The engine can't turn the job's JSON schema into a constraint."""
+
+
+class ContextExceeded(DeadLetter):
+    """Prompt and answer together are longer than the model's context."""
+
+
+class AttemptsExhausted(DeadLetter):
+    """The job met a transient error more often than its attempts allow."""
+
+
+class Poison(DeadLetter):
+    """The job came back too often without anybody reporting why: it is taken to kill its worker."""
+
+
+class Stopped(KvasirError):
+    """Somebody or some limit ended the job before it was done."""
+
+
+class Cancelled(Stopped):
+    """The job's batch was cancelled."""
+
+
+class Expired(Stopped):
+    """The job's deadline passed before it was done."""
+
+
+class UsageError(KvasirError):
+    """The command, its input or its configuration is at fault; the message says what to do."""
+
+
+class ConfigError(UsageError):
+    """A setting is missing, unknown, or has a value that can't be used."""
+
+
+class RubricError(UsageError):
+    """The rubric can't be used as it is."""
+
+
+class SubmissionError(UsageError):
+    """One submission can't be read; the rest of the class goes on."""
+
+
+class BatchError(UsageError):
+    """The batch folder belongs to another batch, or is owned by another process."""
+
+
+class NoQueue(UsageError):
+    """The message's queue does not exist: its model is not in the configuration."""

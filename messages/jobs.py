@@ -1,0 +1,297 @@
+"""The four things that travel: PrefillJob, DecodeJob, JobResult, TokenEvent.
+
+All are frozen and check themselves when made, so whoever holds one holds a valid one. `codec.py` turns them into
+bytes and back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+from messages import checks
+from messages.errors import InvalidMessage
+from messages.kv import KVLayout
+
+KIB = 1024
+MIB = 1024 * KIB
+
+MAX_PROMPT_BYTES = 1 * MIB
+MAX_SCHEMA_BYTES = 256 * KIB
+MAX_ANSWER_BYTES = 4 * MIB
+MAX_ERROR_BYTES = 8 * KIB
+MAX_TOKENS = 1 << 20
+MAX_STOP_STRINGS = 16
+FAR_FUTURE_S = 1e11
+
+Lane = Literal["now", "bulk"]
+LANES: tuple[Lane, ...] = ("now", "bulk")
+
+Stage = Literal["intake", "prefill", "decode"]
+STAGES: tuple[Stage, ...] = ("intake", "prefill", "decode")
+
+State = Literal["succeeded", "failed", "cancelled", "expired"]
+STATES: tuple[State, ...] = ("succeeded", "failed", "cancelled", "expired")
+
+HandOver = Literal["kv", "none"]
+FINISH_REASONS = ("stop", "length", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen, with the same meaning in every engine."""
+
+    max_tokens: int
+    temperature: float = 0.2
+    top_p: float = 0.9
+    top_k: int = 0  # 0: no limit
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    json_schema: str = ""  # JSON text; "" leaves the answer free
+
+    def __post_init__(self) -> None:
+        checks.whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        checks.number("temperature", self.temperature, 0, 5)
+        checks.number("top_p", self.top_p, 0, 1)
+        checks.whole("top_k", self.top_k, 0, MAX_TOKENS)
+        checks.whole("seed", self.seed, 0, 2**32 - 1)
+        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidMessage(f"stop must be a tuple of at most {MAX_STOP_STRINGS} texts")
+        for word in self.stop:
+            checks.text("stop", word, KIB)
+        checks.text("json_schema", self.json_schema, MAX_SCHEMA_BYTES)
+        if self.json_schema:
+            self._check_schema_is_an_object()
+
+    def _check_schema_is_an_object(self) -> None:
+        try:
+            schema = json.loads(self.json_schema)
+        except (ValueError, RecursionError) as error:
+            raise InvalidMessage(f"json_schema is not JSON: {error}") from None
+        if not isinstance(schema, dict):
+            raise InvalidMessage("json_schema must be a JSON object")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillJob:
+    """One prompt for one model, with everything needed to run it again from this message alone.
+
+    The prompt is `shared + own`: first what the whole class has in common, then what belongs to this job. `tokens`
+    is empty until a prefill worker has rendered the chat template and tokenized; from then on it travels along and
+    nobody tokenizes again.
+    """
+
+    job_id: str
+    batch_id: str
+    item_id: str  # unique within the batch; a pseudonym, never a name
+    model: str
+    shared: str
+    own: str
+    sampling: Sampling
+    run: int = 1  # retry, replay and regrade count it up
+    lane: Lane = "bulk"
+    submitted_at: float = 0.0  # seconds since the epoch, store's clock; the chat template's clock too
+    deadline: float = 0.0  # seconds since the epoch, store's clock; 0: none
+    reply_to: str = ""  # queue that takes the result
+    stream_to: str = ""  # queue that takes TokenEvents; "": nobody listens
+    tokens: tuple[int, ...] = ()
+    shared_tokens: int = 0  # how many of `tokens` are the same for the whole class
+
+    def __post_init__(self) -> None:
+        for name in ("job_id", "batch_id", "item_id"):
+            checks.identifier(name, getattr(self, name))
+        checks.model_name("model", self.model)
+        checks.text("prompt", self.shared, MAX_PROMPT_BYTES)
+        checks.text("prompt", self.own, MAX_PROMPT_BYTES)
+        if len(self.shared) + len(self.own) > MAX_PROMPT_BYTES // 4:
+            checks.text("prompt", self.shared + self.own, MAX_PROMPT_BYTES)
+        if not self.shared and not self.own:
+            raise InvalidMessage("prompt is empty")
+        if not isinstance(self.sampling, Sampling):
+            raise InvalidMessage("sampling is missing")
+        checks.whole("run", self.run, 1, 1_000_000)
+        checks.one_of("lane", self.lane, LANES)
+        checks.number("submitted_at", self.submitted_at, 0, FAR_FUTURE_S)
+        checks.number("deadline", self.deadline, 0, FAR_FUTURE_S)
+        checks.text("reply_to", self.reply_to, 255)
+        checks.text("stream_to", self.stream_to, 255)
+        if len(self.tokens) > MAX_TOKENS:
+            raise InvalidMessage(f"tokens: {len(self.tokens):,}; at most {MAX_TOKENS:,} are allowed")
+        checks.whole("shared_tokens", self.shared_tokens, 0, len(self.tokens))
+
+    def tokenized(self, tokens: tuple[int, ...], shared_tokens: int) -> PrefillJob:
+        """The same job with its token ids."""
+        return replace(self, tokens=tokens, shared_tokens=shared_tokens)
+
+
+def job_id(batch_id: str, item_id: str, model: str, prompt: str, sampling: Sampling) -> str:
+    """32 hex digits that name this work: a changed rubric, model or parameter is another job."""
+    digest = hashlib.blake2b(digest_size=16, person=b"kvasir.job")
+    parts = (batch_id, item_id, model, prompt, json.dumps(asdict(sampling), sort_keys=True))
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKV:
+    """Where a job's KV cache lies. The block keys follow from this and the job's tokens (`kvstore.blocks`)."""
+
+    fingerprint: str
+    layout: KVLayout
+    num_tokens: int  # tokens covered, counted from the start: all of the prompt but its last one
+    shared_tokens: int  # a multiple of the layout's block length: blocks below it are keyed by content
+    stored_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        checks.identifier("fingerprint", self.fingerprint)
+        if not isinstance(self.layout, KVLayout):
+            raise InvalidMessage("layout is missing")
+        checks.whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
+        checks.whole("shared_tokens", self.shared_tokens, 0, self.num_tokens)
+        checks.whole("stored_bytes", self.stored_bytes, 0, 1 << 50)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReport:
+    """What the prefill stage did, for the result and the metrics."""
+
+    worker_id: str = ""
+    engine: str = ""
+    queue_s: float = 0.0  # from submission to the prefill worker
+    prefill_s: float = 0.0  # in the engine
+    put_s: float = 0.0  # after the last token was computed, until all KV lay in the store
+    computed_tokens: int = 0
+    restored_tokens: int = 0  # prompt tokens taken from stored blocks instead of being computed
+    put_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        checks.text("worker_id", self.worker_id, 255)
+        checks.text("engine", self.engine, 64)
+        for name in ("queue_s", "prefill_s", "put_s"):
+            checks.number(name, getattr(self, name), 0, 1e9)
+        for name in ("computed_tokens", "restored_tokens"):
+            checks.whole(name, getattr(self, name), 0, MAX_TOKENS)
+        checks.whole("put_bytes", self.put_bytes, 0, 1 << 50)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """A prefilled job: the PrefillJob with its tokens, and where its KV cache lies.
+
+    `kv` is None when nothing was handed over (`why_no_kv` says why): the decoder then does the prompt itself.
+    """
+
+    job: PrefillJob
+    kv: StoredKV | None
+    prefill: PrefillReport = field(default_factory=PrefillReport)
+    why_no_kv: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.job, PrefillJob):
+            raise InvalidMessage("job is missing")
+        checks.text("why_no_kv", self.why_no_kv, MAX_ERROR_BYTES)
+        if self.kv is None:
+            return
+        if not isinstance(self.kv, StoredKV):
+            raise InvalidMessage("kv is neither absent nor a StoredKV")
+        if self.kv.num_tokens >= len(self.job.tokens):
+            raise InvalidMessage("kv covers the whole prompt; its last token must be left to the decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """Why a job failed: the stage, our error class, and one sentence."""
+
+    stage: Stage
+    kind: str
+    message: str
+
+    def __post_init__(self) -> None:
+        checks.one_of("stage", self.stage, STAGES)
+        checks.text("kind", self.kind, 255)
+        checks.text("message", self.message, MAX_ERROR_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReport:
+    """What the decode stage did. `evaluated_tokens` is the engine's own counter: the proof of the hand-over."""
+
+    worker_id: str = ""
+    engine: str = ""
+    hand_over: HandOver = "none"
+    why_none: str = ""
+    prompt_tokens: int = 0
+    handed_over_tokens: int = 0
+    evaluated_tokens: int = 0
+    completion_tokens: int = 0
+    queue_s: float = 0.0  # from submission to the decode worker, prefill included
+    get_s: float = 0.0  # KV cache, store to engine
+    ttft_s: float = 0.0  # from submission to the first token, queues included
+    decode_s: float = 0.0  # in the engine
+    total_s: float = 0.0  # from submission to the finished answer
+
+    def __post_init__(self) -> None:
+        checks.text("worker_id", self.worker_id, 255)
+        checks.text("engine", self.engine, 64)
+        checks.one_of("hand_over", self.hand_over, ("kv", "none"))
+        checks.text("why_none", self.why_none, MAX_ERROR_BYTES)
+        for name in ("prompt_tokens", "handed_over_tokens", "evaluated_tokens", "completion_tokens"):
+            checks.whole(name, getattr(self, name), 0, MAX_TOKENS)
+        for name in ("queue_s", "get_s", "ttft_s", "decode_s", "total_s"):
+            checks.number(name, getattr(self, name), 0, 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended: exactly one for each (job_id, run) counts, and the first in the journal wins."""
+
+    job_id: str
+    run: int
+    batch_id: str
+    item_id: str
+    model: str
+    state: State
+    text: str = ""
+    finish_reason: str = ""
+    error: JobError | None = None
+    attempts: int = 1  # deliveries worked on that met a transient error, plus this one
+    prefill: PrefillReport = field(default_factory=PrefillReport)
+    decode: DecodeReport = field(default_factory=DecodeReport)
+
+    def __post_init__(self) -> None:
+        for name in ("job_id", "batch_id", "item_id"):
+            checks.identifier(name, getattr(self, name))
+        checks.whole("run", self.run, 1, 1_000_000)
+        checks.model_name("model", self.model)
+        checks.one_of("state", self.state, STATES)
+        checks.text("text", self.text, MAX_ANSWER_BYTES)
+        checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
+        checks.whole("attempts", self.attempts, 0, 1_000_000)
+        if (self.state == "failed") != (self.error is not None):
+            raise InvalidMessage(f"a result is 'failed' exactly when it carries an error; this one is {self.state!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A piece of an answer while it is generated. Best effort: some may be lost, the result never is.
+
+    A restarted decode begins again at index 0 with another `delivery`: the reader then drops what it has.
+    """
+
+    job_id: str
+    run: int
+    delivery: str  # names one decode; changes when the job is decoded again
+    index: int  # of this piece, from 0
+    text: str
+    last: bool = False
+
+    def __post_init__(self) -> None:
+        checks.identifier("job_id", self.job_id)
+        checks.whole("run", self.run, 1, 1_000_000)
+        checks.identifier("delivery", self.delivery)
+        checks.whole("index", self.index, 0, MAX_TOKENS)
+        checks.text("text", self.text, MAX_ANSWER_BYTES)

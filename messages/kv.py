@@ -1,0 +1,200 @@
+"""The canonical KV cache: engine-neutral arrays and their shapes. No I/O.
+
+For each layer, K and V have the shape (tokens, kv_heads, head_dim). K is stored after RoPE, with the rotated pairs
+split in halves (x[i], x[i + head_dim/2]), as PyTorch and MLX keep it. bfloat16 has no NumPy type and travels as its
+16-bit pattern.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messages import checks
+from messages.errors import HandOverFailed, InvalidMessage
+
+DType = Literal["f16", "bf16", "f32"]
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype("<f2"),
+    "bf16": np.dtype("<u2"),  # bit pattern
+    "f32": np.dtype("<f4"),
+}
+
+MAX_BLOCK_TOKENS = 32
+# Values of 1 to 4 MiB, many in one pipeline, move fastest through Redis; larger ones slow GETs down.
+MAX_BLOCK_BYTES = 4 << 20
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The shape of a model's KV cache. `window_layers` (indices) attend to the last `window` positions only."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: DType
+    window: int = 0
+    window_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.whole("num_layers", self.num_layers, 1, 1024)
+        checks.whole("kv_heads", self.kv_heads, 1, 1024)
+        checks.whole("head_dim", self.head_dim, 1, 4096)
+        checks.one_of("dtype", self.dtype, NUMPY_TYPES)
+        checks.whole("window", self.window, 0, 1 << 24)
+        for layer in self.window_layers:
+            checks.whole("window_layers", layer, 0, self.num_layers - 1)
+        if len(set(self.window_layers)) != len(self.window_layers) or bool(self.window_layers) != bool(self.window):
+            raise InvalidMessage("window_layers must be distinct, and present exactly when window is")
+
+    @cached_property
+    def full_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that attend to every position, in order."""
+        windowed = set(self.window_layers)
+        return tuple(i for i in range(self.num_layers) if i not in windowed)
+
+    @property
+    def numpy_type(self) -> np.dtype[Any]:
+        """The NumPy type that carries `dtype`."""
+        return NUMPY_TYPES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in all full-attention layers."""
+        return len(self.full_layers) * 2 * self.kv_heads * self.head_dim * self.numpy_type.itemsize
+
+    @cached_property
+    def block_tokens(self) -> int:
+        """The largest power of two, at most 32, whose block payload is at most 4 MiB."""
+        fitting = MAX_BLOCK_BYTES // max(1, self.token_bytes)
+        return int(min(MAX_BLOCK_TOKENS, 2 ** int(math.log2(max(1, fitting)))))
+
+    def block_shape(self, num_tokens: int) -> tuple[int, int, int, int, int]:
+        """(full layers, K and V, tokens, kv_heads, head_dim)."""
+        return (len(self.full_layers), 2, num_tokens, self.kv_heads, self.head_dim)
+
+    def block_spans(self, num_tokens: int) -> list[tuple[int, int]]:
+        """[start, end) of each block of a cache of `num_tokens`; only the last may be shorter than block_tokens."""
+        step = self.block_tokens
+        return [(start, min(start + step, num_tokens)) for start in range(0, num_tokens, step)]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of tokens × all full-attention layers.
+
+    `data` has the shape `layout.block_shape(num_tokens)`: (full layers, 2, tokens, kv_heads, head_dim), C-contiguous,
+    K at index 0 and V at index 1 of the second axis. Treat it as read-only: it may be shared.
+    """
+
+    start: int
+    data: Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in this block."""
+        return int(self.data.shape[2])
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The state of the sliding-window layers at one position: at least the last `window - 1` rows before it.
+
+    `data` has the shape (window layers, 2, rows, kv_heads, head_dim), oldest row first; the rows end at `position`
+    (exclusive), so row r is position - rows + r.
+    """
+
+    position: int
+    data: Array
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of the first `num_tokens` tokens of a sequence, as blocks in order from position 0."""
+
+    layout: KVLayout
+    blocks: tuple[Block, ...]
+    window: Window | None = None
+
+    def __post_init__(self) -> None:
+        position = 0
+        for block in self.blocks:
+            if block.start != position:
+                raise HandOverFailed(f"block at {block.start} where one at {position} belongs")
+            if block.data.shape != self.layout.block_shape(block.num_tokens):
+                raise HandOverFailed(
+                    f"block of shape {block.data.shape}, not {self.layout.block_shape(block.num_tokens)}"
+                )
+            if block.data.dtype != self.layout.numpy_type:
+                raise HandOverFailed(f"block of {block.data.dtype}, not {self.layout.dtype}")
+            position = block.end
+        if self.layout.window_layers and (self.window is None or self.window.position != position):
+            raise HandOverFailed(f"no record of the sliding-window layers at position {position}")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens covered."""
+        return self.blocks[-1].end if self.blocks else 0
+
+    def layer(self, index: int) -> tuple[Array, Array]:
+        """K and V of one full-attention layer, each (tokens, kv_heads, head_dim), newly allocated."""
+        row = self.layout.full_layers.index(index)
+        keys = np.concatenate([block.data[row, 0] for block in self.blocks])
+        values = np.concatenate([block.data[row, 1] for block in self.blocks])
+        return keys, values
+
+
+def cut_into_blocks(layout: KVLayout, layers: Sequence[tuple[Array, Array]], first: int = 0) -> Iterable[Block]:
+    """Blocks of a cache given as (K, V) of each full-attention layer, each (tokens, kv_heads, head_dim).
+
+    `first` skips the blocks that end at or before that position, so a caller that resumed need not copy them.
+    """
+    num_tokens = layers[0][0].shape[0]
+    for start, end in layout.block_spans(num_tokens):
+        if end <= first:
+            continue
+        data = np.empty(layout.block_shape(end - start), layout.numpy_type)
+        for row, (keys, values) in enumerate(layers):
+            data[row, 0] = keys[start:end]
+            data[row, 1] = values[start:end]
+        yield Block(start, data)
+
+
+def cast(data: Array, source: DType, target: DType) -> Array:
+    """`data` in another dtype, the one cast of a hand-over; raises HandOverFailed where the result is not finite."""
+    floats = data if source != "bf16" else (data.astype(np.uint32) << 16).view(np.float32)
+    if target == "bf16":
+        result = data if source == "bf16" else _to_bf16(floats)
+    else:
+        with np.errstate(over="ignore"):
+            result = floats.astype(NUMPY_TYPES[target], copy=False)
+    if not is_finite(result, target):
+        raise HandOverFailed(f"the KV cache holds inf or nan as {target} (it came as {source})")
+    return result
+
+
+def is_finite(data: Array, dtype: DType) -> bool:
+    """Whether no value is inf or nan. bf16: the eight exponent bits are not all ones."""
+    if dtype == "bf16":
+        return not bool(np.any((data & 0x7F80) == 0x7F80))
+    return bool(np.isfinite(data).all())
+
+
+def _to_bf16(data: Array) -> Array:
+    """Round to nearest even, as hardware does; nan stays nan."""
+    bits = np.ascontiguousarray(data, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(data), 0x7FC0, rounded).astype(np.uint16)

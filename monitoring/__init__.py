@@ -1,0 +1,1 @@
+"""Lifetime events into logs and metrics. Imports messages only."""

@@ -1,0 +1,1 @@
+"""Puts work in and takes results out: client, batches, submissions, rubric, grading, reports."""
