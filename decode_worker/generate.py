@@ -1,0 +1,162 @@
+"""From a decode job to its text: load the KV cache, prove its reuse, stream the tokens."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engines.base import Answer, DecodeEngine
+from infra import topology
+from infra.broker import Address, Broker, Message
+from kvstore.base import Board, KVStore
+from kvstore.blocks import BlockRef, block_refs, window_ref
+from messages import codec
+from messages.errors import StoreUnavailable
+from messages.jobs import DecodeJob, DecodeReport, StoredKV, TokenEvent
+from messages.kv import KVCache
+from messages.lifecycle import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """An answer, and how it came about."""
+
+    text: str
+    finish_reason: str
+    report: DecodeReport
+
+
+def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
+    """References to the blocks of the job's KV cache."""
+    return block_refs(kv.fingerprint, kv.layout, job.job.tokens, kv.num_tokens, kv.shared_tokens, job.job.job_id)
+
+
+def own_refs(job: DecodeJob) -> list[BlockRef]:
+    """References to what this job alone uses: to be deleted once it is done."""
+    if job.kv is None:
+        return []
+    refs = [ref for ref in stored_refs(job, job.kv) if not ref.shared]
+    return refs + [window_ref(ref) for ref in refs[-1:] if job.kv.layout.window_layers]
+
+
+class Generation:
+    """One decode of one job. Raises what the engine raises, and HandOverFailed if the KV cache is of no use."""
+
+    def __init__(
+        self,
+        engine: DecodeEngine,
+        kv: KVStore,
+        broker: Broker,
+        board: Board,
+        job: DecodeJob,
+        stop: threading.Event,
+        see: Callable[..., None],
+    ) -> None:
+        self._engine = engine
+        self._kv = kv
+        self._broker = broker
+        self._board = board
+        self._job = job
+        self._stop = stop
+        self._see = see
+        self.queue_s = self._since_submission()
+
+    def from_kv(self) -> Generated:
+        """Decode from the stored KV cache; without one, or without a store, the engine does the prompt."""
+        stored = self._job.kv
+        if stored is None:
+            return self.without_kv(self._job.why_no_kv)
+        why = self._why_foreign(stored)
+        if why:
+            return self.without_kv(why)
+        started = time.monotonic()
+        try:
+            cache = self._load(stored)
+        except StoreUnavailable as error:
+            return self.without_kv(f"the store is away: {error}")
+        return self._generate(cache, time.monotonic() - started)
+
+    def without_kv(self, why: str) -> Generated:
+        """Decode with the prompt done here; `why` goes into the result."""
+        return self._generate(None, 0.0, why)
+
+    def _load(self, stored: StoredKV) -> KVCache:
+        refs = stored_refs(self._job, stored)
+        blocks = self._kv.get(stored.fingerprint, stored.layout, refs)
+        window = None
+        if stored.layout.window_layers:
+            window = self._kv.get_window(stored.fingerprint, stored.layout, window_ref(refs[-1]))
+        return KVCache(stored.layout, tuple(blocks), window)
+
+    def _why_foreign(self, stored: StoredKV) -> str:
+        info = self._engine.info
+        if not info.capabilities.imports_kv or info.layout is None:
+            return f"engine {info.engine} takes no KV cache"
+        if stored.fingerprint != info.fingerprint:
+            return f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
+        return ""
+
+    def _generate(self, cache: KVCache | None, get_s: float, why_none: str = "") -> Generated:
+        stream = _Stream(self._broker, self._job)
+        before_s = self._since_submission()
+        answer = self._engine.decode(
+            self._job.job.tokens, cache, self._job.job.sampling, stream.piece if stream.wanted else None, self._stop
+        )
+        stream.end()
+        handed_over = cache.num_tokens if cache else 0
+        expected = len(self._job.job.tokens) - handed_over
+        if cache and answer.evaluated_tokens != expected:
+            # The text is right all the same; but the hand-over saved nothing, and must not be reported as one.
+            why_none = f"the engine evaluated {answer.evaluated_tokens:,} prompt tokens where {expected:,} were left"
+        self._see(Step.FIRST_TOKEN, self._job, ttft_s=before_s + answer.first_token_s)
+        return Generated(
+            answer.text, answer.finish_reason, self._report(answer, handed_over, get_s, before_s, why_none)
+        )
+
+    def _report(self, answer: Answer, handed_over: int, get_s: float, before_s: float, why_none: str) -> DecodeReport:
+        return DecodeReport(
+            engine=self._engine.info.engine,
+            hand_over="none" if why_none or not handed_over else "kv",
+            why_none=why_none,
+            prompt_tokens=len(self._job.job.tokens),
+            handed_over_tokens=0 if why_none else handed_over,
+            evaluated_tokens=answer.evaluated_tokens,
+            completion_tokens=answer.completion_tokens,
+            queue_s=self.queue_s,
+            get_s=get_s,
+            ttft_s=before_s + answer.first_token_s,
+            decode_s=answer.seconds,
+            total_s=self._since_submission(),
+        )
+
+    def _since_submission(self) -> float:
+        return max(0.0, self._board.now() - self._job.job.submitted_at)
+
+
+class _Stream:
+    """TokenEvents to whoever asked for them. Lossy: the result never depends on it."""
+
+    def __init__(self, broker: Broker, job: DecodeJob) -> None:
+        self._broker = broker
+        self._job = job.job
+        self._delivery = secrets.token_hex(8)
+        self._index = 0
+        self.wanted = bool(self._job.stream_to)
+
+    def piece(self, text: str) -> None:
+        """Send one piece."""
+        self._send(text, last=False)
+
+    def end(self) -> None:
+        """Say that no more pieces come."""
+        if self.wanted:
+            self._send("", last=True)
+
+    def _send(self, text: str, last: bool) -> None:
+        event = TokenEvent(self._job.job_id, self._job.run, self._delivery, self._index, text, last)
+        self._index += 1
+        message = Message(codec.encode(event), self._job.job_id, self._job.batch_id, persistent=False)
+        self._broker.publish_lossy(Address(topology.STREAM, self._job.stream_to), message)

@@ -1,0 +1,28 @@
+"""Deaths that the broker made (a queue's delivery limit): every worker answers them, so that none ends in silence."""
+
+from __future__ import annotations
+
+from infra import topology
+from infra.broker import Broker
+from infra.endings import Endings
+from infra.envelope import open_envelope
+from messages.errors import Poison
+from messages.jobs import Stage
+
+
+def answer_deaths(broker: Broker, endings: Endings, model: str, at_most: int = 100) -> int:
+    """Failed result, then dead-letters, then ack, for what lies in `deaths`; returns how many.
+
+    `model` names the model of a message that doesn't say its own. Raises BrokerUnavailable.
+    """
+    for answered in range(at_most):
+        delivery = broker.get(topology.DEATHS)
+        if delivery is None:
+            return answered
+        headers = delivery.message.headers
+        stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
+        named = headers.get("kvasir-model")
+        envelope = open_envelope(delivery, stage, named if isinstance(named, str) and named else model)
+        reason = headers.get("x-first-death-reason", "unknown reason")
+        endings.fail([delivery], envelope, Poison(f"the broker gave it up ({reason})"))
+    return at_most

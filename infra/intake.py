@@ -1,0 +1,78 @@
+"""Where a worker's deliveries come from: its model's two lanes, and the suspects.
+
+`bulk` is pushed by the broker with a prefetch of one delivery a slot. `now` is pulled, but only when a bell rang or
+the last look is a while ago, so that it costs the broker nothing while empty and goes first when not. Suspects are
+pulled by a worker that holds nothing else, and block everything else while they run.
+"""
+
+from __future__ import annotations
+
+import time
+
+from infra import topology
+from infra.broker import Broker, Consumer, Delivery
+from messages.errors import BrokerUnavailable
+
+_LOOK_AT_NOW_S = 0.25
+_LOOK_AT_SUSPECTS_S = 2.0
+
+
+class Intake:
+    """One worker's source of deliveries. Used from one thread, `bell` excepted."""
+
+    def __init__(self, broker: Broker, stage: topology.WorkStage, model: str, prefetch: int) -> None:
+        self._broker = broker
+        self._now = topology.work_queue(stage, model, "now")
+        self._bulk = topology.work_queue(stage, model, "bulk")
+        self._suspects = topology.suspects_queue(stage, model)
+        self._consumer: Consumer = broker.consume(self._bulk, prefetch)
+        self._next_look_at_now = 0.0
+        self._next_look_at_suspects = 0.0
+
+    def bell(self, queue: str) -> None:
+        """Somebody published to `queue`."""
+        if queue == self._now:
+            self._next_look_at_now = 0.0
+
+    def next(self, timeout_s: float, holding: int) -> Delivery | None:
+        """The next delivery for a free slot, or None after `timeout_s`. `holding` is how many the worker holds."""
+        try:
+            return self._urgent() or self._suspect(holding) or self._consumer.receive(timeout_s)
+        except BrokerUnavailable:
+            time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
+            return None
+
+    def is_suspect(self, delivery: Delivery) -> bool:
+        """Whether a delivery came from the suspects queue."""
+        return delivery.queue == self._suspects
+
+    def pause(self) -> list[Delivery]:
+        """Stop the flow of bulk; returns what had arrived and must be settled."""
+        return self._consumer.pause()
+
+    def resume(self) -> None:
+        """Let bulk flow again."""
+        self._consumer.resume()
+
+    def close(self) -> list[Delivery]:
+        """Stop for good; returns what had arrived and must be settled."""
+        return self._consumer.close()
+
+    def _urgent(self) -> Delivery | None:
+        if time.monotonic() < self._next_look_at_now:
+            return None
+        # Set first: a bell that rings during the look must not be forgotten.
+        self._next_look_at_now = time.monotonic() + _LOOK_AT_NOW_S
+        delivery = self._broker.get(self._now)
+        if delivery:
+            self._next_look_at_now = 0.0  # where one is, there may be more
+        return delivery
+
+    def _suspect(self, holding: int) -> Delivery | None:
+        if holding or time.monotonic() < self._next_look_at_suspects:
+            return None
+        self._next_look_at_suspects = time.monotonic() + _LOOK_AT_SUSPECTS_S
+        delivery = self._broker.get(self._suspects)
+        if delivery:
+            self._next_look_at_suspects = 0.0
+        return delivery

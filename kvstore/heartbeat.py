@@ -1,0 +1,51 @@
+"""Keeps a worker's card and its claims alive, in a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+
+from kvstore.base import Board
+from messages.cards import WorkerCard
+
+BEAT_S = 1.0
+# A dead worker's jobs are free again after this; three beats, so that one late beat is no death.
+CLAIM_TTL_S = 3.0
+CARD_TTL_S = 5.0
+
+
+def new_worker_id() -> str:
+    """host.pid.random: unique for one process's life, and readable in a log."""
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().split(".")[0])[:40] or "host"
+    return f"{host}.{os.getpid()}.{secrets.token_hex(3)}"
+
+
+class Heartbeat:
+    """Publishes `card()` and renews the claims in `claimed()` once a second until closed; then removes the card."""
+
+    def __init__(
+        self, board: Board, card: Callable[[], WorkerCard], claimed: Callable[[], list[tuple[str, int]]]
+    ) -> None:
+        self._board = board
+        self._card = card
+        self._claimed = claimed
+        self._closed = threading.Event()
+        self._worker_id = card().worker_id
+        self._board.put_card(card(), CARD_TTL_S)
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat {self._worker_id}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop beating and take the card down. Idempotent."""
+        self._closed.set()
+        self._thread.join()
+        self._board.remove_card(self._worker_id)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            self._board.put_card(self._card(), CARD_TTL_S)
+            for job_id, run in self._claimed():
+                self._board.claim(job_id, run, self._worker_id, CLAIM_TTL_S)
