@@ -1,0 +1,1 @@
+"""Kvasir's tests: unit, contract (the same tests on every implementation), integration, acceptance."""

@@ -1,0 +1,52 @@
+"""Fixtures of every test. A run that asks for no service starts none."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# So that `pytest` finds `tests.support` and `examples` as `python -m pytest` does.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.support import services
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside() -> Iterator[None]:
+    """The developer's own KVASIR_* settings reach no test, and what a test sets reaches no other."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("KVASIR_")}
+    _forget_settings()
+    yield
+    _forget_settings()
+    os.environ.update(before)
+
+
+def _forget_settings() -> None:
+    for name in list(os.environ):
+        if name.startswith("KVASIR_") and not name.startswith("KVASIR_TEST_"):
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def broker_url() -> Iterator[str]:
+    """URL of a RabbitMQ that all tests of the run share: use `model_name`, and leave no queue of your own behind."""
+    with services.broker() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def store_url() -> Iterator[str]:
+    """URL of a Redis that all tests of the run share: keys of one test must not be those of another."""
+    with services.store() as url:
+        yield url
+
+
+@pytest.fixture
+def model_name() -> str:
+    """A model that no other test has, and so queues and keys that no other test has."""
+    return f"tiny-{uuid.uuid4().hex[:12]}:1b"

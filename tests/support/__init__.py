@@ -1,0 +1,1 @@
+"""What tests, benchmarks and the Makefile share: private services, system programs, waiting."""

@@ -1,0 +1,125 @@
+"""The system programs that tests need: found, installed where that is ours to do, or asked for in one command.
+
+`python -m tests.support.programs rabbitmq redis` makes sure of them from a shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+
+class ProgramMissing(RuntimeError):
+    """A program is not on this machine; the message is the command that installs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An executable, and the packages that bring it."""
+
+    executable: str
+    apt: str
+    brew: str
+    description: str
+
+
+PROGRAMS = {
+    "rabbitmq": Program("rabbitmq-server", "rabbitmq-server", "rabbitmq", "RabbitMQ"),
+    "redis": Program("redis-server", "redis-server", "redis", "Redis"),
+    "chromium": Program("chromium", "chromium", "--cask chromium", "the Chromium browser"),
+}
+
+# Debian's RabbitMQ wrapper in PATH drops its arguments for an ordinary user, and as root changes the user: what it
+# wraps comes first. Homebrew keeps RabbitMQ in `sbin`, which is often outside PATH.
+_FIRST = ("/usr/lib/rabbitmq/bin",)
+_LAST = ("/opt/homebrew/sbin", "/opt/homebrew/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/sbin")
+_POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+def search_path() -> str:
+    """PATH with the folders that package managers use and shells forget."""
+    return os.pathsep.join([*_FIRST, os.environ.get("PATH", os.defpath), *_LAST])
+
+
+def find(executable: str) -> str | None:
+    """Where the executable is, or None."""
+    return shutil.which(executable, path=search_path())
+
+
+def require(name: str) -> str:
+    """Path of a program of PROGRAMS; installs its Debian package first if we are root or in CI.
+
+    Raises ProgramMissing with the one command that a person has to type.
+    """
+    program = PROGRAMS[name]
+    path = find(program.executable)
+    if path is None and shutil.which("apt-get") and (os.geteuid() == 0 or os.environ.get("CI")):
+        _apt_install(program)
+        path = find(program.executable)
+    if path is None:
+        raise ProgramMissing(f"{program.description} is not installed. Install it with:\n\n    {_command(program)}\n")
+    return path
+
+
+def _command(program: Program) -> str:
+    if sys.platform == "darwin":
+        return f"brew install {program.brew}"
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    return f"{sudo}apt-get update && {sudo}apt-get install --no-install-recommends {program.apt}"
+
+
+def _apt_install(program: Program) -> None:
+    click.echo(f"installing Debian package {program.apt}", err=True)
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", program.apt]
+    with _services_stay_off():
+        for command in (["apt-get", "update", "-q"], install):
+            # Two test runs may want it at once: the second waits for the first one's lock.
+            done = subprocess.run(
+                [*command, "-o", "DPkg::Lock::Timeout=300"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            if done.returncode:
+                tail = "\n".join(done.stdout.splitlines()[-15:])
+                raise ProgramMissing(f"{' '.join(command)} failed:\n{tail}\n\nTry: {_command(program)}")
+
+
+@contextlib.contextmanager
+def _services_stay_off() -> Iterator[None]:
+    """Keep Debian from starting the service of a package that it installs; ours run privately, on other ports."""
+    if os.geteuid() != 0 or _POLICY.exists():
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n")  # 101: action forbidden by policy
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink(missing_ok=True)
+
+
+def main(names: list[str]) -> int:
+    """Make sure of the named programs; prints what to do about the first that is missing."""
+    try:
+        for name in names:
+            require(name)
+    except ProgramMissing as error:
+        click.echo(error, err=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,362 @@
+"""Private RabbitMQ and Redis processes: a folder, a loopback port and a password of their own.
+
+    with RabbitMQServer() as broker:
+        connect(broker.url)
+        broker.kill()      # SIGKILL; the folder and the port stay
+        broker.start()     # the same broker again, with what it had on disk
+
+They run as the current user, whoever that is, and end with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import redis
+
+from tests.support import programs
+
+HOST = "127.0.0.1"
+_LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
+# Waits for a line (all is well) or for the end of its input (the process that started it is gone, even by SIGKILL or
+# a crash in native code, where no atexit handler runs): then it ends the server and removes its folder.
+_WATCHDOG = 'read -r _ && exit; kill -9 "$2"; while kill -0 "$2" 2>/dev/null; do sleep 0.1; done; rm -rf "$1"'
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start, or did not end; the message has the last lines of its log."""
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on, below the range that outgoing connections take theirs from.
+
+    So a server that was killed finds it free again.
+    """
+    for port in random.SystemRandom().sample(range(20000, 32000), 200):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise ServerFailed("no free port between 20000 and 32000 in 200 tries")
+
+
+def amqp_answers(port: int) -> bool:
+    """Whether AMQP is spoken on this loopback port. RabbitMQ opens it last of all, after recovery."""
+    try:
+        with socket.create_connection((HOST, port), timeout=5) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            return connection.recv(1) == b"\x01"  # the first byte of Connection.Start
+    except OSError:
+        return False
+
+
+def redis_answers(url: str) -> bool:
+    """Whether the Redis at this URL lets us in and is ready."""
+    client = redis.Redis.from_url(url, socket_timeout=1, socket_connect_timeout=1, retry=None)
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+    finally:
+        client.close()
+
+
+class Process:
+    """A child process that this one outlives, or takes along."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> None:
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C in the terminal is ours to handle
+            )
+        self._watchdog = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHDOG, "sh", str(folder), str(self.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._child.poll() is None
+
+    def end(self, how: signal.Signals, timeout_s: float) -> None:
+        """Send a signal and wait; after `timeout_s` kill. On return the process is gone."""
+        if self.alive:
+            self._child.send_signal(how)
+            try:
+                self._child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+        if self._watchdog.poll() is None:
+            self._watchdog.communicate(b"all is well\n")
+
+
+class Server(ABC):
+    """One server program on a fixed loopback port. Start, stop and kill it as often as wanted; close it once."""
+
+    start_timeout_s = 90.0
+
+    def __init__(self, name: str, port: int | None = None) -> None:
+        """Nothing runs yet; `port` None takes a free one and keeps it through restarts."""
+        self.name = name
+        self.port = port or free_port()
+        self.password = secrets.token_hex(8)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"kvasir-{name}-"))
+        self.log = self.folder / "server.log"
+        self._process: Process | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where clients connect, password included."""
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """What to run."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether it serves clients now."""
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    @property
+    def pid(self) -> int:
+        """The server's process id; raises ServerFailed if it isn't running."""
+        if self._process is None or not self._process.alive:
+            raise ServerFailed(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.alive
+
+    def start(self) -> None:
+        """Start it and wait until it serves clients. Raises ServerFailed, ProgramMissing."""
+        if self.alive:
+            raise ServerFailed(f"{self.name} runs already, as process {self.pid}")
+        self._process = Process(self._command(), self._environment(), self.folder, self.log)
+        deadline = time.monotonic() + self.start_timeout_s
+        while not self._answers():
+            if not self.alive or time.monotonic() > deadline:
+                why = "did not answer in time" if self.alive else "ended while starting"
+                self.kill()
+                raise ServerFailed(f"{self.name} {why}. The end of its log:\n{self._tail()}")
+            time.sleep(0.05)
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End it in good order; what it had on disk stays. Idempotent."""
+        if self._process is not None:
+            self._process.end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a power cut would; what it had on disk stays. Idempotent."""
+        if self._process is not None:
+            self._process.end(signal.SIGKILL, 10.0)
+
+    def restart(self) -> None:
+        """Stop in good order, start again on the same port."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Kill it and remove its folder. Idempotent."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(lines[-25:])
+
+
+class RedisServer(Server):
+    """Redis without persistence: what is killed is empty when it starts again."""
+
+    def __init__(self, port: int | None = None, max_memory: str = "0", options: Sequence[str] = ()) -> None:
+        """`max_memory` as Redis writes it ("64mb"; "0": no limit); `options` are more lines of its configuration."""
+        super().__init__("redis", port)
+        lines = [
+            f"port {self.port}",
+            f"bind {HOST}",
+            f"requirepass {self.password}",
+            'save ""',
+            "appendonly no",
+            f"maxmemory {max_memory}",
+            "maxmemory-policy noeviction",
+            *options,
+        ]
+        (self.folder / "redis.conf").write_text("\n".join(lines) + "\n")
+
+    @property
+    def url(self) -> str:
+        """As redis-py takes it."""
+        return f"redis://:{self.password}@{HOST}:{self.port}/0"
+
+    def _command(self) -> list[str]:
+        return [programs.require("redis"), "redis.conf"]
+
+    def _answers(self) -> bool:
+        return redis_answers(self.url)
+
+
+class RabbitMQServer(Server):
+    """A single RabbitMQ node, with an epmd (Erlang's port registry) of its own; all of it on loopback only."""
+
+    def __init__(
+        self, port: int | None = None, plugins: Sequence[str] = (), settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`plugins`: to enable, e.g. rabbitmq_prometheus; `settings`: more keys of rabbitmq.conf."""
+        super().__init__("rabbitmq", port)
+        self.user = "kvasir"
+        self.metrics_port = free_port() if "rabbitmq_prometheus" in plugins else 0
+        self._node = f"kvasir-{secrets.token_hex(4)}@localhost"
+        self._epmd: Process | None = None
+        self._epmd_port = free_port()
+        self._dist_port = free_port()
+        self._write_configuration(plugins, settings or {})
+
+    @property
+    def url(self) -> str:
+        """As pika's URLParameters takes it; the vhost is `/`."""
+        return f"amqp://{self.user}:{self.password}@{HOST}:{self.port}/%2F"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where the rabbitmq_prometheus plugin listens."""
+        if not self.metrics_port:
+            raise ServerFailed("rabbitmq_prometheus is not enabled: RabbitMQServer(plugins=['rabbitmq_prometheus'])")
+        return f"http://{HOST}:{self.metrics_port}"
+
+    def start(self) -> None:
+        """Start it and wait until it serves clients: about 5 s. Raises ServerFailed, ProgramMissing."""
+        programs.require("rabbitmq")
+        if self._epmd is None:
+            self._start_epmd()
+        super().start()
+
+    def control(self, *arguments: str, timeout_s: float = 60.0) -> str:
+        """What `rabbitmqctl` prints when given these arguments. Raises ServerFailed if it fails."""
+        program = Path(programs.require("rabbitmq")).with_name("rabbitmqctl")
+        command = [str(program), "-n", self._node, "-q", *arguments]
+        done = subprocess.run(
+            command,
+            env=self._environment(),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        if done.returncode:
+            raise ServerFailed(f"rabbitmqctl {' '.join(arguments)}: {done.stderr or done.stdout}")
+        return done.stdout
+
+    def close(self) -> None:
+        """Kill it and its epmd, remove its folder. Idempotent."""
+        self.kill()
+        if self._epmd is not None:
+            self._epmd.end(signal.SIGTERM, 5.0)
+        super().close()
+
+    def _write_configuration(self, plugins: Sequence[str], settings: Mapping[str, str]) -> None:
+        lines = {
+            "listeners.tcp.1": f"{HOST}:{self.port}",
+            "default_user": self.user,
+            "default_pass": self.password,
+            # Half full disks are normal on laptops and in CI, and a disk alarm blocks every publisher.
+            "disk_free_limit.absolute": "50MB",
+        }
+        if self.metrics_port:
+            lines |= {"prometheus.tcp.ip": HOST, "prometheus.tcp.port": str(self.metrics_port)}
+        text = "".join(f"{key} = {value}\n" for key, value in {**lines, **settings}.items())
+        (self.folder / "rabbitmq.conf").write_text(text)
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
+        (self.folder / "environment.conf").touch()  # in place of the system's rabbitmq-env.conf
+        (self.folder / "conf.d").mkdir()
+
+    def _start_epmd(self) -> None:
+        epmd = programs.find("epmd")
+        if epmd is None:
+            raise ServerFailed("epmd, a part of Erlang that RabbitMQ needs, is in no folder of PATH")
+        command = [epmd, "-port", str(self._epmd_port), "-address", HOST]
+        self._epmd = Process(command, dict(os.environ), self.folder, self.folder / "epmd.log")
+
+    def _command(self) -> list[str]:
+        return [programs.require("rabbitmq")]
+
+    def _environment(self) -> dict[str, str]:
+        folder = str(self.folder)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"))}
+        return kept | {
+            "HOME": folder,  # the Erlang cookie
+            "PATH": programs.search_path(),
+            "ERL_AFLAGS": _LOOPBACK_ONLY,
+            "ERL_EPMD_ADDRESS": HOST,
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            "RABBITMQ_NODENAME": self._node,
+            "RABBITMQ_NODE_IP_ADDRESS": HOST,
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_BASE": folder,
+            "RABBITMQ_MNESIA_BASE": f"{folder}/data",
+            "RABBITMQ_LOG_BASE": f"{folder}/log",
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_PID_FILE": f"{folder}/pid",
+            "RABBITMQ_GENERATED_CONFIG_DIR": f"{folder}/generated",
+            "RABBITMQ_PLUGINS_EXPAND_DIR": f"{folder}/plugins",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+            "RABBITMQ_CONF_ENV_FILE": f"{folder}/environment.conf",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+            "RABBITMQ_CONFIG_FILES": f"{folder}/conf.d",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
+            # Together these make the start script become the server, so that our child's pid is the broker's.
+            "RABBITMQ_ALLOW_INPUT": "1",
+            "RABBITMQ_SERVER_START_ARGS": "-noinput",
+        }
+
+    def _answers(self) -> bool:
+        return amqp_answers(self.port)
