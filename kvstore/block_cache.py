@@ -1,0 +1,104 @@
+"""A KV store that remembers what the whole class shares, so that it crosses the network once per decode worker."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from kvstore.base import KVStore, StoreUsage
+from kvstore.blocks import BlockRef
+from messages.errors import StoreUnavailable
+from messages.kv import Block, KVLayout, Window
+
+# All that a record is checked against: a request that differs in any of it goes to the store, which judges.
+_Identity = tuple[str, KVLayout, BlockRef]
+
+
+class CachedKVStore(KVStore):
+    """Wraps a store. Shared blocks that were read stay in memory, least recently used out first, up to `max_bytes`.
+
+    `hits`, `misses` (both of shared blocks) and `held_bytes` may be read at any time.
+    """
+
+    def __init__(self, store: KVStore, max_bytes: int) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[_Identity, Block] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+        self.held_bytes = 0
+
+    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
+        """See KVStore. A block held in memory is served even if the store has lost it."""
+        held = self._held(fingerprint, layout, refs)
+        absent = [ref for ref in refs if ref not in held]
+        fetched = iter(self._store.get(fingerprint, layout, absent) if absent else [])
+        if held:
+            # The blocks are here; whether the store can renew them is only the next reader's concern.
+            with contextlib.suppress(StoreUnavailable):
+                self._store.missing(list(held))
+        blocks = [held[ref] if ref in held else next(fetched) for ref in refs]
+        self._keep(fingerprint, layout, refs, blocks)
+        return blocks
+
+    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+        """See KVStore: what the store holds, not this cache, since others read it too."""
+        return self._store.missing(refs)
+
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+        """See KVStore."""
+        return self._store.put(fingerprint, layout, records)
+
+    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
+        """See KVStore."""
+        return self._store.get_window(fingerprint, layout, ref)
+
+    def delete(self, refs: Sequence[BlockRef]) -> None:
+        """See KVStore."""
+        gone = set(refs)
+        with self._lock:
+            for identity in [identity for identity in self._blocks if identity[2] in gone]:
+                self._forget(identity)
+        self._store.delete(refs)
+
+    def usage(self) -> StoreUsage:
+        """See KVStore: the store's, not this cache's."""
+        return self._store.usage()
+
+    def close(self) -> None:
+        """See KVStore."""
+        with self._lock:
+            self._blocks.clear()
+            self.held_bytes = 0
+        self._store.close()
+
+    def _held(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> dict[BlockRef, Block]:
+        with self._lock:
+            held = {
+                ref: self._blocks[fingerprint, layout, ref]
+                for ref in refs
+                if (fingerprint, layout, ref) in self._blocks
+            }
+            self.hits += len(held)
+            self.misses += sum(ref.shared and ref not in held for ref in refs)
+            return held
+
+    def _keep(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef], blocks: Sequence[Block]) -> None:
+        with self._lock:
+            for ref, block in zip(refs, blocks, strict=True):
+                if ref.shared:
+                    self._remember((fingerprint, layout, ref), block)
+            while self.held_bytes > self._max_bytes:
+                self._forget(next(iter(self._blocks)))
+
+    def _remember(self, identity: _Identity, block: Block) -> None:
+        if identity not in self._blocks:
+            self._blocks[identity] = block
+            self.held_bytes += block.data.nbytes
+        self._blocks.move_to_end(identity)
+
+    def _forget(self, identity: _Identity) -> None:
+        self.held_bytes -= self._blocks.pop(identity).data.nbytes

@@ -1,0 +1,220 @@
+"""Values to and from Redis without copies: one plain socket, pipelined.
+
+redis-py copies each value into a command and each reply out of its parser. Here a payload is sent from where it lies
+and received where it stays, which is several times faster (RESP2 protocol: redis.io/docs/latest/develop/reference/
+protocol-spec). A connection that met any error or was left in the middle of a reply is closed, never reused.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from redis import exceptions
+from redis.connection import parse_url
+
+SOCKET_BUFFER_BYTES = 4 << 20
+LINE_BYTES = 4096
+MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
+SETS_AHEAD = 8  # replies not yet read: soon enough to notice a full store
+GETS_AHEAD = 3  # the server and the network work while a value is being checked
+
+_ERRORS: dict[str, type[exceptions.RedisError]] = {
+    "OOM": exceptions.OutOfMemoryError,
+    "NOAUTH": exceptions.AuthenticationError,
+    "WRONGPASS": exceptions.AuthenticationError,
+    "NOPERM": exceptions.NoPermissionError,
+    "LOADING": exceptions.BusyLoadingError,
+    "READONLY": exceptions.ReadOnlyError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A Redis to reach over TCP, or over a Unix socket where `path` is set."""
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str = ""
+    username: str = ""
+    password: str = ""
+    db: int = 0
+
+
+def bulk_target(url: str) -> Target | None:
+    """What `url` names, or None where only redis-py can go: TLS, and URLs with options."""
+    options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
+    options.pop("connection_class", None)
+    if url.startswith("rediss:") or not set(options) <= {"host", "port", "path", "username", "password", "db"}:
+        return None
+    return Target(**options)
+
+
+class Bulk:
+    """A `redis_store.Transport` over plain sockets; keeps idle connections for any thread to use."""
+
+    def __init__(self, target: Target, timeout_s: float) -> None:
+        self._target = target
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+
+    def put(self, items: Iterable[tuple[str, bytes, memoryview]], ttl_s: int) -> int:
+        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
+        total = unread = 0
+        with self._connection() as connection:
+            for key, prefix, payload in items:
+                connection.send_set(key, prefix, payload, ttl_s)
+                total += len(prefix) + len(payload)
+                unread += 1
+                if unread > SETS_AHEAD:
+                    connection.read_ok()
+                    unread -= 1
+            for _ in range(unread):
+                connection.read_ok()
+        return total
+
+    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
+        """The value of each key, in order, or None; TTLs are renewed."""
+        with self._connection() as connection:
+            for key in keys[:GETS_AHEAD]:
+                connection.send("GETEX", key, "EX", str(ttl_s))
+            for index in range(len(keys)):
+                value = connection.read_value()
+                if index + GETS_AHEAD < len(keys):
+                    connection.send("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s))
+                yield value
+
+    def close(self) -> None:
+        """Close idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    @contextmanager
+    def _connection(self) -> Iterator[_Connection]:
+        connection = self._take_idle() or _Connection(self._target, self._timeout_s)
+        try:
+            yield connection
+        except BaseException:  # a reader that stops early raises GeneratorExit here, with replies on their way
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+
+    def _take_idle(self) -> _Connection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if connection.quiet():
+                return connection
+            connection.close()
+
+
+class _Connection:
+    def __init__(self, target: Target, timeout_s: float) -> None:
+        self._socket = _connect(target, timeout_s)
+        self._buffer = b""
+        try:
+            self._log_in(target)
+        except BaseException:
+            self.close()
+            raise
+
+    def _log_in(self, target: Target) -> None:
+        if target.password:
+            self.send("AUTH", *([target.username] if target.username else []), target.password)
+            self.read_ok()
+        if target.db:
+            self.send("SELECT", str(target.db))
+            self.read_ok()
+
+    def quiet(self) -> bool:
+        """Whether nothing has come since the last reply: a closed connection has its end of stream to be read."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return not self._buffer
+        except OSError:
+            pass
+        return False
+
+    def send(self, *words: str) -> None:
+        encoded = [word.encode() for word in words]
+        self._socket.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in encoded))
+
+    def send_set(self, key: str, prefix: bytes, payload: memoryview, ttl_s: int) -> None:
+        name, ttl = key.encode(), b"%d" % ttl_s
+        size = len(prefix) + len(payload)
+        self._socket.sendall(b"*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(name), name, size, prefix))
+        self._socket.sendall(payload)
+        self._socket.sendall(b"\r\n$2\r\nEX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl))
+
+    def read_ok(self) -> None:
+        if (line := self._line()) != b"+OK":
+            raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
+
+    def read_value(self) -> memoryview | None:
+        line = self._line()
+        if line == b"$-1":
+            return None
+        if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > MAX_VALUE_BYTES:
+            raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
+        value = self._exactly(int(line[1:]))
+        if self._line():
+            raise exceptions.InvalidResponse("a value is longer than announced")
+        return value
+
+    def _line(self) -> bytes:
+        while b"\r\n" not in self._buffer:
+            received = self._socket.recv(LINE_BYTES)
+            if not received or len(self._buffer) > LINE_BYTES:
+                raise exceptions.ConnectionError("the connection was closed by the store")
+            self._buffer += received
+        line, _, self._buffer = self._buffer.partition(b"\r\n")
+        if line[:1] == b"-":
+            code = line[1:].split(b" ", 1)[0].decode("ascii", "replace")
+            raise _ERRORS.get(code, exceptions.ResponseError)(line[1:].decode("utf-8", "replace"))
+        return line
+
+    def _exactly(self, size: int) -> memoryview:
+        value = np.empty(size, np.uint8).data  # unlike a bytearray not zeroed first
+        done = min(size, len(self._buffer))
+        value[:done] = self._buffer[:done]
+        self._buffer = self._buffer[done:]
+        while done < size:
+            received = self._socket.recv_into(value[done:], 0, socket.MSG_WAITALL)
+            if not received:
+                raise exceptions.ConnectionError("the connection was closed by the store in the middle of a value")
+            done += received
+        return value
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _connect(target: Target, timeout_s: float) -> socket.socket:
+    if target.path:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.settimeout(timeout_s)
+        link.connect(target.path)
+    else:
+        link = socket.create_connection((target.host, target.port), timeout_s)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    # The kernel's time-outs instead of Python's: those make the socket non-blocking, and MSG_WAITALL void.
+    link.settimeout(None)
+    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    return link

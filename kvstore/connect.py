@@ -1,0 +1,57 @@
+"""From a URL to a store and a board."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.base import Board, KVStore
+from kvstore.memory import MemoryBoard, MemoryKVStore
+from kvstore.redis_board import RedisBoard
+from kvstore.redis_client import errors_mapped, open_client, place
+from kvstore.redis_store import RedisKVStore
+from messages.errors import ConfigError
+
+MEMORY = "memory:"
+OLDEST_REDIS = 7  # script flags
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Everything a worker keeps outside the broker."""
+
+    kv: KVStore
+    board: Board
+
+    def close(self) -> None:
+        """Close both. Idempotent."""
+        self.kv.close()
+        self.board.close()
+
+
+def connect(url: str) -> Stores:
+    """The store and board at `memory://` (new, and only this process's) or redis://, rediss://, unix://.
+
+    Raises:
+        ConfigError: the URL can't be used, or the server is too old.
+        StoreUnavailable: it can't be reached, or refuses the login.
+    """
+    if url.startswith(MEMORY):
+        return Stores(MemoryKVStore(), MemoryBoard())
+    _check_server(url)
+    return Stores(RedisKVStore(url), RedisBoard(url))
+
+
+def _check_server(url: str) -> None:
+    where = place(url)
+    client = open_client(url)
+    try:
+        with errors_mapped(where):
+            server: Any = client.info("server")
+    except TypeError:  # from redis-py, which passes an option of the URL on to where nobody knows it
+        raise ConfigError(f"the store URL for {where} has an option that redis-py does not know") from None
+    finally:
+        client.close()
+    version = str(server["redis_version"])
+    if int(version.split(".")[0]) < OLDEST_REDIS:
+        raise ConfigError(f"the store at {where} is Redis {version}; {OLDEST_REDIS} or newer is needed")

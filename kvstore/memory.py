@@ -1,0 +1,195 @@
+"""Store and board in this process's memory, for the local pipeline and for tests. Same records, same checks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from kvstore.base import TTL_S, Board, KVStore, StoreUsage
+from kvstore.blocks import BlockRef
+from kvstore.cards import readable_cards
+from kvstore.records import decode_block, decode_window, encode
+from messages import codec
+from messages.cards import WorkerCard
+from messages.errors import HandOverFailed, StoreUnavailable
+from messages.kv import Block, KVLayout, Window
+
+DEFAULT_MAX_BYTES = 4 << 30
+
+Clock = Callable[[], float]
+
+
+class Expiring:
+    """Values by key, each with a TTL, bounded in bytes. Expired ones are gone for readers, and are swept now and then.
+
+    `max_bytes` 0: no bound. `clock` gives seconds and never goes back. Thread-safe.
+    """
+
+    def __init__(self, max_bytes: int = 0, clock: Clock = time.monotonic) -> None:
+        self.max_bytes = max_bytes
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._entries: dict[str, tuple[bytes, float]] = {}
+        self._used = 0
+        self._sweep_at = 64
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all values alive."""
+        with self._lock:
+            self._sweep()
+            return self._used
+
+    def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        """Store a value. Raises StoreUnavailable if it doesn't fit; what was under `key` then stays."""
+        with self._lock:
+            replaced = len(self._entries[key][0]) if key in self._entries else 0
+            if len(self._entries) >= self._sweep_at or self._overfull(len(value) - replaced):
+                self._sweep()
+                replaced = len(self._entries[key][0]) if key in self._entries else 0
+                self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping costs a constant time per put
+            if self._overfull(len(value) - replaced):
+                raise StoreUnavailable(f"the store in memory is full ({self._used:,} of {self.max_bytes:,} bytes)")
+            self._entries[key] = (value, self._clock() + ttl_s)
+            self._used += len(value) - replaced
+
+    def get(self, key: str) -> bytes | None:
+        """The value, or None."""
+        with self._lock:
+            value, expires = self._entries.get(key, (None, 0.0))
+            return value if self._clock() < expires else None
+
+    def renew(self, key: str, ttl_s: float) -> bool:
+        """Set the TTL anew; False if there is no such key."""
+        with self._lock:
+            value = self.get(key)
+            if value is None:
+                return False
+            self._entries[key] = (value, self._clock() + ttl_s)
+            return True
+
+    def delete(self, key: str) -> None:
+        """Delete; a missing key is fine."""
+        with self._lock:
+            value, _ = self._entries.pop(key, (b"", 0.0))
+            self._used -= len(value)
+
+    def under(self, prefix: str) -> list[bytes | None]:
+        """The values of all keys that begin with `prefix`."""
+        with self._lock:
+            return [self.get(key) for key in self._entries if key.startswith(prefix)]
+
+    def _overfull(self, more: int) -> bool:
+        return bool(self.max_bytes) and self._used + more > self.max_bytes
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        for key in [key for key, (_, expires) in self._entries.items() if expires <= now]:
+            self.delete(key)
+
+
+class MemoryKVStore(KVStore):
+    """Records in memory. Raises StoreUnavailable once `max_bytes` are in use."""
+
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, clock: Clock = time.monotonic) -> None:
+        self._values = Expiring(max_bytes, clock)
+
+    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+        """See KVStore."""
+        return [ref for ref in refs if not self._values.renew(ref.key, TTL_S)]
+
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+        """See KVStore."""
+        total = 0
+        for ref, record in records:
+            value = b"".join(encode(fingerprint, layout, ref, record))
+            self._values.put(ref.key, value, TTL_S)
+            total += len(value)
+        return total
+
+    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
+        """See KVStore."""
+        return [decode_block(self._value(ref), fingerprint, layout, ref) for ref in refs]
+
+    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
+        """See KVStore."""
+        return decode_window(self._value(ref), fingerprint, layout, ref)
+
+    def delete(self, refs: Sequence[BlockRef]) -> None:
+        """See KVStore."""
+        for ref in refs:
+            self._values.delete(ref.key)
+
+    def usage(self) -> StoreUsage:
+        """See KVStore."""
+        return StoreUsage(self._values.used_bytes, self._values.max_bytes)
+
+    def close(self) -> None:
+        """See KVStore."""
+
+    def _value(self, ref: BlockRef) -> bytes:
+        self._values.renew(ref.key, TTL_S)
+        value = self._values.get(ref.key)
+        if value is None:
+            raise HandOverFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
+        return value
+
+
+class MemoryBoard(Board):
+    """The board in memory, under the same keys as in Redis."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._values = Expiring(clock=clock)
+        self._claims = threading.Lock()
+
+    def now(self) -> float:
+        """See Board."""
+        return time.time()
+
+    def put_card(self, card: WorkerCard, ttl_s: float) -> None:
+        """See Board."""
+        self._values.put(f"card:{card.worker_id}", codec.encode(card), ttl_s)
+
+    def cards(self) -> list[WorkerCard]:
+        """See Board."""
+        return readable_cards(self._values.under("card:"))
+
+    def remove_card(self, worker_id: str) -> None:
+        """See Board."""
+        self._values.delete(f"card:{worker_id}")
+
+    def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
+        """See Board."""
+        self._values.put(f"result:{job_id}:{run}", body, ttl_s)
+
+    def get_result(self, job_id: str, run: int) -> bytes | None:
+        """See Board."""
+        return self._values.get(f"result:{job_id}:{run}")
+
+    def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
+        """See Board."""
+        self._values.put(f"cancelled:{batch_id}", b"1", ttl_s)
+
+    def is_cancelled(self, batch_id: str) -> bool:
+        """See Board."""
+        return self._values.get(f"cancelled:{batch_id}") is not None
+
+    def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
+        """See Board."""
+        key, me = f"claim:{job_id}:{run}", worker_id.encode()
+        with self._claims:
+            if self._values.get(key) not in (None, me):
+                return False
+            self._values.put(key, me, ttl_s)
+            return True
+
+    def release(self, job_id: str, run: int, worker_id: str) -> None:
+        """See Board."""
+        key = f"claim:{job_id}:{run}"
+        with self._claims:
+            if self._values.get(key) == worker_id.encode():
+                self._values.delete(key)
+
+    def close(self) -> None:
+        """See Board."""

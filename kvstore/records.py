@@ -1,0 +1,150 @@
+"""One record: a block or a window as one atomic value, a msgpack document of two elements.
+
+    [ {v, kind, fingerprint, chain, position, rows, layers, kv_heads, head_dim, dtype, bytes, xxh3, pad},  payload ]
+
+`position` is a block's first token, or the token after a window's last row; `rows` counts tokens; `payload` (bin 32)
+is the array's memory, C-contiguous and little-endian; `xxh3` its XXH3-64 hash; `pad` lets it begin at a multiple of
+16 bytes, so that the array made over it is aligned.
+
+A reader knows what every field must say: the ref, the fingerprint and the layout tell all but a window's rows. So a
+record is good exactly if its header is, byte for byte, the one that would be written for its payload. Every other
+value raises HandOverFailed, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgpack
+import numpy as np
+import xxhash
+
+from kvstore.blocks import BlockRef
+from messages.errors import HandOverFailed
+from messages.kv import Array, Block, KVLayout, Window
+
+VERSION = 1
+ALIGNMENT = 16
+MAX_HEADER_BYTES = 1024  # ours take about 350
+_ARRAY_OF_TWO = b"\x92"
+_BIN_32 = b"\xc6"
+_BIN_BYTES = 5  # marker and length
+
+Kind = Literal["block", "window"]
+Shape = tuple[int, int, int, int, int]
+
+_BLOCK: Kind = "block"
+_WINDOW: Kind = "window"
+
+
+def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Block | Window) -> tuple[bytes, memoryview]:
+    """The value in two parts, to be written one after the other: header, and payload (a view of the record's array).
+
+    Raises ValueError if the record is not what `ref` and `layout` say.
+    """
+    if isinstance(record, Block):
+        kind, covered, shape = _BLOCK, (record.start, record.end), layout.block_shape(record.num_tokens)
+    else:
+        kind, covered = _WINDOW, (record.position, record.position)
+        shape = _window_shape(layout, record.data.shape[2])
+    data = record.data
+    if covered != (ref.start, ref.end) or data.shape != shape or data.dtype != layout.numpy_type:
+        raise ValueError(f"{kind} over {covered} of {data.dtype} {data.shape} under {ref.key}, {layout.dtype} {shape}")
+    payload = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+    return _pack(_header(kind, fingerprint, layout, ref, shape, payload)), payload
+
+
+def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Block:
+    """The block of `ref`, its data a read-only view of `value`. Raises HandOverFailed, which says what is wrong."""
+    header, payload = _split(value, ref)
+    shape = layout.block_shape(ref.end - ref.start)
+    _check(header, _header(_BLOCK, fingerprint, layout, ref, shape, payload), value, ref)
+    return Block(ref.start, _array(payload, layout, shape))
+
+
+def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
+    """The window record of `ref`, its data a read-only view of `value`. Raises HandOverFailed."""
+    header, payload = _split(value, ref)
+    rows = header.get("rows")
+    least = min(ref.end, layout.window - 1)
+    if type(rows) is not int or not least <= rows <= ref.end:
+        raise _failed(ref, f"has {_shown(rows)} rows; {least} to {ref.end} are needed")
+    shape = _window_shape(layout, rows)
+    _check(header, _header(_WINDOW, fingerprint, layout, ref, shape, payload), value, ref)
+    return Window(ref.end, _array(payload, layout, shape))
+
+
+def _window_shape(layout: KVLayout, rows: int) -> Shape:
+    return (len(layout.window_layers), 2, rows, layout.kv_heads, layout.head_dim)
+
+
+def _array(payload: memoryview, layout: KVLayout, shape: Shape) -> Array:
+    return np.ndarray(shape, layout.numpy_type, buffer=payload)
+
+
+def _header(
+    kind: Kind, fingerprint: str, layout: KVLayout, ref: BlockRef, shape: Shape, payload: memoryview
+) -> dict[str, Any]:
+    # In the order in which a reader is told of a difference: the cause before its consequences.
+    return {
+        "v": VERSION,
+        "kind": kind,
+        "fingerprint": fingerprint,
+        "chain": ref.chain,
+        "dtype": layout.dtype,
+        "layers": shape[0],
+        "kv_heads": shape[3],
+        "head_dim": shape[4],
+        "position": ref.start,
+        "rows": shape[2],
+        "bytes": math.prod(shape) * layout.numpy_type.itemsize,
+        "xxh3": xxhash.xxh3_64_intdigest(payload),
+    }
+
+
+def _pack(header: dict[str, Any]) -> bytes:
+    """All that comes before the payload."""
+    bare = len(_ARRAY_OF_TWO) + len(msgpack.packb(header | {"pad": b""})) + _BIN_BYTES
+    packed = msgpack.packb(header | {"pad": bytes(-bare % ALIGNMENT)})
+    return b"".join((_ARRAY_OF_TWO, packed, _BIN_32, header["bytes"].to_bytes(4, "big")))
+
+
+def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], memoryview]:
+    view = memoryview(value).toreadonly()
+    if view[:1] != _ARRAY_OF_TWO:
+        raise _failed(ref, "is no record of ours")
+    unpacker = msgpack.Unpacker(max_buffer_size=MAX_HEADER_BYTES)
+    try:
+        unpacker.feed(view[1:MAX_HEADER_BYTES])
+        header = unpacker.unpack()
+    except Exception as error:  # noqa: BLE001  msgpack raises a family of its own, ValueError, and UnicodeDecodeError
+        raise _failed(ref, f"has no readable header ({type(error).__name__})") from None
+    if not isinstance(header, dict):
+        raise _failed(ref, "has no header")
+    start = len(_ARRAY_OF_TWO) + unpacker.tell() + _BIN_BYTES
+    payload = view[start:]
+    if view[start - _BIN_BYTES : start - 4] != _BIN_32 or int.from_bytes(view[start - 4 : start]) != len(payload):
+        raise _failed(ref, "is cut short, or longer than it says")
+    return header, payload
+
+
+def _check(header: dict[str, Any], expected: dict[str, Any], value: bytes | memoryview, ref: BlockRef) -> None:
+    prefix = _pack(expected)
+    # Bytes are compared, not values: True, 1 and 1.0 are equal, and a number has several encodings.
+    if len(value) == len(prefix) + expected["bytes"] and memoryview(value)[: len(prefix)] == prefix:
+        return
+    for name, wanted in expected.items():
+        found = header.get(name)
+        if type(found) is not type(wanted) or found != wanted:
+            raise _failed(ref, f"has {name} {_shown(found)}, not {wanted}")
+    raise _failed(ref, "has a header that this program does not write")
+
+
+def _shown(value: object) -> str:
+    # Nothing nested: the value may come from anybody.
+    return f"{value!r:.80}" if isinstance(value, str | int | None) else f"of type {type(value).__name__}"
+
+
+def _failed(ref: BlockRef, reason: str) -> HandOverFailed:
+    return HandOverFailed(f"stored KV record at position {ref.start} ({ref.key}) {reason}")

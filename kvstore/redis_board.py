@@ -1,0 +1,119 @@
+"""The board over Redis 7 or newer.
+
+    card:<worker id>      an encoded WorkerCard        cards    index of the live ones (sorted set: expiry in ms)
+    result:<job>:<run>    an encoded JobResult         cancelled:<batch>    tombstone
+    claim:<job>:<run>     worker id
+
+All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its card or
+storing a result, which take a few bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.base import TTL_S, Board
+from kvstore.cards import readable_cards
+from kvstore.redis_client import TIMEOUT_S, errors_mapped, open_client, place
+from messages import codec
+from messages.cards import WorkerCard
+
+_INDEX = "cards"
+_LUA = "#!lua flags=allow-oom\n"
+
+_SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
+
+# The index expires with the last card in it.
+_PUT_CARD = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+redis.call('ZADD', KEYS[2], now + ARGV[2], ARGV[3])
+redis.call('PEXPIREAT', KEYS[2], redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2])
+"""
+
+_CLAIM = """
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+
+
+class RedisBoard(Board):
+    """Small facts as Redis keys, each with a TTL."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._client = open_client(url, timeout_s)
+        self._place = place(url)
+        self._set, self._put_card, self._claim, self._release = (
+            self._client.register_script(_LUA + text) for text in (_SET, _PUT_CARD, _CLAIM, _RELEASE)
+        )
+
+    def now(self) -> float:
+        """See Board."""
+        with errors_mapped(self._place):
+            time: Any = self._client.time()
+        return float(time[0] + time[1] / 1e6)
+
+    def put_card(self, card: WorkerCard, ttl_s: float) -> None:
+        """See Board."""
+        keys = [f"card:{card.worker_id}", _INDEX]
+        with errors_mapped(self._place):
+            self._put_card(keys, [codec.encode(card), _milliseconds(ttl_s), card.worker_id])
+
+    def cards(self) -> list[WorkerCard]:
+        """See Board."""
+        with errors_mapped(self._place):
+            names: Any = self._client.zrange(_INDEX, 0, -1)
+            bodies: Any = self._client.mget([b"card:" + name for name in names]) if names else []
+        return readable_cards(bodies)
+
+    def remove_card(self, worker_id: str) -> None:
+        """See Board."""
+        with errors_mapped(self._place), self._client.pipeline() as pipeline:
+            pipeline.delete(f"card:{worker_id}")
+            pipeline.zrem(_INDEX, worker_id)
+            pipeline.execute()
+
+    def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
+        """See Board."""
+        with errors_mapped(self._place):
+            self._set([f"result:{job_id}:{run}"], [body, _milliseconds(ttl_s)])
+
+    def get_result(self, job_id: str, run: int) -> bytes | None:
+        """See Board."""
+        with errors_mapped(self._place):
+            body: Any = self._client.get(f"result:{job_id}:{run}")
+        return None if body is None else bytes(body)
+
+    def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
+        """See Board."""
+        with errors_mapped(self._place):
+            self._set([f"cancelled:{batch_id}"], [b"1", _milliseconds(ttl_s)])
+
+    def is_cancelled(self, batch_id: str) -> bool:
+        """See Board."""
+        with errors_mapped(self._place):
+            return bool(self._client.exists(f"cancelled:{batch_id}"))
+
+    def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
+        """See Board."""
+        with errors_mapped(self._place):
+            return bool(self._claim([f"claim:{job_id}:{run}"], [worker_id, _milliseconds(ttl_s)]))
+
+    def release(self, job_id: str, run: int, worker_id: str) -> None:
+        """See Board."""
+        with errors_mapped(self._place):
+            self._release([f"claim:{job_id}:{run}"], [worker_id])
+
+    def close(self) -> None:
+        """See Board."""
+        self._client.close()
+
+
+def _milliseconds(ttl_s: float) -> int:
+    return max(1, round(ttl_s * 1000))

@@ -1,0 +1,80 @@
+"""What the store and the board share of Redis: how a client is opened, and what its errors become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import redis
+from redis import exceptions
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from messages.errors import ConfigError, StoreUnavailable
+
+SCHEMES = ("redis", "rediss", "unix")
+CONNECT_TIMEOUT_S = 5.0
+TIMEOUT_S = 15.0  # without any progress; what is asked for at once takes well under a second
+
+_REFUSED_LOGIN = (
+    exceptions.AuthenticationError,
+    exceptions.AuthorizationError,
+    exceptions.AuthenticationWrongNumberOfArgsError,
+)
+
+
+def open_client(url: str, timeout_s: float = TIMEOUT_S) -> redis.Redis:
+    """A client for `url`; nothing is sent yet. Raises ConfigError if the URL can't be used."""
+    place(url)
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            # One more try: a pooled connection may have died with its server. All commands used here are idempotent.
+            retry=Retry(ConstantBackoff(0.1), 1),
+        )
+    except (ValueError, TypeError):  # its text may hold a piece of the password
+        raise ConfigError("the store URL can't be read; it looks like redis://:password@host:6379/0") from None
+
+
+def place(url: str) -> str:
+    """Where a store is, for people: host:port or a socket's path, never the password. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 6379
+    except ValueError:  # its text may hold a piece of the password
+        raise ConfigError(
+            "the store URL can't be read: escape '/', '#', '?' and '@' in the password (%2F, %23, %3F, %40)"
+        ) from None
+    if parts.scheme not in SCHEMES:
+        raise ConfigError(
+            f"the store URL begins with {parts.scheme!r}; it must be redis://, rediss://, unix:// or memory://"
+        )
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{port}"
+
+
+@contextmanager
+def errors_mapped(where: str) -> Iterator[None]:
+    """Every way in which Redis or the network to it can fail becomes StoreUnavailable, with `where` in the sentence."""
+    try:
+        yield
+    # RedisClusterException is no RedisError.
+    except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
+        raise StoreUnavailable(sentence(error, where)) from error
+
+
+def sentence(error: Exception, where: str) -> str:
+    """What happened, and what to do about it."""
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return f"the store at {where} is full (Redis reached its maxmemory): nothing more can be stored for now"
+    if isinstance(error, _REFUSED_LOGIN):
+        return f"the store at {where} refused the login: check user and password in the store URL"
+    if isinstance(error, exceptions.TimeoutError | TimeoutError | BlockingIOError):
+        return f"the store at {where} did not answer in time"
+    if isinstance(error, exceptions.BusyLoadingError):
+        return f"the store at {where} is still loading its data"
+    if isinstance(error, exceptions.ResponseError):
+        return f"the store at {where} refused a command: {error}"
+    return f"the store at {where} can't be reached: {error}"

@@ -1,0 +1,139 @@
+"""The KV store over Redis: one record, one key, one value, always with a TTL."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any, Protocol
+
+import redis
+
+from kvstore.base import TTL_S, KVStore, StoreUsage
+from kvstore.blocks import BlockRef
+from kvstore.bulk import Bulk, bulk_target
+from kvstore.records import decode_block, decode_window, encode
+from kvstore.redis_client import TIMEOUT_S, errors_mapped, open_client, place
+from messages.errors import HandOverFailed
+from messages.kv import Block, KVLayout, Window
+
+PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
+GETS_AT_ONCE = 8
+
+Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
+
+
+class Transport(Protocol):
+    """Moves values. Raises what redis-py raises, or OSError."""
+
+    def put(self, items: Iterable[Item], ttl_s: int) -> int:
+        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
+
+    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
+        """The value of each key, in order, or None; TTLs are renewed."""
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+class RedisKVStore(KVStore):
+    """Blocks as Redis strings. Payloads go over a socket of our own where that is possible, else through redis-py."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S, bulk: bool = True) -> None:
+        self._client = open_client(url, timeout_s)
+        self._place = place(url)
+        target = bulk_target(url) if bulk else None
+        self._transport: Transport = Bulk(target, timeout_s) if target else Pipelines(self._client)
+
+    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+        """See KVStore."""
+        with errors_mapped(self._place), self._client.pipeline(transaction=False) as pipeline:
+            for ref in refs:
+                pipeline.expire(ref.key, TTL_S)
+            renewed = pipeline.execute()
+        return [ref for ref, there in zip(refs, renewed, strict=True) if not there]
+
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+        """See KVStore."""
+        items = ((ref.key, *encode(fingerprint, layout, ref, record)) for ref, record in records)
+        with errors_mapped(self._place):
+            return self._transport.put(items, TTL_S)
+
+    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
+        """See KVStore."""
+        keys = [ref.key for ref in refs]
+        with errors_mapped(self._place), closing(self._transport.get(keys, TTL_S)) as values:
+            return [
+                decode_block(_present(value, ref), fingerprint, layout, ref)
+                for ref, value in zip(refs, values, strict=True)
+            ]
+
+    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
+        """See KVStore."""
+        with errors_mapped(self._place):
+            (value,) = self._transport.get([ref.key], TTL_S)
+        return decode_window(_present(value, ref), fingerprint, layout, ref)
+
+    def delete(self, refs: Sequence[BlockRef]) -> None:
+        """See KVStore."""
+        if refs:
+            with errors_mapped(self._place):
+                self._client.unlink(*(ref.key for ref in refs))  # frees off the server's main thread
+
+    def usage(self) -> StoreUsage:
+        """See KVStore."""
+        with errors_mapped(self._place):
+            memory: Any = self._client.info("memory")
+        return StoreUsage(int(memory["used_memory"]), int(memory["maxmemory"]))
+
+    def close(self) -> None:
+        """See KVStore."""
+        self._transport.close()
+        self._client.close()
+
+
+def _present(value: bytes | memoryview | None, ref: BlockRef) -> bytes | memoryview:
+    if value is None:
+        raise HandOverFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
+    return value
+
+
+class Pipelines:
+    """Values through redis-py: works with every URL that it takes, TLS included."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def put(self, items: Iterable[Item], ttl_s: int) -> int:
+        """See Transport."""
+        total = waiting = 0
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key, prefix, payload in items:
+                pipeline.set(key, b"".join((prefix, payload)), ex=ttl_s)
+                waiting += len(prefix) + len(payload)
+                if waiting >= PIPELINE_BYTES:
+                    _execute(pipeline)
+                    total, waiting = total + waiting, 0
+            _execute(pipeline)
+        return total + waiting
+
+    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
+        """See Transport."""
+        rest = iter(keys)
+        while batch := list(islice(rest, GETS_AT_ONCE)):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for key in batch:
+                    pipeline.getex(key, ex=ttl_s)
+                yield from _execute(pipeline)
+
+    def close(self) -> None:
+        """The client belongs to the store."""
+
+
+def _execute(pipeline: Any) -> list[Any]:
+    # With raise_on_error redis-py would put the command, payload and all, into the error's text.
+    replies: list[Any] = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies

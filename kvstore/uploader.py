@@ -1,0 +1,112 @@
+"""Stores blocks in the background while prefill computes the next ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+
+from kvstore.base import KVStore
+from kvstore.blocks import BlockRef
+from messages.kv import Block, KVLayout, Window
+
+MAX_PENDING_BLOCKS = 16  # 64 MiB at most; as many again are on their way
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReport:
+    """What was stored, and the seconds that were not hidden behind computing."""
+
+    bytes: int
+    records: int
+    exposed_s: float  # spent in `finish`
+
+
+class Uploader:
+    """One hand-over's upload: a thread, and a queue that holds the caller back when the store is slower.
+
+    Used by one thread. Leaving the `with` block without `finish` abandons the upload.
+    """
+
+    def __init__(
+        self, store: KVStore, fingerprint: str, layout: KVLayout, max_pending_blocks: int = MAX_PENDING_BLOCKS
+    ) -> None:
+        self._store = store
+        self._fingerprint = fingerprint
+        self._layout = layout
+        self._max_pending = max_pending_blocks
+        self._pending: deque[tuple[BlockRef, Block | Window]] = deque()
+        self._changed = threading.Condition()
+        self._ending = False  # no more puts will come
+        self._dropping = False  # abandoned or failed
+        self._error: Exception | None = None
+        self._bytes = self._records = 0
+        self._thread = threading.Thread(target=self._run, name="kv-upload", daemon=True)
+        self._thread.start()
+
+    def put(self, ref: BlockRef, record: Block | Window) -> None:
+        """Hand over one record; waits while too many are pending. After an error it is dropped: see `finish`."""
+        with self._changed:
+            if self._ending:
+                raise ValueError("the upload has been finished or abandoned")
+            self._changed.wait_for(lambda: self._dropping or len(self._pending) < self._max_pending)
+            if not self._dropping:
+                self._pending.append((ref, record))
+                self._changed.notify_all()
+
+    def finish(self) -> UploadReport:
+        """Wait until everything lies in the store. Raises what the store raised first, as a rule StoreUnavailable."""
+        started = time.perf_counter()
+        self._end(drop=False)
+        self._thread.join()
+        if self._error:
+            raise self._error
+        return UploadReport(self._bytes, self._records, time.perf_counter() - started)
+
+    def abandon(self) -> None:
+        """Drop what is pending and return at once; the thread ends after what it is storing now. Idempotent."""
+        self._end(drop=True)
+
+    def __enter__(self) -> Uploader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.abandon()
+
+    def _end(self, drop: bool) -> None:
+        with self._changed:
+            self._ending = True
+            if drop:
+                self._drop()
+            self._changed.notify_all()
+
+    def _drop(self) -> None:
+        self._dropping = True
+        self._pending.clear()
+
+    def _run(self) -> None:
+        while batch := self._take():
+            try:
+                stored = self._store.put(self._fingerprint, self._layout, batch)
+            except Exception as error:  # noqa: BLE001  `finish` raises it in the thread that can deal with it
+                self._fail(error)
+                return
+            self._bytes += stored
+            self._records += len(batch)
+
+    def _take(self) -> list[tuple[BlockRef, Block | Window]]:
+        """All that is pending, as soon as there is any; empty at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._ending)
+            batch = list(self._pending)
+            self._pending.clear()
+            self._changed.notify_all()
+            return batch
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._drop()
+            self._changed.notify_all()
