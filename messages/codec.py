@@ -72,6 +72,16 @@ def decode(body: bytes, expected: type[M]) -> M:
     return typing.cast(M, _build(expected, fields))
 
 
+def to_dict(result: JobResult) -> dict[str, Any]:
+    """A result as plain maps, texts and numbers, for JSON."""
+    return _plain(result)
+
+
+def result_from_dict(fields: Any) -> JobResult:
+    """The result that `to_dict` gave. Raises InvalidMessage."""
+    return typing.cast(JobResult, _build(JobResult, fields))
+
+
 def _unpack(body: bytes) -> dict[str, Any]:
     if len(body) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")

@@ -1,0 +1,273 @@
+"""The Client: puts jobs in, takes results out. The same over the in-process pipeline and over a cluster."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from infra import topology
+from infra.broker import Broker, Delivery
+from infra.control import announce_cancel, ring
+from infra.endings import submit_message
+from kvstore.base import Board
+from messages import codec
+from messages.cards import WorkerCard
+from messages.errors import InvalidMessage, KvasirError, NewerMessage, NoQueue
+from messages.jobs import JobResult, Lane, PrefillJob, Sampling, TokenEvent, job_id
+from messages.lifecycle import Moment, Step
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A result and its delivery: ack it once the result is safe."""
+
+    result: JobResult
+    delivery: Delivery
+
+
+class Replies:
+    """The results of one batch, as they arrive. Only one process may listen to a batch at a time."""
+
+    def __init__(self, broker: Broker, batch_id: str) -> None:
+        self._broker = broker
+        self._batch_id = batch_id
+        self._queue = broker.open_reply_queue(batch_id)
+        self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
+
+    def take(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
+        """What has arrived, waiting at most `timeout_s` for the first."""
+        replies = []
+        delivery = self._consumer.receive(timeout_s)
+        while delivery:
+            reply = _read(delivery)
+            if reply:
+                replies.append(reply)
+            delivery = self._consumer.receive(0) if len(replies) < at_most else None
+        return replies
+
+    def parked(self) -> list[Reply]:
+        """This batch's results that found no reply queue and were parked; others' are put back."""
+        depth = self._broker.depth(topology.RESULTS_PARKED)
+        mine = []
+        for _ in range(depth.ready if depth else 0):
+            delivery = self._broker.get(topology.RESULTS_PARKED)
+            if delivery is None:
+                break
+            if delivery.message.correlation_id != self._batch_id:
+                self._broker.publish(topology.Address(topology.PARKED, ""), delivery.message)
+                delivery.ack()
+            elif reply := _read(delivery):
+                mine.append(reply)
+        return mine
+
+    def close(self, delete: bool = False) -> None:
+        """Stop listening; with `delete` the queue goes too: only when every job has its result on disk."""
+        self._consumer.close()
+        if delete:
+            self._broker.delete_queue(self._queue)
+
+
+class Client:
+    """Submit jobs and receive their results. Methods may be called from any thread.
+
+    Made by `kvasir.connect`; closing it closes whatever was started for it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        board: Board,
+        models: Sequence[str],
+        observe: Callable[[Moment], None] = lambda _moment: None,
+        count_tokens: Callable[[str, str], int | None] = lambda _model, _text: None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.broker = broker
+        self.board = board
+        self.models = tuple(models)
+        self.observe = observe
+        self._count_tokens = count_tokens
+        self._on_close = on_close
+        for remark in broker.declare(self.models):
+            log.warning(remark)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave. Jobs already submitted go on where there is a broker of their own. Idempotent."""
+        self._on_close()
+
+    def check_model(self, model: str) -> None:
+        """Raises NoQueue if no queue exists for this model."""
+        if model not in self.models:
+            raise NoQueue(f"model {model!r} has no queue; configured models: {', '.join(self.models) or 'none'}")
+
+    def count_tokens(self, model: str, text: str) -> int | None:
+        """Tokens of a text by the serving model's own tokenizer, or None if it isn't at hand."""
+        return self._count_tokens(model, text)
+
+    def submit(self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None] = lambda _job: None) -> int:
+        """Publish jobs with confirms in a window; `on_confirmed` is told of each. Returns how many.
+
+        Raises NoQueue for a model without a queue, BrokerUnavailable if the broker stays away.
+        """
+        waiting: dict[str, PrefillJob] = {}
+
+        def confirmed(message: topology.Message) -> None:
+            job = waiting.pop(message.message_id)
+            self._seen(Step.SUBMITTED, job)
+            if job.lane == "now":
+                ring(self.broker, topology.work_queue("prefill", job.model, "now"))
+            on_confirmed(job)
+
+        def sends() -> Iterator[tuple[topology.Address, topology.Message]]:
+            for job in jobs:
+                self.check_model(job.model)
+                waiting[job.job_id] = job
+                yield submit_message(job)
+
+        return self.broker.publish_many(sends(), confirmed)
+
+    def replies(self, batch_id: str) -> Replies:
+        """Listen to a batch's results. Raises BatchError if another process does."""
+        return Replies(self.broker, batch_id)
+
+    def gather(self, batch_id: str, job_ids: Iterable[str], timeout_s: float | None = None) -> Iterator[JobResult]:
+        """Results of these jobs as they arrive, each once; ends after the last, or after `timeout_s` of silence.
+
+        A result is acked when the next one is asked for: keep it before you ask.
+        """
+        wanted = set(job_ids)
+        replies = self.replies(batch_id)
+        try:
+            silent_since = time.monotonic()
+            while wanted and (timeout_s is None or time.monotonic() - silent_since < timeout_s):
+                for reply in replies.take(0.5):
+                    silent_since = time.monotonic()
+                    if reply.result.job_id in wanted:
+                        wanted.discard(reply.result.job_id)
+                        yield reply.result
+                    reply.delivery.ack()
+        finally:
+            replies.close(delete=not wanted)
+
+    def ask(self, model: str, prompt: str, sampling: Sampling, deadline_s: float = 0.0) -> JobResult:
+        """One prompt, one result, ahead of the bulk."""
+        return [event for event in self.stream(model, prompt, sampling, deadline_s) if isinstance(event, JobResult)][-1]
+
+    def stream(
+        self, model: str, prompt: str, sampling: Sampling, deadline_s: float = 0.0
+    ) -> Iterator[TokenEvent | JobResult]:
+        """One prompt: its pieces as they are generated, and its result last.
+
+        A piece with index 0 and another `delivery` than before means that the decode began again.
+        """
+        self.check_model(model)
+        batch_id = f"ask-{secrets.token_hex(8)}"
+        queue = self.broker.open_private_queue(f"stream.{batch_id}", topology.STREAM)
+        pieces = self.broker.consume(queue, prefetch=1000)
+        job = self.new_job(batch_id, "prompt", model, "", prompt, sampling, lane="now", stream_to=queue)
+        replies = self.replies(batch_id)
+        try:
+            self.submit([job])
+            yield from _until_result(pieces.receive, replies)
+        finally:
+            pieces.close()
+            self.broker.delete_queue(queue)
+            replies.close(delete=True)
+
+    def new_job(
+        self,
+        batch_id: str,
+        item_id: str,
+        model: str,
+        shared: str,
+        own: str,
+        sampling: Sampling,
+        run: int = 1,
+        lane: Lane = "bulk",
+        stream_to: str = "",
+        submitted_at: float = 0.0,
+        deadline: float = 0.0,
+    ) -> PrefillJob:
+        """A job of this batch, addressed to its reply queue, with the id that follows from its content."""
+        return PrefillJob(
+            job_id(batch_id, item_id, model, shared + own, sampling),
+            batch_id,
+            item_id,
+            model,
+            shared,
+            own,
+            sampling,
+            run=run,
+            lane=lane,
+            submitted_at=submitted_at or self.board.now(),
+            deadline=deadline,
+            reply_to=topology.reply_queue(batch_id),
+            stream_to=stream_to,
+        )
+
+    def cancel(self, batch_id: str) -> None:
+        """Stop a batch's jobs wherever they are. Their `cancelled` results are the owner's to write."""
+        self.board.cancel(batch_id)
+        announce_cancel(self.broker, batch_id)
+
+    def workers(self) -> list[WorkerCard]:
+        """Cards of all workers alive."""
+        return self.board.cards()
+
+    def unserved(self, models: Iterable[str]) -> list[str]:
+        """Those of these models that no decode worker serves, or no prefill worker."""
+        cards = self.workers()
+        served = [{card.model for card in cards if card.role == role} for role in ("prefill", "decode")]
+        return [model for model in sorted(set(models)) if not all(model in names for names in served)]
+
+    def _seen(self, step: Step, job: PrefillJob) -> None:
+        identity = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
+        self.observe(Moment(step, job.job_id, job.model, identity))
+
+
+def _until_result(receive: Callable[[float], Delivery | None], replies: Replies) -> Iterator[TokenEvent | JobResult]:
+    """Pieces while they come, then the result; pieces still under way when the result arrives come first."""
+    while True:
+        found = replies.take(0)
+        delivery = receive(0.0 if found else 0.05)
+        while delivery:
+            event = _token_event(delivery)
+            if event:
+                yield event
+            delivery = receive(0.05 if found else 0.0)
+        for reply in found:
+            reply.delivery.ack()
+            yield reply.result
+            return
+
+
+def _read(delivery: Delivery) -> Reply | None:
+    """The result in a delivery. What is none of ours is acked and logged: it would block the queue for ever."""
+    try:
+        return Reply(codec.decode(delivery.message.body, JobResult), delivery)
+    except (InvalidMessage, NewerMessage) as error:
+        log.error("dropped an unreadable result (job %s): %s", delivery.message.message_id or "unknown", error)
+        delivery.ack()
+        return None
+
+
+def _token_event(delivery: Delivery) -> TokenEvent | None:
+    delivery.ack()
+    try:
+        return codec.decode(delivery.message.body, TokenEvent)
+    except KvasirError:
+        return None
