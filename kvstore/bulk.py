@@ -23,6 +23,10 @@ SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
 SETS_AHEAD = 8  # replies not yet read: soon enough to notice a full store
+# Values are received into chunks of this size: fresh memory costs more than the transfer, less so in huge pages, which
+# NumPy asks for from 4 MiB on. Small enough that a kept block holds little else alive.
+CHUNK_BYTES = 16 << 20
+ALIGNMENT = 64
 GETS_AHEAD = 3  # the server and the network work while a value is being checked
 
 _ERRORS: dict[str, type[exceptions.RedisError]] = {
@@ -85,8 +89,9 @@ class Bulk:
         with self._connection() as connection:
             for key in keys[:GETS_AHEAD]:
                 connection.send("GETEX", key, "EX", str(ttl_s))
+            chunks = _Chunks()
             for index in range(len(keys)):
-                value = connection.read_value()
+                value = connection.read_value(chunks, len(keys) - index)
                 if index + GETS_AHEAD < len(keys):
                     connection.send("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s))
                 yield value
@@ -163,13 +168,14 @@ class _Connection:
         if (line := self._line()) != b"+OK":
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
 
-    def read_value(self) -> memoryview | None:
+    def read_value(self, chunks: _Chunks, values_left: int) -> memoryview | None:
         line = self._line()
         if line == b"$-1":
             return None
         if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > MAX_VALUE_BYTES:
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
-        value = self._exactly(int(line[1:]))
+        value = chunks.take(int(line[1:]), values_left)
+        self._fill(value)
         if self._line():
             raise exceptions.InvalidResponse("a value is longer than announced")
         return value
@@ -186,8 +192,8 @@ class _Connection:
             raise _ERRORS.get(code, exceptions.ResponseError)(line[1:].decode("utf-8", "replace"))
         return line
 
-    def _exactly(self, size: int) -> memoryview:
-        value = np.empty(size, np.uint8).data  # unlike a bytearray not zeroed first
+    def _fill(self, value: memoryview) -> None:
+        size = len(value)
         done = min(size, len(self._buffer))
         value[:done] = self._buffer[:done]
         self._buffer = self._buffer[done:]
@@ -196,10 +202,25 @@ class _Connection:
             if not received:
                 raise exceptions.ConnectionError("the connection was closed by the store in the middle of a value")
             done += received
-        return value
 
     def close(self) -> None:
         self._socket.close()
+
+
+class _Chunks:
+    """Memory for the values of one `get`."""
+
+    def __init__(self) -> None:
+        self._free = memoryview(b"")
+
+    def take(self, size: int, values_left: int) -> memoryview:
+        """`size` bytes of it, aligned; `values_left` (this one included) bounds how much is set aside."""
+        step = -(-size // ALIGNMENT) * ALIGNMENT
+        if step > len(self._free):
+            # Not zeroed first, unlike a bytearray.
+            self._free = np.empty(max(step, min(CHUNK_BYTES, step * values_left)), np.uint8).data
+        taken, self._free = self._free[:size], self._free[step:]
+        return taken
 
 
 def _connect(target: Target, timeout_s: float) -> socket.socket:
