@@ -1,0 +1,148 @@
+"""Gets hold of a llama.cpp server: one inside this process (xllamacpp), or one that runs already (a URL)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from engines.gguf_file import GGUFFile, read_gguf
+from engines.llamacpp_http import LlamaServer
+from engines.llamacpp_model import heads
+from engines.registry import EngineOptions
+from messages.errors import ConfigError, EngineUnavailable, HandOverFailed
+
+_SHARED_MEMORY = Path("/dev/shm")
+_CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to it
+
+
+@dataclass
+class Backing:
+    """A running server and what is known of it. `slot_folder` is where it keeps slot files, if we can reach that."""
+
+    server: LlamaServer
+    gguf: GGUFFile | None
+    slot_folder: Path | None
+    total_seats: int
+    context: int
+    device: str
+    release: list[Callable[[], None]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Let go of the server; one in this process ends."""
+        self.server.close()
+        while self.release:
+            self.release.pop()()
+
+
+def start(options: EngineOptions) -> Backing:
+    """A server in this process for a GGUF file, with one seat more than `options.slots`: that one is for prefill.
+
+    Raises ConfigError if the extra or the file is missing, the file is damaged, or llama.cpp refuses it.
+    """
+    try:
+        import xllamacpp
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the llamacpp engine needs the package 'xllamacpp': pip install 'kvasir-inference[llamacpp]'"
+        ) from None
+    gguf = read_gguf(Path(options.weights).expanduser())
+    context = options.context or int(gguf.hyperparameter("context_length", 4096))
+    seats = options.slots + 1
+    folder = Path(tempfile.mkdtemp(prefix="kvasir-slots-", dir=_roomy_folder(gguf, context * seats)))
+    # The list holds the only reference: dropping it ends the server.
+    running: list[Any] = []
+    try:
+        running.append(xllamacpp.Server(_parameters(xllamacpp, gguf.path, context, seats, folder, options.threads)))
+        device = _device(xllamacpp)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, RuntimeError):
+            raise ConfigError(f"llama.cpp can't load {gguf.path}: {error}") from None
+        raise
+    server = LlamaServer(running[0].listening_address)
+    return Backing(server, gguf, folder, seats, context, device, [partial(shutil.rmtree, folder, True), running.clear])
+
+
+def attach(options: EngineOptions) -> Backing:
+    """A llama-server that runs already: `http://host:port?slots=FOLDER&model=FILE`.
+
+    FOLDER is its --slot-save-path as seen from here, FILE its GGUF (left out: the path that the server reports).
+    Where either can't be reached, nothing is handed over. Raises ConfigError if the server can't be reached.
+    """
+    parts = urlsplit(options.weights)
+    given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    if unknown := set(given) - {"slots", "model"}:
+        raise ConfigError(f"{options.weights}: {unknown.pop()!r} is neither 'slots' nor 'model'")
+    server = LlamaServer(f"{parts.scheme}://{parts.netloc}{parts.path}")
+    try:
+        properties = server.get("/props")
+        context = int(properties["default_generation_settings"]["n_ctx"])
+        seats = int(properties["total_slots"])
+    except (EngineUnavailable, KeyError, TypeError, ValueError) as error:
+        server.close()
+        raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
+    if options.context > context:
+        server.close()
+        raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
+    gguf = _reported_gguf(given.get("model", ""), str(properties.get("model_path", "")))
+    folder = Path(given["slots"]) if "slots" in given else None
+    return Backing(server, gguf, folder, seats, options.context or context, "unknown")
+
+
+def _reported_gguf(given: str, reported: str) -> GGUFFile | None:
+    if given:
+        return read_gguf(Path(given).expanduser())
+    try:
+        return read_gguf(Path(reported)) if reported else None
+    except ConfigError:  # a path on the server's own machine
+        return None
+
+
+def _parameters(xllamacpp: Any, path: Path, context: int, seats: int, folder: Path, threads: int) -> Any:
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    # The server wants one position more than the prompt and answer that it is given.
+    params.n_ctx = seats * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
+    params.n_parallel = seats
+    params.kv_unified = False  # else a restored seat is cleared when its neighbour starts
+    params.swa_full = True  # keeps every position of sliding-window layers, so that they can be handed over
+    params.cache_ram_mib = 0  # a seat holds what was put there, and nothing that the server remembers
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
+    params.slot_save_path = f"{folder}{os.sep}"
+    params.endpoint_slots = True
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.ui = False
+    params.warmup = False
+    params.verbosity = -1
+    if threads:
+        params.cpuparams.n_threads = threads
+        params.cpuparams_batch.n_threads = threads
+    return params
+
+
+def _roomy_folder(gguf: GGUFFile, tokens: int) -> str | None:
+    """Shared memory if slot files of `tokens` positions fit there twice, else the system's temporary folder."""
+    try:
+        sizes = heads(gguf)
+    except HandOverFailed:
+        return None
+    needed = 2 * tokens * sizes.layers * 2 * sizes.kv_heads * sizes.head_dim * 2
+    roomy = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > needed
+    return str(_SHARED_MEMORY) if roomy else None
+
+
+def _device(xllamacpp: Any) -> str:
+    """What llama.cpp offloads to: with the default settings it uses a GPU whenever it has one."""
+    for device in xllamacpp.get_device_info():
+        if "GPU" in str(device["type"]):
+            name = str(device["name"]).lower()
+            return "metal" if name.startswith(("metal", "mtl")) else name.rstrip("0123456789")
+    return "cpu"

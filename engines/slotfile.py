@@ -1,0 +1,265 @@
+"""llama.cpp slot files to canonical KV blocks and back. Pure: bytes in, bytes out.
+
+The file that `llama-server` writes for `/slots/N?action=save`, version 4 (all integers little-endian):
+
+    "qsgg"  u32 version
+    u32 n   n × i32: -1, 1, token count, tokens…, 0
+    per cache (one; two if some layers have a sliding window):
+        u32 streams
+        per stream: u32 cells, and if there are any:
+            per cell: i32 position, u32 sequences, sequences × i32
+            u32 v_trans   u32 layers   8 bytes, zero
+            per layer: i32 ggml type, u64 row bytes, cells × row      (K of all layers, then V of all)
+
+A row is kv_heads × head_dim values of one token as long as v_trans is 0, that is with flash attention on. The layout
+changes between llama.cpp releases without notice, so whatever differs from the above is refused, not guessed at.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from messages.errors import HandOverFailed
+from messages.kv import Array, Block, DType, KVCache, KVLayout, cast, cut_into_blocks
+
+MAGIC = b"qsgg"
+VERSION = 4
+MAX_STREAMS = 1024
+MAX_LAYERS = 1024
+_GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}
+_GGML_IDS = {name: number for number, name in _GGML_TYPES.items()}
+_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayer:
+    """One layer's K and V, each (cells, row bytes) of uint8, views of the file's bytes."""
+
+    dtype: DType
+    keys: Array
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """A parsed slot file: `caches` holds each cache's layers, rows in order of position from 0."""
+
+    tokens: tuple[int, ...]
+    streams: int
+    caches: tuple[tuple[SlotLayer, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotShape:
+    """How a model's KV cache lies in its slot files.
+
+    `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves.
+    `caches`: the indices of the layers in each cache of the file, in the file's order.
+    """
+
+    layout: KVLayout
+    interleaved: bool
+    caches: tuple[tuple[int, ...], ...]
+
+
+def parse(data: bytes | memoryview) -> SlotFile:
+    """The file's tokens and rows. Raises HandOverFailed for anything but a version-4 file of one sequence."""
+    reader = _Reader(memoryview(data))
+    if bytes(reader.take(4, "magic")) != MAGIC:
+        raise HandOverFailed("not a llama.cpp slot file")
+    version = reader.u32("version")
+    if version != VERSION:
+        raise HandOverFailed(f"llama.cpp slot file of version {version}; version {VERSION} is the one known here")
+    tokens = _parse_tokens(reader)
+    caches: list[tuple[SlotLayer, ...]] = []
+    streams = 0
+    while reader.left and len(caches) < 2:
+        count, layers = _parse_cache(reader, len(tokens))
+        if caches and count != streams:
+            raise HandOverFailed(f"slot file: caches of {streams} and {count} streams")
+        streams = count
+        caches.append(layers)
+    if reader.left or not caches:
+        raise HandOverFailed(f"slot file: {reader.left:,} bytes follow the last KV cache" if caches else "no KV cache")
+    return SlotFile(tokens, streams, tuple(caches))
+
+
+def to_blocks(file: SlotFile, shape: SlotShape, first: int = 0) -> Iterable[Block]:
+    """Canonical blocks of a slot file, copied one by one, without those that end at or before `first`.
+
+    Raises HandOverFailed, at once, if the file is not of this shape.
+    """
+    layout = shape.layout
+    layers: list[tuple[Array, Array]] = [(_EMPTY, _EMPTY)] * layout.num_layers
+    if tuple(map(len, file.caches)) != tuple(map(len, shape.caches)):
+        raise HandOverFailed(f"slot file: {[*map(len, file.caches)]} layers, not {[*map(len, shape.caches)]}")
+    for indices, cache in zip(shape.caches, file.caches, strict=True):
+        for index, layer in zip(indices, cache, strict=True):
+            keys, values = _typed(layer, layer.keys, layout), _typed(layer, layer.values, layout)
+            layers[index] = (to_halves(keys) if shape.interleaved else keys, values)
+    return cut_into_blocks(layout, layers, first)
+
+
+def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:
+    """A slot file of `cache`, which covers exactly `tokens`, for a server whose caches have `streams` streams.
+
+    A server refuses nothing if the number of streams is another: it answers 200 and computes the prompt again.
+    A cache of another dtype is cast, once. Raises HandOverFailed.
+    """
+    layout = shape.layout
+    _check_same_shape(cache.layout, layout)
+    if cache.num_tokens != len(tokens) or not tokens:
+        raise HandOverFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {len(tokens):,}")
+    count = len(tokens)
+    head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
+    parts: list[bytes | memoryview] = [head, np.asarray(tokens, "<i4").tobytes(), bytes(4)]
+    cells = np.zeros((count, 3), "<i4")
+    cells[:, 0] = np.arange(count)
+    cells[:, 1] = 1
+    row = struct.pack("<iQ", _GGML_IDS[layout.dtype], layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize)
+    for indices in shape.caches:
+        parts += [struct.pack("<II", streams, count), cells.tobytes(), struct.pack("<IIQ", 0, len(indices), 0)]
+        for which in (0, 1):
+            for index in indices:
+                parts += [row, _rows(cache, index, which, shape).data.cast("B")]
+        parts.append(bytes(4) * (streams - 1))
+    return b"".join(parts)
+
+
+def to_halves(keys: Array) -> Array:
+    """K with interleaved pairs, (…, head_dim), as split halves: old index 2i+j becomes j·d/2+i."""
+    pairs = keys.reshape(*keys.shape[:-1], -1, 2)
+    return np.ascontiguousarray(np.swapaxes(pairs, -1, -2)).reshape(keys.shape)
+
+
+def to_interleaved(keys: Array) -> Array:
+    """The inverse of `to_halves`: new index 2i+j holds old j·d/2+i."""
+    halves = keys.reshape(*keys.shape[:-1], 2, -1)
+    return np.ascontiguousarray(np.swapaxes(halves, -1, -2)).reshape(keys.shape)
+
+
+_EMPTY: Array = np.empty(0, np.uint8)
+
+
+class _Reader:
+    """Takes bytes off the front; every length is checked against what is left before it is used."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def take(self, size: int, what: str) -> memoryview:
+        if size > self.left:
+            raise HandOverFailed(f"slot file ends inside its {what}: {size:,} bytes wanted, {self.left:,} left")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def u32(self, what: str) -> int:
+        return int.from_bytes(self.take(4, what), "little")
+
+    def u64(self, what: str) -> int:
+        return int.from_bytes(self.take(8, what), "little")
+
+    def words(self, count: int, what: str) -> Array:
+        return np.frombuffer(self.take(count * 4, what), "<i4")
+
+
+def _parse_tokens(reader: _Reader) -> tuple[int, ...]:
+    words = reader.words(reader.u32("token list"), "token list")
+    if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
+        raise HandOverFailed("slot file: its token list has a form not known here")
+    tokens = words[3:-1]
+    if (tokens < 0).any():
+        raise HandOverFailed("slot file: holds something other than text tokens")
+    return tuple(tokens.tolist())
+
+
+def _parse_cache(reader: _Reader, num_tokens: int) -> tuple[int, tuple[SlotLayer, ...]]:
+    """One cache: its number of streams, and the layers of the only stream with cells."""
+    streams = reader.u32("streams")
+    if not 1 <= streams <= MAX_STREAMS:
+        raise HandOverFailed(f"slot file: {streams:,} streams")
+    layers: tuple[SlotLayer, ...] = ()
+    for _ in range(streams):
+        cells = reader.u32("cells")
+        if not cells:
+            continue
+        if layers or cells != num_tokens:
+            raise HandOverFailed(f"slot file: {cells:,} cells for {num_tokens:,} tokens, or more than one sequence")
+        layers = _parse_stream(reader, cells)
+    if not layers:
+        raise HandOverFailed("slot file: empty")
+    return streams, layers
+
+
+def _parse_stream(reader: _Reader, cells: int) -> tuple[SlotLayer, ...]:
+    meta = reader.words(cells * 3, "cells").reshape(cells, 3)
+    if (meta[:, 1] != 1).any():
+        raise HandOverFailed("slot file: a cell that not exactly one sequence owns")
+    order = np.argsort(meta[:, 0], kind="stable")
+    if not np.array_equal(meta[order, 0], np.arange(cells)):
+        raise HandOverFailed("slot file: its positions do not run from 0 without a gap")
+    v_trans, count, features = reader.u32("v_trans"), reader.u32("layers"), reader.u64("features")
+    if v_trans:
+        raise HandOverFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
+    if features or not 1 <= count <= MAX_LAYERS:
+        raise HandOverFailed(f"slot file: {count:,} layers, features {features:#x}: not known here")
+    in_order = bool((order[1:] > order[:-1]).all())
+    keys = [_parse_rows(reader, cells) for _ in range(count)]
+    values = [_parse_rows(reader, cells) for _ in range(count)]
+    return tuple(_layer(k, v, None if in_order else order) for k, v in zip(keys, values, strict=True))
+
+
+def _parse_rows(reader: _Reader, cells: int) -> tuple[DType, Array]:
+    kind, row_bytes = reader.u32("row type"), reader.u64("row size")
+    if kind not in _GGML_TYPES:
+        raise HandOverFailed(f"slot file: rows of ggml type {kind}; only f32, f16 and bf16 are handed over")
+    if not row_bytes or row_bytes % _ITEM_BYTES[_GGML_TYPES[kind]]:
+        raise HandOverFailed(f"slot file: rows of {row_bytes:,} bytes")
+    rows = np.frombuffer(reader.take(cells * row_bytes, "rows"), np.uint8)
+    return _GGML_TYPES[kind], rows.reshape(cells, row_bytes)
+
+
+def _layer(keys: tuple[DType, Array], values: tuple[DType, Array], order: Array | None) -> SlotLayer:
+    if keys[0] != values[0]:
+        raise HandOverFailed(f"slot file: K as {keys[0]} and V as {values[0]}; both must have one type")
+    if order is None:
+        return SlotLayer(keys[0], keys[1], values[1])
+    return SlotLayer(keys[0], keys[1][order], values[1][order])
+
+
+def _typed(layer: SlotLayer, rows: Array, layout: KVLayout) -> Array:
+    expected = layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
+    if layer.dtype != layout.dtype or rows.shape[1] != expected:
+        raise HandOverFailed(
+            f"slot file: rows of {rows.shape[1]:,} bytes {layer.dtype}, not {expected:,} bytes {layout.dtype}"
+        )
+    # Rows follow headers of any length, so they need not lie on a multiple of the item size.
+    return np.ascontiguousarray(rows).view(layout.numpy_type).reshape(len(rows), layout.kv_heads, layout.head_dim)
+
+
+def _check_same_shape(given: KVLayout, own: KVLayout) -> None:
+    def shape(layout: KVLayout) -> tuple[object, ...]:
+        return (layout.num_layers, layout.kv_heads, layout.head_dim, layout.window, layout.window_layers)
+
+    if shape(given) != shape(own):
+        raise HandOverFailed(f"the KV cache has the layout {given}, this model {own}")
+
+
+def _rows(cache: KVCache, index: int, which: int, shape: SlotShape) -> Array:
+    """K (which = 0) or V of one layer as the file wants it: this model's dtype and order of pairs."""
+    position = cache.layout.full_layers.index(index)
+    rows = np.concatenate([block.data[position, which] for block in cache.blocks])
+    if cache.layout.dtype != shape.layout.dtype:
+        rows = cast(rows, cache.layout.dtype, shape.layout.dtype)
+    if which == 0 and shape.interleaved:
+        rows = to_interleaved(rows)
+    return np.ascontiguousarray(rows)
