@@ -1,0 +1,115 @@
+"""Logging for people and for machines, and one line for each step of a job.
+
+A job's line holds ids, counts, sizes and seconds. It never holds a prompt, an answer, or a name: facts pass only if
+they are numbers under a name with a unit, or one of a few known words of a form that no sentence has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from messages.errors import ConfigError
+from messages.lifecycle import Moment, Step
+
+Style = Literal["console", "json"]
+
+# Our rooms log at the level asked for; libraries only from WARNING on (pika tells its life at INFO).
+ROOMS = (
+    "messages", "engines", "kvstore", "infra", "producers", "prefill_worker", "decode_worker", "monitoring", "kvasir"
+)  # fmt: skip
+LEVELS = ("debug", "info", "warning", "error")
+
+_WORDS = ("batch_id", "stage", "lane", "state", "error", "worker_id", "engine", "device", "hand_over", "queue")
+_COUNTS = ("run", "attempts", "returns", "hand_overs", "slots", "busy")
+_UNITS = ("_s", "_bytes", "_tokens", "_tokens_per_s")
+_WORD = re.compile(r"[A-Za-z0-9._:/\-]{1,128}\Z")
+_WARNED_OF = frozenset({Step.RETRIED, Step.KV_GONE, Step.REDELIVERED, Step.ISOLATED, Step.FAILED})
+
+_jobs = logging.getLogger("monitoring.jobs")
+
+
+def configure(level: str = "info", style: Style = "console") -> None:
+    """Log to stderr, in place of what an earlier call configured. Raises ConfigError on an unknown level or style."""
+    if level.lower() not in LEVELS:
+        raise ConfigError(f"the log level must be one of {', '.join(LEVELS)}, not {level!r:.40}")
+    if style not in _FORMATTERS:
+        raise ConfigError(f"the log style must be console or json, not {style!r:.40}")
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _Stderr)]:
+        root.removeHandler(handler)
+    handler = _Stderr()
+    handler.setFormatter(_FORMATTERS[style]())
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    for room in ROOMS:
+        logging.getLogger(room).setLevel(level.upper())
+
+
+def log_moment(moment: Moment) -> None:
+    """An observer: one line for each step, at WARNING for those that cost something, else at INFO."""
+    level = logging.WARNING if moment.step in _WARNED_OF else logging.INFO
+    if _jobs.isEnabledFor(level):
+        _jobs.log(level, moment.step.value, extra={"job": job_fields(moment)})
+
+
+def job_fields(moment: Moment) -> dict[str, Any]:
+    """What may be told of a moment: job, model, and those of its facts that can't hold anybody's text."""
+    facts = {name: value for name, value in moment.facts.items() if _may_be_told(name, value)}
+    batch = {"batch": facts.pop("batch_id")} if "batch_id" in facts else {}
+    return {"job": moment.job_id, **batch, "model": moment.model, **facts}
+
+
+def _may_be_told(name: str, value: object) -> bool:
+    if isinstance(value, str):
+        return name in _WORDS and bool(_WORD.match(value))
+    return isinstance(value, int | float) and (name in _COUNTS or name.endswith(_UNITS))
+
+
+class _Stderr(logging.Handler):
+    """Writes to whatever sys.stderr is at the moment: a progress display replaces it while it is on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001  the contract of logging: a record that can't be written must not stop anybody
+            self.handleError(record)
+
+
+class _Console(logging.Formatter):
+    """`01:02:03 INFO decode_started job=… batch=… model=…`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{datetime.fromtimestamp(record.created):%H:%M:%S} {record.levelname:<7} {record.getMessage()}"
+        job: Mapping[str, Any] = getattr(record, "job", {})
+        text = " ".join([text, *(f"{name}={_short(value)}" for name, value in job.items())])
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _Json(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, event, then the job's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **getattr(record, "job", {}),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _short(value: object) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+_FORMATTERS: dict[str, type[logging.Formatter]] = {"console": _Console, "json": _Json}
