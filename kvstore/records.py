@@ -137,7 +137,7 @@ def _check(header: dict[str, Any], expected: dict[str, Any], value: bytes | memo
     for name, wanted in expected.items():
         found = header.get(name)
         if type(found) is not type(wanted) or found != wanted:
-            raise _failed(ref, f"has {name} {_shown(found)}, not {wanted}")
+            raise _failed(ref, f"has {name} {_shown(found)}, not {_shown(wanted)}")
     raise _failed(ref, "has a header that this program does not write")
 
 

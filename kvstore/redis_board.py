@@ -23,14 +23,15 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with the last card in it.
+# The index expires with the last card in it. Numbers are written out: a round one would become 1.7e+12.
 _PUT_CARD = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-redis.call('ZADD', KEYS[2], now + ARGV[2], ARGV[3])
-redis.call('PEXPIREAT', KEYS[2], redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[2]), ARGV[3])
+local latest = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', latest))
 """
 
 _CLAIM = """

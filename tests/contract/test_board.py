@@ -1,0 +1,171 @@
+"""What every Board keeps, in memory and in Redis."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgpack
+import pytest
+
+from messages import codec
+from messages.cards import WorkerCard
+from tests.support.rooms import Room, open_room
+
+
+@pytest.fixture(params=["memory", "redis"])
+def room(request: pytest.FixtureRequest) -> Iterator[Room]:
+    url = "" if request.param == "memory" else request.getfixturevalue("store_url")
+    room = open_room(request.param, url)
+    yield room
+    immortal = room.immortal()
+    for card in _mine(room):
+        room.board.remove_card(card.worker_id)
+    room.close()
+    assert immortal == [], "every key must have a TTL"
+
+
+def _card(room: Room, name: str, busy: int = 0) -> WorkerCard:
+    return WorkerCard(
+        f"{name}.{room.token}", "decode", "tiny:1b", "simulated", "cpu", "fp", "tok", 4096, 4, "host", 1, 1e9, busy=busy
+    )
+
+
+def _mine(room: Room) -> list[WorkerCard]:
+    return [card for card in room.board.cards() if room.token in card.worker_id]
+
+
+def test_the_clock_is_this_machines_clock_when_the_store_is_local(room: Room) -> None:
+    assert abs(room.board.now() - time.time()) < 1
+
+
+def test_cards_are_listed_by_worker(room: Room) -> None:
+    for name in ("b", "a", "c"):
+        room.board.put_card(_card(room, name), ttl_s=30)
+
+    assert _mine(room) == [_card(room, name) for name in ("a", "b", "c")]
+
+
+def test_a_renewed_card_replaces_the_former(room: Room) -> None:
+    room.board.put_card(_card(room, "a"), ttl_s=30)
+
+    room.board.put_card(_card(room, "a", busy=3), ttl_s=30)
+
+    assert _mine(room) == [_card(room, "a", busy=3)]
+
+
+def test_a_card_vanishes_when_it_is_not_renewed(room: Room) -> None:
+    room.board.put_card(_card(room, "gone"), ttl_s=10)
+    room.board.put_card(_card(room, "alive"), ttl_s=30)
+
+    room.let_pass(11)
+
+    assert _mine(room) == [_card(room, "alive")]
+
+
+def test_a_card_may_expire_at_any_millisecond(room: Room) -> None:
+    # Round ones among them, which a script must not write as 1.8e+12.
+    for milliseconds in range(1000):
+        room.board.put_card(_card(room, "a"), ttl_s=30 + milliseconds / 1000)
+
+    assert _mine(room) == [_card(room, "a")]
+
+
+def test_a_worker_that_leaves_takes_its_card_along(room: Room) -> None:
+    room.board.put_card(_card(room, "a"), ttl_s=30)
+
+    room.board.remove_card(_card(room, "a").worker_id)
+    room.board.remove_card(_card(room, "a").worker_id)
+
+    assert _mine(room) == []
+
+
+def test_cards_that_cannot_be_read_are_left_out(room: Room) -> None:
+    newer = msgpack.packb({**msgpack.unpackb(codec.encode(_card(room, "newer"))), "v": codec.VERSION + 1})
+    room.board.put_card(_card(room, "a"), ttl_s=30)
+    room.plant(f"card:newer.{room.token}", newer)
+    room.plant(f"card:noise.{room.token}", b"\xff noise")
+
+    assert _mine(room) == [_card(room, "a")]
+
+
+def test_a_result_is_kept_for_its_run_only(room: Room) -> None:
+    room.board.put_result(room.token, 1, b"first")
+
+    assert room.board.get_result(room.token, 1) == b"first"
+    assert room.board.get_result(room.token, 2) is None
+    assert room.board.get_result(f"{room.token}:1", 1) is None
+
+
+def test_a_result_expires(room: Room) -> None:
+    room.board.put_result(room.token, 1, b"body", ttl_s=100)
+
+    room.let_pass(101)
+
+    assert room.board.get_result(room.token, 1) is None
+
+
+def test_a_tombstone_stands_for_its_batch_until_it_expires(room: Room) -> None:
+    batch = f"batch-{room.token}"
+    assert not room.board.is_cancelled(batch)
+
+    room.board.cancel(batch, ttl_s=100)
+    assert room.board.is_cancelled(batch)
+    assert not room.board.is_cancelled(f"{batch}-2")
+
+    room.let_pass(101)
+    assert not room.board.is_cancelled(batch)
+
+
+def test_a_claim_is_exclusive_to_its_owner(room: Room) -> None:
+    assert room.board.claim(room.token, 1, "worker-a", ttl_s=30)
+
+    assert not room.board.claim(room.token, 1, "worker-b", ttl_s=30)
+    assert room.board.claim(room.token, 2, "worker-b", ttl_s=30), "another run is another claim"
+
+
+def test_the_owner_renews_its_claim(room: Room) -> None:
+    room.board.claim(room.token, 1, "worker-a", ttl_s=30)
+    room.let_pass(20)
+
+    assert room.board.claim(room.token, 1, "worker-a", ttl_s=30)
+    room.let_pass(20)
+
+    assert not room.board.claim(room.token, 1, "worker-b", ttl_s=30)
+
+
+def test_a_claim_that_expired_is_anybodys(room: Room) -> None:
+    room.board.claim(room.token, 1, "worker-a", ttl_s=30)
+
+    room.let_pass(31)
+
+    assert room.board.claim(room.token, 1, "worker-b", ttl_s=30)
+    assert not room.board.claim(room.token, 1, "worker-a", ttl_s=30)
+
+
+def test_only_the_owner_releases_a_claim(room: Room) -> None:
+    room.board.claim(room.token, 1, "worker-a", ttl_s=30)
+
+    room.board.release(room.token, 1, "worker-b")
+    assert not room.board.claim(room.token, 1, "worker-b", ttl_s=30)
+
+    room.board.release(room.token, 1, "worker-a")
+    room.board.release(room.token, 1, "worker-a")
+    assert room.board.claim(room.token, 1, "worker-b", ttl_s=30)
+
+
+def test_of_many_that_claim_at_once_one_wins(room: Room) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        won = list(threads.map(lambda n: room.board.claim(room.token, 1, f"worker-{n}", ttl_s=30), range(40)))
+
+    assert sum(won) == 1
+
+
+def test_every_field_of_a_card_survives(room: Room) -> None:
+    card = dataclasses.replace(_card(room, "a"), jobs=("j1", "j2"), notes="ünïcode", tokens_per_s=12.5, hands_over=True)
+
+    room.board.put_card(card, ttl_s=30)
+
+    assert _mine(room) == [card]
