@@ -1,0 +1,1 @@
+"""A tiny random-weight model to try Kvasir with, and the script that makes it."""
