@@ -1,0 +1,303 @@
+"""One AMQP connection on an IO thread of its own, opened again for ever until it is closed.
+
+pika is not thread-safe: everything that touches it runs on the IO thread, as a task given to `submit`. Methods
+marked (IO) may be called only there. Heartbeats are answered by the IO thread while the others compute.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pika  # type: ignore[import-untyped]
+from pika.adapters.select_connection import IOLoop  # type: ignore[import-untyped]
+from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
+from tenacity import RetryCallState, Retrying, wait_exponential_jitter
+
+from infra.rabbitmq import properties
+from infra.rabbitmq.errors import describe, is_hopeless, translate
+from messages.errors import BrokerUnavailable, ConfigError
+
+log = logging.getLogger(__name__)
+# pika logs each lost connection several times as an error with traceback; we report it once, and raise.
+logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+Task = Callable[[], None]
+
+# A false alarm costs the decode of every held delivery, and only a vanished machine or network needs heartbeats (a
+# killed process closes its sockets): the broker notices within two intervals, we within one and 5 s.
+HEARTBEAT_S = 20
+# A memory or disk alarm blocks publishers. After this long the connection is tried afresh.
+BLOCKED_S = 300
+CONNECT_S = 5
+_BATCH_BYTES = 64 * 1024
+_BATCH_TASKS = 200
+CLOSE_S = 5
+
+_BACKOFF = wait_exponential_jitter(initial=0.05, max=2, jitter=0.2)
+
+
+class Backoff:
+    """Growing pauses between tries, at most 2 s."""
+
+    def __init__(self) -> None:
+        self._state = RetryCallState(Retrying(), None, (), {})
+
+    def next_s(self) -> float:
+        """The next pause."""
+        pause: float = _BACKOFF(self._state)
+        self._state.attempt_number += 1
+        return pause
+
+    def reset(self) -> None:
+        """It worked: start small again."""
+        self._state.attempt_number = 1
+
+
+class _Guarded(pika.SelectConnection):  # type: ignore[misc]
+    """A connection with two gaps of pika 1.4 closed.
+
+    A headers table which pika can't decode (a date in the year 40000, a NaN) is left out. pika would drop the
+    connection, the broker would deliver the message again, and so on for ever.
+
+    Frames are sent in batches while it is corked. pika makes three system calls for each message, and each lets go
+    of the interpreter lock: that is most of the time that publishing takes.
+    """
+
+    _corked: list[bytes] | None = None
+
+    def cork(self) -> None:
+        """Hold frames back."""
+        self._corked = []
+
+    def uncork(self) -> None:
+        """Send what was held back."""
+        held, self._corked = self._corked, None
+        if held and self._transport is not None:
+            super()._adapter_emit_data(b"".join(held))
+
+    def _adapter_emit_data(self, data: bytes) -> None:
+        if self._corked is None or len(data) >= _BATCH_BYTES:
+            self.uncork()
+            super()._adapter_emit_data(data)
+        else:
+            self._corked.append(data)
+
+    def _read_frame(self) -> tuple[int, Any]:
+        try:
+            frame: tuple[int, Any] = super()._read_frame()
+            return frame
+        except (ValueError, OverflowError, OSError, RecursionError, struct.error, pika.exceptions.AMQPError):
+            found = properties.header_frame(self._frame_buffer)
+            if found is None:
+                raise
+            return found
+
+
+def parameters(url: str, name: str) -> pika.URLParameters:
+    """Connection parameters for `amqp://` and `amqps://`; options in the URL's query win. Raises ConfigError."""
+    try:
+        found = pika.URLParameters(url)
+        given = parse_qs(urlsplit(url).query)
+    except (ValueError, TypeError, AttributeError):
+        given = None
+    if given is None or not url.startswith(("amqp://", "amqps://")):
+        raise ConfigError("the broker's URL must look like amqp://user:password@host:5672/vhost (or amqps://…)")
+    defaults = {
+        "heartbeat": HEARTBEAT_S,
+        "blocked_connection_timeout": BLOCKED_S,
+        "socket_timeout": CONNECT_S,
+        "stack_timeout": CONNECT_S,
+    }
+    for option, value in defaults.items():
+        if option not in given:
+            setattr(found, option, value)
+    found.connection_attempts = 1
+    found.client_properties = {"connection_name": name}
+    return found
+
+
+class Connection:
+    """See the module. `on_open` and `on_unblocked` run on the IO thread, `on_open` after every opening."""
+
+    def __init__(self, settings: pika.URLParameters, on_open: Task, on_unblocked: Task) -> None:
+        self._settings = settings
+        self._on_open = on_open
+        self._on_unblocked = on_unblocked
+        self._loop = IOLoop()
+        self._raw: pika.SelectConnection | None = None
+        self._tasks: deque[Task] = deque()
+        self._woken = False
+        self._changed = threading.Condition()
+        self._open = False
+        self._closing = False
+        self._ended = False
+        self._hopeless: BaseException | None = None  # only before the first opening: later, everything may pass
+        self._was_open = False
+        self._failure: BaseException | None = None
+        self._backoff = Backoff()
+        self.blocked = False  # (IO) the broker asked publishers to stop
+        name = str(settings.client_properties["connection_name"])
+        self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def peer(self) -> str:
+        """`host:port`"""
+        return f"{self._settings.host}:{self._settings.port}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is up now, as far as anyone can know."""
+        raw = self._raw
+        return self._open and raw is not None and raw.is_open
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    @property
+    def raw(self) -> pika.SelectConnection:
+        """(IO) pika's connection. Raises BrokerUnavailable while there is none."""
+        if self._raw is None or not self.is_open:
+            raise self.unavailable()
+        return self._raw
+
+    def unavailable(self) -> BrokerUnavailable:
+        """Why it is not open, as an error to raise."""
+        if self._closing:
+            return BrokerUnavailable("the connection to the broker was closed by this process")
+        reason = f": {describe(self._failure)}" if self._failure else ""
+        return BrokerUnavailable(f"no connection to the broker at {self.peer}{reason}")
+
+    def wait_open(self, timeout_s: float) -> None:
+        """Wait until it is open. Raises BrokerUnavailable, or ConfigError if waiting can't help."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open or self._closing or self._hopeless, timeout_s)
+            if self._hopeless:
+                raise translate(self._hopeless, f"connecting to the broker at {self.peer}")
+            if not self._open:
+                raise self.unavailable()
+
+    def submit(self, task: Task) -> None:
+        """Run `task` on the IO thread, in the order of submission. It must not raise.
+
+        When that thread has ended, here: the task then finds no connection and says so to whoever waits for it.
+        """
+        self._tasks.append(task)
+        if self._ended:
+            self._run_tasks()
+        elif not self._woken:
+            self._woken = True
+            self._loop.add_callback_threadsafe(self._run_tasks)
+
+    def later(self, delay_s: float, task: Task) -> None:
+        """(IO) Run `task` after a while."""
+        self._loop.call_later(delay_s, task)
+
+    def drop(self) -> None:
+        """Cut the connection without a word to the broker, as a network fault would. For tests."""
+        cut = threading.Event()
+        self.submit(lambda: self._cut("cut on purpose", cut))
+        cut.wait(CLOSE_S)
+
+    def close(self) -> None:
+        """Run what was submitted, say goodbye to the broker, end the thread. Idempotent."""
+        self.submit(self._begin_close)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():  # a broker under alarm doesn't read, so it doesn't answer either
+            self.submit(lambda: self._cut("no answer to closing"))
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        self._connect()
+        while True:
+            try:
+                self._loop.start()
+                break
+            except Exception:  # the thread serves everybody: a bug in one task must not end it
+                log.exception("broker connection to %s: bug in a task; connecting again", self.peer)
+                self._cut("a bug of ours")
+        self._ended = True  # before the last look: what is appended from now on is run by who appends it
+        self._run_tasks()
+        self._loop.close()
+
+    def _run_tasks(self) -> None:
+        self._woken = False  # before the loop: whoever appends after its last look wakes us again
+        while self._tasks:
+            raw = self._raw
+            if raw is not None:
+                raw.cork()
+            for _ in range(min(len(self._tasks), _BATCH_TASKS)):
+                self._tasks.popleft()()
+            if raw is not None:
+                raw.uncork()
+
+    def _connect(self) -> None:
+        if self._closing:
+            return
+        self._raw = _Guarded(self._settings, self._opened, self._failed, self._lost, custom_ioloop=self._loop)
+
+    def _opened(self, raw: pika.connection.Connection) -> None:
+        raw.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
+        raw.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
+        self._backoff.reset()
+        with self._changed:
+            self.blocked = False
+            self._open = self._was_open = True
+            self._hopeless = None
+            self._changed.notify_all()
+        self._on_open()
+
+    def _set_blocked(self, blocked: bool) -> None:
+        log.warning("broker at %s: publishing is %s", self.peer, "blocked by an alarm" if blocked else "free again")
+        self.blocked = blocked
+        if not blocked:
+            self._on_unblocked()
+
+    def _failed(self, _raw: pika.connection.Connection, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            if is_hopeless(error) and not self._was_open:
+                self._hopeless = error
+            self._changed.notify_all()
+        self._connect_again()
+
+    def _lost(self, _raw: pika.connection.Connection, reason: BaseException) -> None:
+        if not self._closing:
+            log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))
+        with self._changed:
+            self._open = False
+            self._failure = reason
+            self._changed.notify_all()
+        self._connect_again()
+
+    def _connect_again(self) -> None:
+        self._raw = None
+        if self._closing:
+            self._loop.stop()
+        else:
+            self.later(self._backoff.next_s(), self._connect)
+
+    def _begin_close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._raw is None:
+            self._loop.stop()
+        elif not self._raw.is_closing and not self._raw.is_closed:
+            self._raw.close()
+
+    def _cut(self, why: str, done: threading.Event | None = None) -> None:
+        if self._raw is not None and not self._raw.is_closed:
+            self._raw._terminate_stream(StreamLostError(why))
+        elif self._closing:
+            self._loop.stop()
+        if done:
+            done.set()

@@ -1,0 +1,132 @@
+"""pika's exceptions as ours: one table by class, one by the AMQP reply code."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+from pika import exceptions as pika_errors  # type: ignore[import-untyped]
+from pika.adapters.utils import connection_workflow as workflow  # type: ignore[import-untyped]
+
+from messages.errors import BatchError, BrokerUnavailable, ConfigError, InvalidMessage, KvasirError, NoQueue
+
+# AMQP 0-9-1 reply codes
+ACCESS_REFUSED = 403
+NOT_FOUND = 404
+RESOURCE_LOCKED = 405
+PRECONDITION_FAILED = 406
+NOT_ALLOWED = 530
+
+# Every class that `pika.exceptions` has, so that a new one is a decision and not an accident (a test compares).
+BY_CLASS: dict[type[Exception], type[KvasirError]] = {
+    pika_errors.AMQPError: BrokerUnavailable,
+    # The connection is gone, or was never there: it is opened again.
+    pika_errors.AMQPConnectionError: BrokerUnavailable,
+    pika_errors.ConnectionOpenAborted: BrokerUnavailable,
+    pika_errors.StreamLostError: BrokerUnavailable,
+    pika_errors.ConnectionWrongStateError: BrokerUnavailable,
+    pika_errors.ConnectionClosed: BrokerUnavailable,
+    pika_errors.ConnectionClosedByBroker: BrokerUnavailable,
+    pika_errors.ConnectionClosedByClient: BrokerUnavailable,
+    pika_errors.ConnectionBlockedTimeout: BrokerUnavailable,
+    pika_errors.AMQPHeartbeatTimeout: BrokerUnavailable,
+    pika_errors.NoFreeChannels: BrokerUnavailable,
+    pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # also what a half-started broker looks like
+    # A person has to mend the URL.
+    pika_errors.AuthenticationError: ConfigError,
+    pika_errors.ProbableAuthenticationError: ConfigError,
+    pika_errors.ProbableAccessDeniedError: ConfigError,
+    # A channel is gone: the reply code says more, see `of_reply`.
+    pika_errors.AMQPChannelError: BrokerUnavailable,
+    pika_errors.ChannelWrongStateError: BrokerUnavailable,
+    pika_errors.ChannelClosed: BrokerUnavailable,
+    pika_errors.ChannelClosedByBroker: BrokerUnavailable,
+    pika_errors.ChannelClosedByClient: BrokerUnavailable,
+    pika_errors.ChannelError: BrokerUnavailable,
+    pika_errors.ConsumerCancelled: BrokerUnavailable,
+    pika_errors.NackError: BrokerUnavailable,
+    pika_errors.UnroutableError: NoQueue,
+    # The peer's bytes made no sense: the connection starts afresh.
+    pika_errors.ProtocolSyntaxError: BrokerUnavailable,
+    pika_errors.UnexpectedFrameError: BrokerUnavailable,
+    pika_errors.ProtocolVersionMismatch: BrokerUnavailable,
+    pika_errors.BodyTooLongError: BrokerUnavailable,
+    pika_errors.InvalidFrameError: BrokerUnavailable,
+    pika_errors.InvalidFieldTypeException: BrokerUnavailable,
+    # Our message can't be written as AMQP.
+    pika_errors.UnsupportedAMQPFieldException: InvalidMessage,
+    pika_errors.ShortStringTooLong: InvalidMessage,
+    # Only a bug of ours can cause these.
+    pika_errors.DuplicateConsumerTag: BrokerUnavailable,
+    pika_errors.DuplicateGetOkCallback: BrokerUnavailable,
+    pika_errors.InvalidChannelNumber: BrokerUnavailable,
+    pika_errors.MethodNotImplemented: BrokerUnavailable,
+    pika_errors.ReentrancyError: BrokerUnavailable,
+}
+
+
+def translate(error: BaseException, doing: str) -> KvasirError:
+    """Our error for one of pika's, the socket's or TLS's; `doing` begins the sentence ("reading queue x")."""
+    if isinstance(error, KvasirError):
+        return error
+    if isinstance(error, pika_errors.ChannelClosed):
+        return of_reply(error.reply_code, error.reply_text, doing)
+    for cls in type(error).__mro__:
+        if cls in BY_CLASS:
+            return BY_CLASS[cls](f"{doing}: {describe(error)}")
+    return BrokerUnavailable(f"{doing}: {describe(error)}")
+
+
+def of_reply(code: int, text: str, doing: str) -> KvasirError:
+    """Our error for a channel that the broker closed with this reply."""
+    sentence = f"{doing}: the broker answered {code} {text}"
+    if code == NOT_FOUND:
+        return NoQueue(sentence)
+    if code == RESOURCE_LOCKED or (code == ACCESS_REFUSED and "exclusive" in text):
+        return BatchError(f"{sentence} (another process reads this queue)")
+    if code == ACCESS_REFUSED:
+        return ConfigError(sentence)
+    return BrokerUnavailable(sentence)
+
+
+def is_hopeless(error: BaseException) -> bool:
+    """Whether trying to connect again can't help: the broker itself refused user, password or virtual host.
+
+    pika also says "probable" of a connection lost in that phase, which a broker being killed causes too.
+    """
+    root = _root(error)
+    refused = any(f"({code})" in _reply_text(root) for code in (ACCESS_REFUSED, NOT_ALLOWED))
+    return refused and isinstance(translate(root, ""), ConfigError)
+
+
+def describe(error: BaseException) -> str:
+    """The cause in a few words; pika wraps it several times. Never holds a password: pika is given no URL to print."""
+    root = _root(error)
+    if isinstance(root, pika_errors.ProbableAuthenticationError | pika_errors.AuthenticationError):
+        return "user name or password refused"
+    if isinstance(root, pika_errors.ProbableAccessDeniedError):
+        return f"no access to the virtual host ({_reply_text(root)})"
+    if isinstance(root, workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError):
+        return "no answer in time"
+    if isinstance(root, ssl.SSLError | OSError) and root.args:
+        return str(root)
+    return f"{type(root).__name__} {_reply_text(root)}".strip()
+
+
+def _root(error: BaseException) -> BaseException:
+    """The innermost cause."""
+    for _ in range(10):
+        inner: object = getattr(error, "exceptions", None) or getattr(error, "exception", None)
+        if not inner and isinstance(error, pika_errors.AMQPConnectionError) and error.args:
+            inner = error.args[0]
+        if isinstance(inner, list | tuple):
+            inner = inner[-1]
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return error
+
+
+def _reply_text(error: BaseException) -> str:
+    return ", ".join(str(argument) for argument in error.args)

@@ -1,0 +1,285 @@
+"""Publishing with confirms in a window, over reconnects.
+
+A message is followed by its delivery tag, which also travels in the AMQP property `type`: RabbitMQ returns an
+unroutable message without saying which confirm belongs to it, and neither message_id nor address is unique.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pika.channel  # type: ignore[import-untyped]
+from pika import spec
+from pika.exceptions import ChannelClosedByBroker  # type: ignore[import-untyped]
+
+from infra.broker import Address, Message
+from infra.rabbitmq.connection import Backoff, Connection
+from infra.rabbitmq.errors import NOT_FOUND, translate
+from infra.rabbitmq.properties import to_properties
+from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
+
+log = logging.getLogger(__name__)
+
+# A channel that the broker closes for one bad message takes its neighbours along; they are published again. After so
+# many closings a message counts as the bad one.
+MAX_REFUSALS = 3
+MAX_LOSSY_BACKLOG = 10_000
+
+
+class Outgoing:
+    """A message on its way, and the stream that waits for it."""
+
+    __slots__ = ("message", "refusals", "returned", "stream", "to")
+
+    def __init__(self, to: Address, message: Message, stream: Stream) -> None:
+        self.to = to
+        self.message = message
+        self.stream = stream
+        self.returned = False
+        self.refusals = 0
+
+    def describe(self) -> str:
+        """For error messages."""
+        return f"message {self.message.message_id or '(no id)'} to {self.to.exchange or '(default)'}/{self.to.key}"
+
+
+class Publisher:
+    """The confirming channel of the publish connection, and beside it one for messages that may be lost.
+
+    Everything but `send`, `send_lossy` and `close` runs on the IO thread.
+    """
+
+    def __init__(self) -> None:
+        self._connection: Connection
+        self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
+        self._next_tag = 1
+        self._unconfirmed: dict[int, Outgoing] = {}  # by delivery tag, in order
+        self._backlog: deque[Outgoing] = deque()
+        self._lossy: pika.channel.Channel | None = None
+        self._lossy_backlog = 0
+        self._backoff = Backoff()
+        self._closed = False
+
+    def attach(self, connection: Connection) -> None:
+        """Give it its connection, before anything else."""
+        self._connection = connection
+
+    def send(self, outgoing: Outgoing) -> None:
+        """From any thread: publish, now or once there is a connection. The stream hears how it ended."""
+        self._connection.submit(partial(self._send, outgoing))
+
+    def send_lossy(self, to: Address, message: Message) -> None:
+        """From any thread: publish if that is possible right now."""
+        if self._lossy_backlog < MAX_LOSSY_BACKLOG and self._connection.is_open:
+            self._lossy_backlog += 1
+            self._connection.submit(partial(self._send_lossy, to, message))
+
+    def close(self) -> None:
+        """From any thread: fail whatever is unconfirmed, now and later."""
+        self._connection.submit(self._close)
+
+    def opened(self) -> None:
+        """The connection is up."""
+        self._open_channel()
+        self._open_lossy()
+
+    def drain(self) -> None:
+        """Publish what waited."""
+        while self._backlog and self._channel is not None and not self._connection.blocked:
+            self._emit(self._channel, self._backlog.popleft())
+
+    def _open_channel(self) -> None:
+        if self._connection.is_open and not self._closed:
+            self._connection.raw.channel(on_open_callback=self._channel_opened)
+
+    def _channel_opened(self, channel: pika.channel.Channel) -> None:
+        channel.add_on_close_callback(self._channel_closed)
+        channel.add_on_return_callback(self._returned)
+        channel.confirm_delivery(self._confirmed, callback=partial(self._ready, channel))
+
+    def _ready(self, channel: pika.channel.Channel, _answer: Any) -> None:
+        self._channel = channel
+        self._next_tag = 1
+        self.drain()
+
+    def _send(self, outgoing: Outgoing) -> None:
+        if self._closed:
+            self._fail(outgoing, self._connection.unavailable())
+        elif self._channel is None or self._backlog or self._connection.blocked:
+            self._backlog.append(outgoing)
+        else:
+            self._emit(self._channel, outgoing)
+
+    def _emit(self, channel: pika.channel.Channel, outgoing: Outgoing) -> None:
+        if outgoing.stream.abandoned:
+            return
+        try:
+            properties = to_properties(outgoing.message)
+            properties.type = str(self._next_tag)
+            to = outgoing.to
+            channel.basic_publish(to.exchange, to.key, outgoing.message.body, properties, mandatory=True)
+        except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
+            self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
+            return
+        self._unconfirmed[self._next_tag] = outgoing
+        self._next_tag += 1
+
+    def _confirmed(self, frame: Any) -> None:
+        """basic.ack or basic.nack, of one message or of all up to one."""
+        answer = frame.method
+        refused = isinstance(answer, spec.Basic.Nack)
+        for outgoing in self._take(answer.delivery_tag, answer.multiple):
+            if outgoing.returned:
+                self._fail(outgoing, _no_queue(outgoing))
+            elif refused:
+                self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: the broker refused it (queue full?)"))
+            else:
+                outgoing.stream.done.put((outgoing, None))
+
+    def _take(self, tag: int, multiple: bool) -> list[Outgoing]:
+        tags = [tag]
+        if multiple:
+            last = tag or self._next_tag  # tag 0: all
+            tags = []
+            for known in self._unconfirmed:
+                if known > last:
+                    break
+                tags.append(known)
+        self._backoff.reset()
+        return [self._unconfirmed.pop(each) for each in tags if each in self._unconfirmed]
+
+    def _returned(self, _channel: Any, _method: Any, properties: spec.BasicProperties, _body: bytes) -> None:
+        """Unroutable. The confirm of the same message follows."""
+        outgoing = self._unconfirmed.get(int(properties.type or 0))
+        if outgoing:
+            outgoing.returned = True
+
+    def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
+        """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
+        self._channel = None
+        again = [outgoing for outgoing in self._unconfirmed.values() if not self._is_refused(outgoing, reason)]
+        self._unconfirmed.clear()
+        self._backlog.extendleft(reversed(again))
+        if self._connection.is_open:
+            log.warning("the broker closed the publishing channel: %s", reason)
+            self._connection.later(self._backoff.next_s(), self._open_channel)
+
+    def _is_refused(self, outgoing: Outgoing, reason: BaseException) -> bool:
+        """Whether this closing ended the message, too. `outgoing` has then been failed."""
+        missing = _missing_exchange(reason)
+        if outgoing.returned or missing == outgoing.to.exchange:
+            self._fail(outgoing, _no_queue(outgoing))
+            return True
+        if isinstance(reason, ChannelClosedByBroker) and missing is None:
+            outgoing.refusals += 1
+        if outgoing.refusals < MAX_REFUSALS:
+            return False
+        self._fail(outgoing, translate(reason, outgoing.describe()))
+        return True
+
+    def _fail(self, outgoing: Outgoing, error: Exception) -> None:
+        outgoing.stream.done.put((outgoing, error))
+
+    def _open_lossy(self) -> None:
+        self._lossy = None
+        if self._connection.is_open and not self._closed:
+            self._connection.raw.channel(on_open_callback=self._lossy_opened)
+
+    def _lossy_opened(self, channel: pika.channel.Channel) -> None:
+        channel.add_on_close_callback(self._lossy_closed)
+        self._lossy = channel
+
+    def _lossy_closed(self, _channel: pika.channel.Channel, _reason: BaseException) -> None:
+        self._lossy = None
+        if self._connection.is_open:
+            self._connection.later(1.0, self._open_lossy)
+
+    def _send_lossy(self, to: Address, message: Message) -> None:
+        self._lossy_backlog -= 1
+        if self._lossy is None or self._connection.blocked:
+            return
+        try:
+            self._lossy.basic_publish(to.exchange, to.key, message.body, to_properties(message))
+        except Exception as error:  # noqa: BLE001  nobody waits to hear of it
+            log.debug("dropped a message to %s: %r", to, error)
+
+    def _close(self) -> None:
+        self._closed = True
+        waiting = [*self._unconfirmed.values(), *self._backlog]
+        self._unconfirmed.clear()
+        self._backlog.clear()
+        for outgoing in waiting:
+            self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: closed before it was confirmed"))
+
+
+class Stream:
+    """One caller's messages: at most `window` of them unconfirmed."""
+
+    def __init__(self, publisher: Publisher, window: int, timeout_s: float | None) -> None:
+        self._publisher = publisher
+        self._window = max(1, window)
+        self._timeout_s = timeout_s
+        self._in_flight = 0
+        self._confirmed = 0
+        self._error: Exception | None = None
+        self.done: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
+        self.abandoned = False  # the caller is gone: don't publish again for it
+
+    def run(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
+        """Publish all; returns how many were confirmed. Raises the first error once nothing is in flight."""
+        try:
+            for to, message in sends:
+                self._make_room(on_confirmed)
+                if self._error:
+                    break
+                self._in_flight += 1
+                self._publisher.send(Outgoing(to, message, self))
+            while self._in_flight:
+                self._settle_one(on_confirmed)
+        finally:
+            self.abandoned = True
+        if self._error:
+            raise self._error
+        return self._confirmed
+
+    def _make_room(self, on_confirmed: Callable[[Message], None]) -> None:
+        if self._in_flight >= self._window:
+            # Down to half of it: the two threads then take turns seldom, with many messages each time.
+            while self._in_flight > self._window // 2:
+                self._settle_one(on_confirmed)
+        while not self.done.empty():
+            self._settle_one(on_confirmed)
+
+    def _settle_one(self, on_confirmed: Callable[[Message], None]) -> None:
+        try:
+            outgoing, error = self.done.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise BrokerUnavailable(
+                f"no confirm from the broker within {self._timeout_s:g} s; {self._in_flight} messages are unconfirmed"
+            ) from self._error
+        self._in_flight -= 1
+        if error:
+            self._error = self._error or error
+        else:
+            self._confirmed += 1
+            on_confirmed(outgoing.message)
+
+
+def _missing_exchange(reason: BaseException) -> str | None:
+    """The exchange for whose lack the broker closed the channel."""
+    if not isinstance(reason, ChannelClosedByBroker) or reason.reply_code != NOT_FOUND:
+        return None
+    found = re.search(r"no exchange '(.*)' in vhost", reason.reply_text)
+    return found[1] if found else None
+
+
+def _no_queue(outgoing: Outgoing) -> NoQueue:
+    return NoQueue(
+        f"{outgoing.describe()}: no such queue on the broker. Is the model in the configuration of everyone involved?"
+    )
