@@ -139,6 +139,7 @@ def write_folder(folder: Path, tokenizer: Tokenizer, weights: Weights) -> None:
     """The Hugging Face form: config.json, model.safetensors and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner can read
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIALS}
     _write_json(folder / "config.json", _config(ids))
@@ -204,7 +205,7 @@ def write_gguf(path: Path, tokenizer: Tokenizer, weights: Weights) -> None:
     _add_tokenizer(writer, tokenizer)
     for name, value in weights.items():
         # llama.cpp wants the norms in float32; float16 to float32 changes no value.
-        writer.add_tensor(_gguf_name(name), value.astype(np.float32))
+        writer.add_tensor(gguf_name(name), value.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -244,7 +245,7 @@ _GGUF_NAMES = {
 }
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
     """`model.layers.2.self_attn.q_proj.weight` is `blk.2.attn_q.weight` in a GGUF file."""
     stem = name.removesuffix(".weight")
     if stem.startswith("model.layers."):

@@ -1,0 +1,99 @@
+"""The demo model can be made again byte for byte, and its two forms say the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from examples.model import make
+
+HERE = Path(make.__file__).parent
+FOLDER = HERE / make.NAME
+FILE = HERE / f"{make.NAME}.gguf"
+MIB = 1 << 20
+
+
+def hashes(root: Path, paths: list[Path]) -> dict[str, str]:
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def model_files(root: Path) -> list[Path]:
+    return sorted([root / FILE.name, *(root / make.NAME).iterdir()])
+
+
+@pytest.fixture(scope="module")
+def reader() -> gguf.GGUFReader:
+    return gguf.GGUFReader(FILE)
+
+
+def field(reader: gguf.GGUFReader, name: str) -> Any:
+    found = reader.get_field(name)
+    assert found is not None, f"{name} is missing"
+    return found.contents()
+
+
+def test_the_same_seed_gives_the_committed_bytes(tmp_path: Path) -> None:
+    make.make(tmp_path)
+
+    assert hashes(tmp_path, model_files(tmp_path)) == hashes(HERE, model_files(HERE))
+
+
+def test_another_seed_gives_other_weights_and_the_same_shapes() -> None:
+    leanings = make.token_leanings(Tokenizer.from_file(str(FOLDER / "tokenizer.json")))
+
+    other, ours = make.make_weights(make.SEED + 1, leanings), load_file(FOLDER / "model.safetensors")
+
+    assert {name: value.shape for name, value in other.items()} == {name: value.shape for name, value in ours.items()}
+    assert not np.array_equal(other["lm_head.weight"], ours["lm_head.weight"])
+
+
+def test_both_forms_hold_exactly_the_same_weights(reader: gguf.GGUFReader) -> None:
+    ours = load_file(FOLDER / "model.safetensors")
+    theirs = {tensor.name: tensor.data for tensor in reader.tensors}
+
+    assert len(theirs) == len(ours)
+    for name, value in ours.items():
+        assert np.isfinite(value).all(), name
+        assert np.array_equal(theirs[make.gguf_name(name)], value.astype(np.float32)), name
+
+
+def test_both_forms_hold_the_same_tokenizer_and_template(reader: gguf.GGUFReader) -> None:
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    tokens = field(reader, "tokenizer.ggml.tokens")
+
+    assert tokens == [tokenizer.id_to_token(token_id) for token_id in range(make.VOCABULARY)]
+    assert field(reader, "tokenizer.chat_template") == settings["chat_template"]
+    assert tokens[field(reader, "tokenizer.ggml.eos_token_id")] == settings["eos_token"] == make.END
+    controls = [i for i, kind in enumerate(field(reader, "tokenizer.ggml.token_type")) if kind == 3]
+    assert [tokens[i] for i in controls] == list(make.SPECIALS)
+    assert field(reader, "tokenizer.ggml.pre") == "qwen2"
+    assert field(reader, "tokenizer.ggml.add_bos_token") is False
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x <- c(1, 2)\r\n\r\n", "naïve 日本語 🙂 é", "<|im_end|> 12345", "\x00\x1f\u2028"]
+)
+def test_any_text_survives_the_tokenizer(text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_the_files_are_small_and_tracked_by_git() -> None:
+    files = model_files(HERE)
+    tracked = subprocess.run(["git", "ls-files", "."], cwd=HERE, capture_output=True, text=True, check=True).stdout
+
+    assert sum(path.stat().st_size for path in files) < 8 * MIB
+    assert {str(path.relative_to(HERE)) for path in files} <= set(tracked.splitlines())
