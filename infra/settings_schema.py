@@ -165,6 +165,8 @@ SAMPLING = tuple(_SAMPLING)
 GRADING: dict[str, Key] = {
     "code_model": Key("", _model_or_none, "KVASIR_CODE_MODEL"),
     "feedback_model": Key("", _model_or_none, "KVASIR_FEEDBACK_MODEL"),
+    "notice": Key("", _text),
+    "notice": Key("", _text),
     **_SAMPLING,
 }
 MODEL: dict[str, Key | Many | Schema] = {

@@ -167,7 +167,8 @@ def _parsed(text: str, key: Key) -> Any:
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     """A variable that resembles one of ours is taken for a slip; one that resembles none is somebody else's."""
-    known = {key.variable for keys in _FROM_ENVIRONMENT.values() for key in keys.values()} | {CONFIG_VARIABLE}
+    known = {key.variable for keys in _FROM_ENVIRONMENT.values() for key in keys.values() if key.variable}
+    known.add(CONFIG_VARIABLE)
     for name in environ:
         if not name.startswith("KVASIR_") or name in known or _FOREIGN.match(name):
             continue

@@ -104,6 +104,11 @@ def test_local_switches_a_configured_cluster_off(load: Load) -> None:
     assert settings.origin("services.broker") == "--broker"
 
 
+def test_a_report_notice_comes_from_the_file_and_has_no_variable(load: Load) -> None:
+    settings = load(here='[grading]\nnotice = "Made-up grades"\n', environ={"": "x", "KVASIR_NOTICE": "x"})
+    assert settings.grading.notice == "Made-up grades"
+
+
 def test_nested_flags_configure_a_model_without_a_file(load: Load, tmp_path: Path) -> None:
     settings = load(models={"m": {"engine": None, "weights": {"llamacpp": "m.gguf"}}}, code_model="m")
     assert settings.code_model().weights_for() == ("llamacpp", str(tmp_path / "cwd" / "m.gguf"))
