@@ -103,14 +103,14 @@ def test_a_redis_server_starts_again_empty_on_the_same_port() -> None:
 
 def test_a_confirmed_message_survives_the_kill_of_its_broker(broker: RabbitMQServer) -> None:
     _publish(broker.url, "kept", b"a job")
+    broker.wait_until_on_disk("kept")
     first = broker.pid
 
     broker.kill()
     assert _gone(first)
     broker.start()
 
-    body = wait_until(lambda: _take(broker.url, "kept"), "the queue has elected its leader and hands out the message")
-    assert body == b"a job"
+    assert wait_until(lambda: _take(broker.url, "kept"), "the message is handed out") == b"a job"
 
 
 def test_a_broker_stops_in_good_order_and_comes_back(broker: RabbitMQServer) -> None:

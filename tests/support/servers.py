@@ -27,6 +27,7 @@ from typing import Self
 import redis
 
 from tests.support import programs
+from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
 _LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
@@ -293,6 +294,18 @@ class RabbitMQServer(Server):
         if done.returncode:
             raise ServerFailed(f"rabbitmqctl {' '.join(arguments)}: {done.stderr or done.stdout}")
         return done.stdout
+
+    def wait_until_on_disk(self, *queues: str) -> None:
+        """Wait until quorum queues just declared would survive `kill`: about 3 s.
+
+        Measured on 3.10.8: the register of queue members (names.dets) is written 3 s late. A queue killed before that
+        comes back without its members: every use of it times out after 60 s, and its messages can't be reached.
+        """
+        wanted = [name.encode() for name in queues]
+        wait_until(lambda: all(name in self._register() for name in wanted), f"{queues} are on disk", timeout_s=15)
+
+    def _register(self) -> bytes:
+        return b"".join(path.read_bytes() for path in self.folder.glob("data/*/quorum/*/names.dets"))
 
     def close(self) -> None:
         """Kill it and its epmd, remove its folder. Idempotent."""

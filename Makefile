@@ -1,0 +1,74 @@
+# Works with GNU make 3.81 (macOS) and newer. `make help` lists what there is.
+
+SHELL = /bin/sh
+PYTHON ?=
+export PYTHON
+
+# One virtual environment; a stamp for each set of packages in it. The checksum makes a moved checkout install anew.
+PY = .venv/bin/python
+HERE := $(shell pwd | cksum | cut -d ' ' -f 1)
+STAMPS = .venv/.installed-$(HERE)
+ENGINES = llamacpp
+
+DEMO_SIZE = 60 MB
+TEST_SIZE = 100 MB
+TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUDA
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint test-system test-torch services bench env clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: $(STAMPS)/demo ## grade a small made-up class on this machine: no services, no account
+	@$(PY) -m examples.demo
+	@echo
+	@echo "Next:   . .venv/bin/activate"
+	@echo "        kvasir --help"
+
+test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
+	$(PY) -m pytest -m "not system and not torch"
+
+lint: $(STAMPS)/test ## ruff, mypy, import arrows
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser
+	$(PY) -m tests.support.programs chromium
+	$(PY) -m pytest -m system
+
+test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch
+	$(PY) -m pytest -m torch
+
+services: $(STAMPS)/test ## a private RabbitMQ and Redis until Ctrl-C; prints where they are
+	@$(PY) -m tests.support.services
+
+bench: $(STAMPS)/test ## the benchmarks; one JSON line each
+	$(PY) -m benchmarks
+
+env: ## .env with random passwords for docker compose
+	@sh scripts/make-env
+
+clean: ## remove the virtual environment, caches and build products
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/demo: pyproject.toml
+	@sh scripts/venv "$(DEMO_SIZE)" ".[$(ENGINES)]"
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/test: pyproject.toml
+	@sh scripts/venv "$(TEST_SIZE)" ".[dev,$(ENGINES)]"
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/ui: pyproject.toml
+	@sh scripts/venv "110 MB" ".[ui]"
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch first and pinned: what else asks for it would be given another build.
+$(STAMPS)/torch: pyproject.toml
+	@sh scripts/venv "$(TORCH_SIZE)" torch==2.13.0 ".[torch]"
+	@mkdir -p $(STAMPS) && touch $@
