@@ -166,7 +166,6 @@ GRADING: dict[str, Key] = {
     "code_model": Key("", _model_or_none, "KVASIR_CODE_MODEL"),
     "feedback_model": Key("", _model_or_none, "KVASIR_FEEDBACK_MODEL"),
     "notice": Key("", _text),
-    "notice": Key("", _text),
     **_SAMPLING,
 }
 MODEL: dict[str, Key | Many | Schema] = {

@@ -27,7 +27,6 @@ class Grading:
     code_model: str = ""
     feedback_model: str = ""
     notice: str = ""  # a sentence across the top of every report, such as the demo's: these are no real grades
-    notice: str = ""  # one sentence across the top of every report
     max_tokens: int = 3000
     temperature: float = 0.2
     top_p: float = 0.9
