@@ -30,9 +30,8 @@ class Lines:
                 size = file.tell()
                 self._write(file.fileno(), data, size)
         except OSError as error:
-            raise BatchError(
-                f"can't write {self.path}: {error.strerror}; nothing is lost, run again to resume"
-            ) from error
+            why = f"can't write {self.path}: {error.strerror}"
+            raise BatchError(f"{why}; nothing is lost: mend that, and run again to resume") from error
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """All rows so far. Raises BatchError on a line that is not a JSON object."""

@@ -1,0 +1,5 @@
+"""`python -m kvasir`."""
+
+from kvasir.cli import main
+
+main()

@@ -1,0 +1,73 @@
+"""The `kvasir` command: its root, and the one place that turns errors into exit codes.
+
+Exit codes: 0 all succeeded, 1 some jobs failed, 2 bad usage or input, 3 the cluster can't be reached,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kvasir import batch_commands, query_commands, worker_commands
+from kvasir.options import global_options
+from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
+
+FAILED = 1
+USAGE = 2
+UNREACHABLE = 3
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="kvasir-inference", prog_name="kvasir")
+@global_options
+def kvasir() -> None:
+    """Grade a class's homework with language models, and lose nothing.
+
+    Without a broker everything runs in this process. With KVASIR_BROKER_URL and KVASIR_STORE_URL (or kvasir.toml)
+    the same commands use the cluster.
+    """
+
+
+for module in (batch_commands, query_commands, worker_commands):
+    for command in module.COMMANDS:
+        kvasir.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and leave with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code. Errors of ours become one sentence on stderr."""
+    try:
+        code = kvasir.main(args=arguments, prog_name="kvasir", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted; run the same command again to go on where it stopped", err=True)
+        return INTERRUPTED
+    except KvasirError as error:
+        click.echo(f"kvasir: {error}", err=True)
+        return _code_of(error)
+    except BrokenPipeError:  # whoever read our output has left: `kvasir results … | head`
+        sys.stderr.close()
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def _code_of(error: KvasirError) -> int:
+    if isinstance(error, BrokerUnavailable | StoreUnavailable):
+        return UNREACHABLE
+    return USAGE if isinstance(error, UsageError | DeadLetter) else FAILED
+
+
+if __name__ == "__main__":
+    main()

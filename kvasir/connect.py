@@ -1,0 +1,65 @@
+"""From settings to a Client: over the cluster where a broker is configured, else over a pipeline in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import kvstore.connect
+from infra.broker import Broker
+from infra.settings import Settings
+from kvasir.local import LocalPipeline
+from kvstore.best_effort import BestEffortBoard
+from kvstore.connect import Stores
+from messages.errors import ConfigError
+from messages.lifecycle import Moment
+from producers.client import Client
+
+Observer = Callable[[Moment], None]
+
+
+def connect(
+    settings: Settings, models: Sequence[str] = (), observe: Observer = lambda _moment: None, name: str = "client"
+) -> Client:
+    """A client for `models` (default: all that are configured). Close it, or use it as a context manager.
+
+    Raises:
+        ConfigError: a model is not configured, or the settings contradict each other.
+        BrokerUnavailable, StoreUnavailable: the cluster can't be reached.
+    """
+    names = [settings.model(model).name for model in models] or list(settings.models)
+    if not is_cluster(settings):
+        return LocalPipeline(settings, names, observe).client()
+    broker = open_broker(settings, name)
+    try:
+        stores = open_stores(settings)
+    except BaseException:
+        broker.close()
+        raise
+
+    def close() -> None:
+        broker.close()
+        stores.close()
+
+    return Client(broker, BestEffortBoard(stores.board), list(settings.models), observe, on_close=close)
+
+
+def is_cluster(settings: Settings) -> bool:
+    """Whether a broker and a store are configured. Raises ConfigError if only one of them is."""
+    broker, store = bool(settings.services.broker), bool(settings.services.store)
+    if broker != store:
+        missing = "KVASIR_STORE_URL=redis://…" if broker else "KVASIR_BROKER_URL=amqp://…"
+        raise ConfigError(f"a cluster needs both a broker and a store: set {missing} too, or neither to stay local")
+    return broker
+
+
+def open_broker(settings: Settings, name: str) -> Broker:
+    """The configured broker. Raises BrokerUnavailable."""
+    # Here and not above: the local pipeline then needs no pika.
+    from infra.rabbitmq import RabbitMQBroker
+
+    return RabbitMQBroker(settings.broker_url_with_secret(), name=f"kvasir {name}")
+
+
+def open_stores(settings: Settings) -> Stores:
+    """The configured store. Raises StoreUnavailable."""
+    return kvstore.connect.connect(settings.store_url_with_secret())

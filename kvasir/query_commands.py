@@ -1,0 +1,171 @@
+"""`ask`, `status`, `config`: looking and trying."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from infra import topology
+from infra.broker import Broker
+from infra.settings import Settings, describe
+from kvasir.connect import connect, is_cluster, open_stores
+from kvasir.options import Globals
+from kvasir.terminal import say, stderr, table
+from kvstore.base import StoreUsage
+from messages.cards import WorkerCard
+from messages.jobs import JobResult, Sampling, TokenEvent
+from producers.client import Client
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--model", metavar="M", required=True, help="Model to ask.")
+@click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
+@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
+@click.option("--temperature", type=float, default=0.2, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
+@click.pass_obj
+def ask(
+    given: Globals, prompt: str, model: str, stream: bool, max_tokens: int, temperature: float, as_json: bool
+) -> int:
+    """Send one PROMPT, ahead of the bulk, and print the answer."""
+    settings = given.settings()
+    settings.model(model)
+    with connect(settings, [model], given.observer(), "ask") as client:
+        for sentence in _unserved(client, model):
+            stderr.print(sentence)
+        printer = _Printer(stream and not as_json)
+        for event in client.stream(model, prompt, Sampling(max_tokens, temperature)):
+            printer.show(event)
+    return printer.end(as_json)
+
+
+class _Printer:
+    """Prints pieces as they come; starts a new line where a decode began again."""
+
+    def __init__(self, stream: bool) -> None:
+        self._stream = stream
+        self._delivery = ""
+        self._result: JobResult | None = None
+
+    def show(self, event: TokenEvent | JobResult) -> None:
+        """One event."""
+        if isinstance(event, JobResult):
+            self._result = event
+        elif self._stream:
+            if self._delivery not in ("", event.delivery):
+                click.echo("\n[the answer began again on another worker]")
+            self._delivery = event.delivery
+            click.echo(event.text, nl=False)
+
+    def end(self, as_json: bool) -> int:
+        """Print what is left; the exit code."""
+        result = self._result
+        if result is None:
+            return 1
+        if as_json:
+            from messages import codec
+
+            click.echo(json.dumps(codec.to_dict(result), ensure_ascii=False))
+        elif result.error:
+            click.echo(f"kvasir: {result.error.message}", err=True)
+        else:
+            click.echo("" if self._stream and self._delivery else result.text)
+        return 0 if result.state == "succeeded" else 1
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.pass_obj
+def status(given: Globals, as_json: bool) -> int:
+    """Show the cluster: workers, queues, store, and results that nobody fetched."""
+    settings = given.settings()
+    if not is_cluster(settings):
+        say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
+        return 0
+    with connect(settings, (), name="status") as client:
+        state = _state(settings, client)
+    click.echo(json.dumps(state)) if as_json else _print(state)
+    return 0
+
+
+def _state(settings: Settings, client: Client) -> dict[str, Any]:
+    stores = open_stores(settings)
+    try:
+        usage = stores.kv.usage()
+    finally:
+        stores.close()
+    return {
+        "workers": [_worker(card) for card in client.workers()],
+        "queues": _queues(client.broker, list(settings.models)),
+        "unserved": client.unserved(settings.models),
+        "store": {"used_bytes": usage.used_bytes, "max_bytes": usage.max_bytes, "full": _full(usage)},
+    }
+
+
+def _worker(card: WorkerCard) -> dict[str, Any]:
+    names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "hands_over")
+    return {name: getattr(card, name) for name in (*names, "notes")}
+
+
+def _queues(broker: Broker, models: list[str]) -> dict[str, int]:
+    """Ready messages of every queue that has some, work queues always."""
+    depths = {}
+    for spec in topology.queues(models):
+        depth = broker.depth(spec.name)
+        always = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
+        if depth and (depth.ready or always):
+            depths[spec.name] = depth.ready
+    return depths
+
+
+def _full(usage: StoreUsage) -> float:
+    return round(usage.used_bytes / usage.max_bytes, 3) if usage.max_bytes else 0.0
+
+
+def _print(state: dict[str, Any]) -> None:
+    rows = [
+        [
+            worker["worker_id"],
+            worker["role"],
+            worker["model"],
+            f"{worker['engine']} on {worker['device']}",
+            f"{worker['busy']}/{worker['slots']}",
+            str(worker["done"]),
+            f"{worker['tokens_per_s']:,.0f}",
+            worker["notes"] or "KV cache",
+        ]
+        for worker in state["workers"]
+    ]
+    table(("worker", "role", "model", "engine", "busy", "done", "tokens/s", "hands over"), rows, right=_FIGURES)
+    table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
+    store = state["store"]
+    limit = f" of {store['max_bytes'] / 1e9:.1f} GB" if store["max_bytes"] else ""
+    say(f"Store: {store['used_bytes'] / 1e9:.2f} GB{limit} in use")
+    for model in state["unserved"]:
+        say(f"Nobody serves {model}: it needs a prefill and a decode worker.")
+
+
+_FIGURES = ("busy", "done", "tokens/s")
+
+
+def _unserved(client: Client, model: str) -> list[str]:
+    return [f"nobody serves {name} now; waiting for a worker" for name in client.unserved([model])]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.pass_obj
+def config(given: Globals, as_json: bool) -> int:
+    """Show every setting and where its value came from. Passwords are masked."""
+    rows = describe(given.settings())
+    if as_json:
+        click.echo(json.dumps([{"name": name, "value": value, "from": origin} for name, value, origin in rows]))
+    else:
+        table(("setting", "value", "from"), rows)
+    return 0
+
+
+COMMANDS = (ask, status, config)

@@ -1,0 +1,111 @@
+"""A worker as a process: load, prove, serve, leave in good order."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from decode_worker.worker import DecodeWorker
+from engines.hand_over_proof import prove
+from engines.registry import Engine, EngineOptions, open_engine
+from infra.settings import Settings
+from kvasir.connect import is_cluster, open_broker, open_stores
+from kvstore.base import Board
+from messages.cards import Role
+from messages.errors import ConfigError
+from messages.lifecycle import Moment
+from prefill_worker.worker import PrefillWorker
+
+log = logging.getLogger(__name__)
+
+Worker = PrefillWorker | DecodeWorker
+_KINDS: dict[Role, type[PrefillWorker] | type[DecodeWorker]] = {"prefill": PrefillWorker, "decode": DecodeWorker}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What one worker process serves, and with what."""
+
+    role: Role
+    model: str
+    engine: str = ""  # "": the model's default
+    weights: str = ""  # "": the model's for this engine
+    context: int = 0
+    slots: int = 0
+    grace_s: float = 60.0
+
+
+def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Moment], None]) -> None:
+    """Run a worker until SIGTERM or SIGINT. The first signal lets it finish, the second (or `grace_s`) hands back.
+
+    Raises ConfigError, BrokerUnavailable, StoreUnavailable if it can't start.
+    """
+    if not is_cluster(settings):
+        raise ConfigError("a worker needs the cluster: set KVASIR_BROKER_URL=amqp://… and KVASIR_STORE_URL=redis://…")
+    with ExitStack() as stack:
+        broker = open_broker(settings, f"{options.role} {options.model}")
+        stack.callback(broker.close)
+        stores = open_stores(settings)
+        stack.callback(stores.close)
+        engine = _load(settings, options)
+        stack.callback(engine.close)
+        _check_family(stores.board, options.model, engine)
+        why_no_kv = prove(engine, engine)
+        if why_no_kv:
+            log.warning("this worker hands nothing over: %s", why_no_kv)
+        worker = _KINDS[options.role](options.model, engine, broker, stores.kv, stores.board, observe, why_no_kv)
+        with _stopped_by_signals(worker, options.grace_s):
+            log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
+            worker.run()
+        log.info("worker %s has left", worker.worker_id)
+
+
+def _load(settings: Settings, options: WorkerOptions) -> Engine:
+    configured = settings.models.get(options.model)
+    if configured is None and not (options.engine and options.weights):
+        settings.model(options.model)  # raises, with what is configured
+    name, weights = options.engine, options.weights
+    if configured and not weights:
+        name, weights = configured.weights_for(options.engine)
+    context = options.context or (configured.context if configured else 0)
+    slots = 1 if options.role == "prefill" else options.slots or (configured.slots if configured else 4)
+    return open_engine(name, EngineOptions(weights, context, slots))
+
+
+def _check_family(board: Board, model: str, engine: Engine) -> None:
+    """A queue serves one KV family: refuse to join workers whose caches ours could not read."""
+    ours = engine.info.fingerprint
+    for card in board.cards():
+        if card.model == model and ours and card.fingerprint and card.fingerprint != ours:
+            raise ConfigError(
+                f"{card.role} worker {card.worker_id} serves {model} with other weights (its KV cache is of "
+                f"{card.fingerprint:.12}, this one's of {ours:.12}): give both the same file, or serve yours under "
+                "another model name"
+            )
+
+
+@contextmanager
+def _stopped_by_signals(worker: Worker, grace_s: float) -> Iterator[None]:
+    timer = threading.Timer(grace_s, worker.stop, kwargs={"abort": True})
+    timer.daemon = True
+    asked = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if asked.is_set():
+            return worker.stop(abort=True)
+        asked.set()
+        worker.stop()
+        timer.start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
