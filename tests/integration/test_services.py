@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pika
 import pytest
 import redis
 
+from tests.support import containers
 from tests.support.servers import RabbitMQServer, RedisServer, ServerFailed
 from tests.support.waiting import wait_until
 
@@ -24,7 +26,7 @@ HOLDER = """
 import signal
 from tests.support.servers import RedisServer
 with RedisServer() as server:
-    print(server.pid, server.folder, flush=True)
+    print(server.port, server.folder, flush=True)
     signal.pause()
 """
 
@@ -125,6 +127,15 @@ def test_a_broker_takes_control_commands(broker: RabbitMQServer) -> None:
         broker.control("no_such_command")
 
 
+def test_a_broker_tells_the_depth_of_each_queue(broker: RabbitMQServer) -> None:
+    _publish(broker.url, "deep", b"a job")
+    families = {"family": ["queue_coarse_metrics", "queue_consumer_count"]}
+    wait_until(
+        lambda: 'queue="deep"' in httpx.get(f"{broker.metrics_url}/metrics/detailed", params=families).text,
+        "the queue is among the metrics",
+    )
+
+
 def test_services_listen_on_loopback_only(broker: RabbitMQServer) -> None:
     with RedisServer() as store:
         ports = {broker.port, broker.metrics_port, store.port}
@@ -137,10 +148,10 @@ def test_services_end_with_the_process_that_started_them(how: signal.Signals) ->
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with holder:
         assert holder.stdout is not None
-        pid, folder = holder.stdout.readline().split()
-        assert not _gone(int(pid))
+        port, folder = holder.stdout.readline().split()
+        assert _answers_on("127.0.0.1", int(port))
         holder.send_signal(how)
-    wait_until(lambda: _gone(int(pid)), "the server has ended")
+    wait_until(lambda: not _answers_on("127.0.0.1", int(port)), "the server has ended")
     wait_until(lambda: not Path(folder).exists(), "its folder is removed")
 
 
@@ -148,6 +159,14 @@ def test_the_shared_pair_answers(broker_url: str, store_url: str) -> None:
     _publish(broker_url, "shared", b"a job")
     assert wait_until(lambda: _take(broker_url, "shared"), "the message is handed out") == b"a job"
     assert _ping(store_url)
+
+
+def test_a_docker_engine_that_does_not_answer_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "engine"))
+        silent.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
+        assert not containers.available("an-image-of-no-other-test")
 
 
 def test_a_server_that_cannot_start_says_what_its_log_says() -> None:

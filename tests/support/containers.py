@@ -65,9 +65,9 @@ def _client() -> Any:
     import docker  # a third of a second, and most runs have no engine to ask
 
     try:
-        docker.from_env(timeout=2).ping()
+        docker.from_env(timeout=2).close()  # asks for the engine's version
         return docker.from_env(timeout=120)
-    except docker.errors.DockerException:
+    except (docker.errors.DockerException, OSError):
         return None
 
 
@@ -75,12 +75,8 @@ def _has(client: Any, image: str) -> bool:
     import docker
 
     try:
-        client.images.get(image)
-        return True
-    except docker.errors.ImageNotFound:
-        pass
-    try:
-        client.images.pull(image)
+        if not client.images.list(image):
+            client.images.pull(image)
         return True
     except (docker.errors.DockerException, OSError):
         return False

@@ -32,8 +32,14 @@ from tests.support.waiting import wait_until
 HOST = "127.0.0.1"
 _LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 # Waits for a line (all is well) or for the end of its input (the process that started it is gone, even by SIGKILL or
-# a crash in native code, where no atexit handler runs): then it ends the server and removes its folder.
-_WATCHDOG = 'read -r _ && exit; kill -9 "$2"; while kill -0 "$2" 2>/dev/null; do sleep 0.1; done; rm -rf "$1"'
+# a crash in native code, where no atexit handler runs): then it ends the server and removes its folder. The count is
+# for machines whose init leaves the dead unreaped, where they look alive for ever.
+_WATCHDOG = """
+read -r _ && exit
+kill -9 "$2"
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 "$2" || break; sleep 0.1; done
+rm -rf "$1"
+"""
 
 
 class ServerFailed(RuntimeError):
