@@ -100,6 +100,7 @@ class DecodeWorker:
     def _handle(self, delivery: Delivery) -> None:
         """One delivery, from arrival to ack, in a slot's thread."""
         envelope = open_envelope(delivery, "decode", self._model)
+        self._endings.received(delivery, envelope)
         held = [delivery]
         try:
             job = read_job(delivery, DecodeJob)

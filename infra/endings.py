@@ -49,6 +49,11 @@ class Endings:
         self._observe = observe
         self._max_attempts = max_attempts
 
+    def received(self, delivery: Delivery, envelope: Envelope) -> None:
+        """Note that a delivery has come back from somebody."""
+        if delivery.returns:
+            self._seen(Step.REDELIVERED, envelope, returns=delivery.returns)
+
     def pass_on(self, held: Deliveries, envelope: Envelope, job: DecodeJob) -> None:
         """Prefill is done: publish the decode job, then ack."""
         onward = envelope.at("decode")
@@ -107,6 +112,7 @@ class Endings:
         """Not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere."""
         where = Address(topology.WORK, held[-1].queue)
         self._publish(where, envelope.seal(held[-1].message.body))
+        self._seen(Step.REDELIVERED, envelope)
         self._ack(held)
 
     def defer(self, held: Deliveries, envelope: Envelope) -> None:

@@ -24,7 +24,7 @@ DEATHS = "deaths"  # deaths made by the broker, not yet answered with a failed r
 DEAD_LETTERS = "dead-letters"  # the graveyard: no TTL, read by people
 RESULTS_PARKED = "results.parked"
 
-RETRY_LEVELS_S = (1, 5, 30, 120, 600)
+RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
 # Workers decide at 3 + 2 returns; the broker is the backstop. Explicit, since 4.x defaults to 20 and 3.10 to none.
 BROKER_DELIVERY_LIMIT = 20
 
@@ -48,7 +48,7 @@ def reply_queue(batch_id: str) -> str:
 
 
 def retry_level(seconds: int) -> str:
-    """Name of a retry queue: `retry.1s`, `retry.2m`."""
+    """Name of a retry queue: `retry.1s`, `retry.10m`."""
     return f"retry.{seconds}s" if seconds < 60 else f"retry.{seconds // 60}m"
 
 

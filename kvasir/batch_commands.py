@@ -190,7 +190,7 @@ def _show(outcome: grading.Outcome, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(grading.as_json(outcome), ensure_ascii=False))
     else:
-        table(("submission", "state", "points", "flags"), summary_rows(outcome.grades), right=("points", "flags"))
+        table(("submission", "state", "points", "remarks"), summary_rows(outcome.grades), right=("points",))
         if not outcome.worked:
             say("Everything is already graded; no engine was called.")
         say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")

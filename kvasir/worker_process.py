@@ -70,8 +70,9 @@ def _load(settings: Settings, options: WorkerOptions) -> Engine:
     if configured is None and not (options.engine and options.weights):
         settings.model(options.model)  # raises, with what is configured
     name, weights = options.engine, options.weights
-    if configured and not weights:
-        name, weights = configured.weights_for(options.engine)
+    if configured and not (name and weights):
+        name, default = configured.weights_for(options.engine)
+        weights = weights or default
     context = options.context or (configured.context if configured else 0)
     slots = 1 if options.role == "prefill" else options.slots or (configured.slots if configured else 4)
     return open_engine(name, EngineOptions(weights, context, slots))

@@ -79,7 +79,12 @@ TABLE: Mapping[Position, Mapping[Step, Position]] = {
         _S.REDELIVERED: _P.PREFILL_QUEUE,
         **_ENDINGS,
     },
-    _P.DECODE_QUEUE: {_S.DECODE_STARTED: _P.DECODING, _S.ISOLATED: _P.DECODE_QUEUE, **_ENDINGS},
+    _P.DECODE_QUEUE: {
+        _S.DECODE_STARTED: _P.DECODING,
+        _S.ISOLATED: _P.DECODE_QUEUE,
+        _S.REPLIED: _P.REPLIED,  # delivered again after its result was stored
+        **_ENDINGS,
+    },
     _P.DECODING: {
         _S.FIRST_TOKEN: _P.DECODING,
         _S.ANSWERED: _P.ANSWERED,

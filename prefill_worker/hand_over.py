@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass
-
-from kvstore.uploader import Uploader
 
 from engines.base import Prefilled, PrefillEngine
 from kvstore.base import KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, window_ref
+from kvstore.uploader import Uploader
 from messages.errors import ContextExceeded, HandOverFailed, StoreUnavailable
 from messages.jobs import PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Window
@@ -87,15 +85,14 @@ class _HandOver:
         absent = self._kv.missing(self._refs)
         with Uploader(self._kv, self._fingerprint, self._layout) as uploader:
             done = self._compute(absent, uploader, stop) if absent else Prefilled(0, self._covered, 0.0)
-            computed = time.monotonic()
             uploaded = uploader.finish()
         report = PrefillReport(
             engine=self._engine.info.engine,
             prefill_s=done.seconds,
-            put_s=time.monotonic() - computed,
+            put_s=uploaded.exposed_s,
             computed_tokens=done.computed_tokens,
             restored_tokens=done.restored_tokens,
-            put_bytes=uploaded.stored_bytes,
+            put_bytes=uploaded.bytes,
         )
         size = self._covered * self._layout.token_bytes
         return HandedOver(StoredKV(self._fingerprint, self._layout, self._covered, self._shared, size), report)

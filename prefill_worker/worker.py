@@ -91,6 +91,7 @@ class PrefillWorker:
     def take(self, delivery: Delivery) -> None:
         """One delivery, from arrival to ack."""
         envelope = open_envelope(delivery, "prefill", self._model)
+        self._endings.received(delivery, envelope)
         held = [delivery]
         try:
             self._handle(delivery, held, envelope)
