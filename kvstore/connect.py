@@ -52,6 +52,8 @@ def _check_server(url: str) -> None:
         raise ConfigError(f"the store URL for {where} has an option that redis-py does not know") from None
     finally:
         client.close()
-    version = str(server["redis_version"])
-    if int(version.split(".")[0]) < OLDEST_REDIS:
-        raise ConfigError(f"the store at {where} is Redis {version}; {OLDEST_REDIS} or newer is needed")
+    version = str(server.get("redis_version", ""))
+    major = version.partition(".")[0]
+    if not major.isdigit() or int(major) < OLDEST_REDIS:
+        found = f"Redis {version}" if version else "no Redis"
+        raise ConfigError(f"the store at {where} is {found}; Redis {OLDEST_REDIS} or newer is needed")

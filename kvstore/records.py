@@ -59,7 +59,7 @@ def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, 
     """The block of `ref`, its data a read-only view of `value`. Raises HandOverFailed, which says what is wrong."""
     header, payload = _split(value, ref)
     shape = layout.block_shape(ref.end - ref.start)
-    _check(header, _header(_BLOCK, fingerprint, layout, ref, shape, payload), value, ref)
+    _check(header, _header(_BLOCK, fingerprint, layout, ref, shape, payload), value, payload, ref)
     return Block(ref.start, _array(payload, layout, shape))
 
 
@@ -71,7 +71,7 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     if type(rows) is not int or not least <= rows <= ref.end:
         raise _failed(ref, f"has {_shown(rows)} rows; {least} to {ref.end} are needed")
     shape = _window_shape(layout, rows)
-    _check(header, _header(_WINDOW, fingerprint, layout, ref, shape, payload), value, ref)
+    _check(header, _header(_WINDOW, fingerprint, layout, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))
 
 
@@ -129,10 +129,11 @@ def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], me
     return header, payload
 
 
-def _check(header: dict[str, Any], expected: dict[str, Any], value: bytes | memoryview, ref: BlockRef) -> None:
-    prefix = _pack(expected)
+def _check(
+    header: dict[str, Any], expected: dict[str, Any], value: bytes | memoryview, payload: memoryview, ref: BlockRef
+) -> None:
     # Bytes are compared, not values: True, 1 and 1.0 are equal, and a number has several encodings.
-    if len(value) == len(prefix) + expected["bytes"] and memoryview(value)[: len(prefix)] == prefix:
+    if len(payload) == expected["bytes"] and memoryview(value)[: len(value) - len(payload)] == _pack(expected):
         return
     for name, wanted in expected.items():
         found = header.get(name)

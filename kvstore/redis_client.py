@@ -32,6 +32,7 @@ def open_client(url: str, timeout_s: float = TIMEOUT_S) -> redis.Redis:
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
+            protocol=2,  # redis-py trips over a strange answer to RESP3's HELLO
             # One more try: a pooled connection may have died with its server. All commands used here are idempotent.
             retry=Retry(ConstantBackoff(0.1), 1),
         )
