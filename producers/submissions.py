@@ -200,7 +200,7 @@ def _kind_of(path: str) -> str:
     suffix = _suffix(path)
     if suffix == ".zip":
         return "zips inside"
-    return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,8}", suffix) else "files without a known type"
+    return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
 
 
 def _read_folder(group: _Group) -> Document:

@@ -20,7 +20,7 @@ Count = Callable[[str], int]
 _KINDS: tuple[PartKind, ...] = ("output", "text", "code")  # the order in which cuts are made and reported
 _HEAD_SHARE = 0.6  # of what a cut part keeps, its beginning: that is where it says what it is
 _GOOD_FIT = 0.85  # of the allowance used: not worth another try
-_TRIES = 8
+_TRIES = 5
 _LINE_SHARE = 0.2  # a cut moves to the end of a line if that costs no more than this
 
 

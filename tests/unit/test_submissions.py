@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from messages.errors import SubmissionError
-from producers import archives
+from producers import archives, submissions
 from producers.submissions import canvas_id, read_document, read_submissions
 
 NOTEBOOK = json.dumps(
@@ -172,10 +172,10 @@ def test_control_characters_are_replaced(tmp_path):
 def test_files_and_subfolders_are_submissions_sorted_by_name(tmp_path):
     put(tmp_path, b__R="2", a__R="1", c0part2__R="4", c0part1__md="3", c0deep0er__py="5")
 
-    submissions = read_submissions(tmp_path)
+    found = read_submissions(tmp_path)
 
-    assert [submission.name for submission in submissions] == ["a.R", "b.R", "c"]
-    assert shape(submissions[2]) == [
+    assert [submission.name for submission in found] == ["a.R", "b.R", "c"]
+    assert shape(found[2]) == [
         ("code", "5", "file 1 (.py), script"),
         ("text", "3", "file 2 (.md), text"),
         ("code", "4", "file 3 (.r), script"),
@@ -188,9 +188,9 @@ def test_hidden_files_and_clutter_are_ignored(tmp_path):
     put(tmp_path / ".ipynb_checkpoints", a__ipynb="x")
     put(tmp_path / "s" / ".ipynb_checkpoints", a__ipynb="x")
 
-    submissions = read_submissions(tmp_path)
+    found = read_submissions(tmp_path)
 
-    assert [(submission.name, len(submission.parts)) for submission in submissions] == [("a.R", 1), ("s", 1)]
+    assert [(submission.name, len(submission.parts)) for submission in found] == [("a.R", 1), ("s", 1)]
 
 
 def test_other_kinds_are_a_problem_at_the_top_and_a_note_in_a_folder(tmp_path):
@@ -260,6 +260,16 @@ def test_a_file_past_the_size_limit_is_a_problem(tmp_path, monkeypatch):
     assert not fitting.problem
 
 
+def test_a_folder_is_read_up_to_the_size_of_one_file_and_the_rest_noted(tmp_path, monkeypatch):
+    monkeypatch.setattr(submissions, "MAX_FILE_BYTES", 10)
+    put(tmp_path, s0a__R="x" * 6, s0b__R="y" * 6)
+
+    [folder] = read_submissions(tmp_path)
+
+    assert [part.text for part in folder.parts] == ["x" * 6]
+    assert folder.notes[0].startswith("file 2 (.r): left out, because the folder's text is longer than")
+
+
 def test_a_subfolder_with_too_many_files_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
     put(tmp_path, a__R="1", s01__R="", s02__R="", s03__R="", s04__R="")
@@ -276,13 +286,13 @@ def test_links_are_read_only_where_they_stay_inside(tmp_path):
     (root / "s" / "up").symlink_to(tmp_path)
     (root / "s" / "outside.R").symlink_to(tmp_path / "secret.R")
 
-    submissions = {submission.name: submission for submission in read_submissions(root)}
+    found = {submission.name: submission for submission in read_submissions(root)}
 
-    assert shape(submissions["inside.R"]) == [("code", "1", "script")]
-    assert submissions["outside.R"].problem == "it is a link that doesn't lead to a file in this folder"
-    assert submissions["loop.R"].problem == submissions["outside.R"].problem
-    assert "secret" not in repr(submissions["s"].parts)
-    assert submissions["s"].parts[0].text == "2"
+    assert shape(found["inside.R"]) == [("code", "1", "script")]
+    assert found["outside.R"].problem == "it is a link that doesn't lead to a file in this folder"
+    assert found["loop.R"].problem == found["outside.R"].problem
+    assert "secret" not in repr(found["s"].parts)
+    assert found["s"].parts[0].text == "2"
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

@@ -132,6 +132,15 @@ def test_an_output_of_600_000_characters_is_tokenized_once():
     assert count.characters <= len(text) + 50_000
 
 
+def test_a_text_with_all_its_tokens_in_the_middle_is_not_tokenized_over_and_over():
+    count = Counter()
+    text = "x" * 300_000 + " a" * 300_000 + "x" * 300_000
+
+    truncate(submission(Part("output", text, "o")), Limits(), count)
+
+    assert count.characters <= 2 * len(text)
+
+
 @pytest.mark.parametrize(
     "text",
     [
