@@ -58,10 +58,10 @@ class CachedKVStore(KVStore):
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
-        gone = set(refs)
-        with self._lock:
-            for identity in [identity for identity in self._blocks if identity[2] in gone]:
-                self._forget(identity)
+        if shared := {ref for ref in refs if ref.shared}:  # seldom: nobody owns one
+            with self._lock:
+                for identity in [identity for identity in self._blocks if identity[2] in shared]:
+                    self._forget(identity)
         self._store.delete(refs)
 
     def usage(self) -> StoreUsage:

@@ -19,6 +19,8 @@ import numpy as np
 from redis import exceptions
 from redis.connection import parse_url
 
+from kvstore.redis_client import CONNECT_TIMEOUT_S
+
 SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
@@ -226,10 +228,9 @@ class _Chunks:
 def _connect(target: Target, timeout_s: float) -> socket.socket:
     if target.path:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link.settimeout(timeout_s)
         link.connect(target.path)
     else:
-        link = socket.create_connection((target.host, target.port), timeout_s)
+        link = socket.create_connection((target.host, target.port), CONNECT_TIMEOUT_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)

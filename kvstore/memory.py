@@ -44,15 +44,14 @@ class Expiring:
     def put(self, key: str, value: bytes, ttl_s: float) -> None:
         """Store a value. Raises StoreUnavailable if it doesn't fit; what was under `key` then stays."""
         with self._lock:
-            replaced = len(self._entries[key][0]) if key in self._entries else 0
-            if len(self._entries) >= self._sweep_at or self._overfull(len(value) - replaced):
+            if len(self._entries) >= self._sweep_at or self._overfull(key, value):
                 self._sweep()
-                replaced = len(self._entries[key][0]) if key in self._entries else 0
                 self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping costs a constant time per put
-            if self._overfull(len(value) - replaced):
+            if self._overfull(key, value):
                 raise StoreUnavailable(f"the store in memory is full ({self._used:,} of {self.max_bytes:,} bytes)")
+            self.delete(key)
             self._entries[key] = (value, self._clock() + ttl_s)
-            self._used += len(value) - replaced
+            self._used += len(value)
 
     def get(self, key: str) -> bytes | None:
         """The value, or None."""
@@ -80,8 +79,9 @@ class Expiring:
         with self._lock:
             return [self.get(key) for key in self._entries if key.startswith(prefix)]
 
-    def _overfull(self, more: int) -> bool:
-        return bool(self.max_bytes) and self._used + more > self.max_bytes
+    def _overfull(self, key: str, value: bytes) -> bool:
+        replaced, _ = self._entries.get(key, (b"", 0.0))
+        return bool(self.max_bytes) and self._used - len(replaced) + len(value) > self.max_bytes
 
     def _sweep(self) -> None:
         now = self._clock()
