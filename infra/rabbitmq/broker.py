@@ -57,6 +57,8 @@ class RabbitMQBroker(Broker):
         try:
             for connection in (self._publishing, self._consuming):
                 connection.wait_open(deadline - time.monotonic())
+            if not self._publisher.ready.wait(deadline - time.monotonic()):
+                raise BrokerUnavailable(f"the broker at {self._publishing.peer} opened no channel in time")
         except KvasirError:
             self.close()
             raise

@@ -88,20 +88,34 @@ class Channel:
             self._raw.close()
 
 
-def converse(connection: Connection, doing: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
-    """Run `talk` on a fresh channel, again after a reconnect: `talk` must be safe to repeat.
+def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[[float], T]) -> T:
+    """What `attempt(deadline)` returns; tried again where the connection was lost meanwhile, so it must be repeatable.
 
-    Raises what the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after `timeout_s`.
+    Raises what `attempt` raises, or BrokerUnavailable after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         connection.wait_open(deadline - time.monotonic())
+        openings = connection.openings
         try:
-            channel = Channel(connection, doing, deadline)
-            try:
-                return talk(channel)
-            finally:
-                channel.close()
+            return attempt(deadline)
         except BrokerUnavailable:
-            if connection.is_open or connection.is_closed or time.monotonic() >= deadline:
+            stayed = connection.is_open and connection.openings == openings
+            if stayed or connection.is_closed or time.monotonic() >= deadline:
                 raise
+
+
+def converse(connection: Connection, doing: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
+    """Run `talk`, which must be safe to repeat, on a fresh channel.
+
+    Raises what the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after `timeout_s`.
+    """
+
+    def attempt(deadline: float) -> T:
+        channel = Channel(connection, doing, deadline)
+        try:
+            return talk(channel)
+        finally:
+            channel.close()
+
+    return over_reconnects(connection, timeout_s, attempt)

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pika  # type: ignore[import-untyped]
 from pika.adapters.select_connection import IOLoop  # type: ignore[import-untyped]
 from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
-from tenacity import RetryCallState, Retrying, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 
 from infra.rabbitmq import properties
 from infra.rabbitmq.errors import describe, is_hopeless, translate
@@ -39,7 +39,7 @@ _BATCH_BYTES = 64 * 1024
 _BATCH_TASKS = 200
 CLOSE_S = 5
 
-_BACKOFF = wait_exponential_jitter(initial=0.05, max=2, jitter=0.2)
+_BACKOFF = wait_exponential(multiplier=0.05, max=1.8) + wait_random(0, 0.2)
 
 
 class Backoff:
@@ -138,9 +138,9 @@ class Connection:
         self._closing = False
         self._ended = False
         self._hopeless: BaseException | None = None  # only before the first opening: later, everything may pass
-        self._was_open = False
         self._failure: BaseException | None = None
         self._backoff = Backoff()
+        self.openings = 0
         self.blocked = False  # (IO) the broker asked publishers to stop
         name = str(settings.client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
@@ -250,7 +250,8 @@ class Connection:
         self._backoff.reset()
         with self._changed:
             self.blocked = False
-            self._open = self._was_open = True
+            self._open = True
+            self.openings += 1
             self._hopeless = None
             self._changed.notify_all()
         self._on_open()
@@ -264,7 +265,7 @@ class Connection:
     def _failed(self, _raw: pika.connection.Connection, error: BaseException) -> None:
         with self._changed:
             self._failure = error
-            if is_hopeless(error) and not self._was_open:
+            if is_hopeless(error) and not self.openings:
                 self._hopeless = error
             self._changed.notify_all()
         self._connect_again()

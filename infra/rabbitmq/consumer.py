@@ -21,7 +21,7 @@ import pika.channel  # type: ignore[import-untyped]
 from pika import spec
 
 from infra.broker import Consumer, Delivery, Message
-from infra.rabbitmq.channel import await_result, settle
+from infra.rabbitmq.channel import await_result, over_reconnects, settle
 from infra.rabbitmq.connection import Backoff, Connection
 from infra.rabbitmq.errors import describe, translate
 from infra.rabbitmq.properties import returns, to_message
@@ -63,18 +63,15 @@ class Holder:
     def __init__(self, connection: Connection, on_acked: Callable[[], None]) -> None:
         self._connection = connection
         self._on_acked = on_acked
-        self._unacked: set[int] = set()
+        self._unacked: set[int] = set()  # any thread
+        self.held = 0  # (IO) deliveries whose ack has not been sent
         self.raw: pika.channel.Channel | None = None
         self.lost = False
-
-    @property
-    def held(self) -> int:
-        """How many deliveries are unacked."""
-        return len(self._unacked)
 
     def hold(self, queue: str, method: Any, properties: spec.BasicProperties, body: bytes) -> RabbitDelivery:
         """A delivery that came on this channel."""
         self._unacked.add(method.delivery_tag)
+        self.held += 1
         count = returns(properties, method.redelivered)
         return RabbitDelivery(queue, to_message(properties, body), count, self, method.delivery_tag)
 
@@ -92,6 +89,7 @@ class Holder:
     def lose(self) -> None:
         """The channel is gone, and with it the right to ack."""
         self.lost = True
+        self.held = 0
         self._unacked.clear()
 
     def close(self) -> None:
@@ -102,6 +100,7 @@ class Holder:
     def _ack(self, tag: int) -> None:
         if self.raw is not None and self.raw.is_open:
             self.raw.basic_ack(tag)
+            self.held -= 1
             self._on_acked()
 
 
@@ -356,11 +355,13 @@ class Getter:
 
     def get(self, queue: str, timeout_s: float) -> RabbitDelivery | None:
         """One ready message or None. Raises NoQueue, BrokerUnavailable."""
-        deadline = time.monotonic() + timeout_s
-        self._connection.wait_open(timeout_s)
-        future: Future[RabbitDelivery | None] = Future()
-        self._connection.submit(partial(self._get, queue, future))
-        return await_result(future, deadline, f"getting from queue {queue}")
+
+        def attempt(deadline: float) -> RabbitDelivery | None:
+            future: Future[RabbitDelivery | None] = Future()
+            self._connection.submit(partial(self._get, queue, future))
+            return await_result(future, deadline, f"getting from queue {queue}")
+
+        return over_reconnects(self._connection, timeout_s, attempt)
 
     def free(self, channel: _GetChannel) -> None:
         """(IO) A channel that holds nothing."""

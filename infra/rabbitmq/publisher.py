@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -65,6 +66,7 @@ class Publisher:
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
+        self.ready = threading.Event()  # set once both channels were open
 
     def attach(self, connection: Connection) -> None:
         """Give it its connection, before anything else."""
@@ -105,6 +107,7 @@ class Publisher:
 
     def _ready(self, channel: pika.channel.Channel, _answer: Any) -> None:
         self._channel = channel
+        self._tell_if_ready()
         self._next_tag = 1
         self.drain()
 
@@ -194,6 +197,11 @@ class Publisher:
     def _lossy_opened(self, channel: pika.channel.Channel) -> None:
         channel.add_on_close_callback(self._lossy_closed)
         self._lossy = channel
+        self._tell_if_ready()
+
+    def _tell_if_ready(self) -> None:
+        if self._channel is not None and self._lossy is not None:
+            self.ready.set()
 
     def _lossy_closed(self, _channel: pika.channel.Channel, _reason: BaseException) -> None:
         self._lossy = None
