@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -13,8 +14,10 @@ from rich.text import Text
 
 from producers.batch import Counts
 
-stdout = Console()
-stderr = Console(stderr=True)
+_PIPED_WIDTH = 160  # a pipe or a file has no width; 80 would break file names
+
+stdout = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+stderr = Console(stderr=True, width=None if sys.stderr.isatty() else _PIPED_WIDTH)
 
 _PLAIN_EVERY_S = 5.0
 

@@ -7,10 +7,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from infra import topology
-from infra.broker import Broker, Delivery
+from infra.broker import Address, Broker, Delivery, Message
 from infra.control import announce_cancel, ring
 from infra.endings import submit_message
 from kvstore.base import Board
@@ -60,7 +59,7 @@ class Replies:
             if delivery is None:
                 break
             if delivery.message.correlation_id != self._batch_id:
-                self._broker.publish(topology.Address(topology.PARKED, ""), delivery.message)
+                self._broker.publish(Address(topology.PARKED, ""), delivery.message)
                 delivery.ack()
             elif reply := _read(delivery):
                 mine.append(reply)
@@ -100,9 +99,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -125,14 +122,14 @@ class Client:
         """
         waiting: dict[str, PrefillJob] = {}
 
-        def confirmed(message: topology.Message) -> None:
+        def confirmed(message: Message) -> None:
             job = waiting.pop(message.message_id)
             self._seen(Step.SUBMITTED, job)
             if job.lane == "now":
                 ring(self.broker, topology.work_queue("prefill", job.model, "now"))
             on_confirmed(job)
 
-        def sends() -> Iterator[tuple[topology.Address, topology.Message]]:
+        def sends() -> Iterator[tuple[Address, Message]]:
             for job in jobs:
                 self.check_model(job.model)
                 waiting[job.job_id] = job
@@ -256,10 +253,13 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
 
 
 def _read(delivery: Delivery) -> Reply | None:
-    """The result in a delivery. What is none of ours is acked and logged: it would block the queue for ever."""
+    """The result in a delivery. What is none of ours is acked and logged; a newer version's is left for the upgrade."""
     try:
         return Reply(codec.decode(delivery.message.body, JobResult), delivery)
-    except (InvalidMessage, NewerMessage) as error:
+    except NewerMessage as error:
+        log.error("left a result in the queue, upgrade to read it: %s", error)
+        return None
+    except InvalidMessage as error:
         log.error("dropped an unreadable result (job %s): %s", delivery.message.message_id or "unknown", error)
         delivery.ack()
         return None

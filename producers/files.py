@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 from pathlib import Path
 
 from messages.errors import BatchError
@@ -10,13 +12,25 @@ from messages.errors import BatchError
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` (UTF-8), on disk on return. Raises BatchError, with the old file intact."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        with temporary.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise BatchError(f"can't write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename last; not every system can sync a folder."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

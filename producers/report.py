@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import os
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from producers.files import write_atomically
 from producers.grading import Grade, GradeState
 from producers.rubric import Points, Rubric
 
@@ -33,7 +31,7 @@ def write_grades_csv(path: Path, grades: Iterable[Grade], rubric: Rubric) -> Non
     ids = [criterion.id for criterion in rubric.criteria]
     writer.writerow([*FIXED_COLUMNS, *ids, *LAST_COLUMNS])
     writer.writerows(_row(grade, ids) for grade in grades)
-    write_whole(path, table.getvalue())
+    write_atomically(path, table.getvalue())
 
 
 def _row(grade: Grade, ids: Sequence[str]) -> list[str]:
@@ -64,30 +62,6 @@ def one_line(text: str) -> str:
     """The text without line breaks and without characters that a terminal or a file would stumble over."""
     joiners = "\u200c\u200d"  # unprintable by name, but part of Persian words and of emoji
     return "".join(char if char.isprintable() or char in joiners else "�" for char in " ".join(text.split()))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file's content, UTF-8, by rename: a reader or a crash finds the old content or the new. OSError."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename last; not every system can sync a folder."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def count_states(grades: Iterable[Grade]) -> dict[GradeState, int]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from producers.files import write_atomically
 from producers.grading import CriterionAnswer, Grade, ParsedAnswer, grade_submission
-from producers.report import write_whole
 from producers.report_page import render_page
 from producers.rubric import Criterion, Rubric
 from producers.submissions import Part, Submission
@@ -102,7 +102,7 @@ def framed(folder: Path, height: int) -> Path:
         class_of_three(), RUBRIC, facts, "These are not real grades: the demonstration model wrote them."
     )
     file = folder / "frame.html"
-    write_whole(file, FRAME.format(width=PHONE, height=height, page=escape(page)))
+    write_atomically(file, FRAME.format(width=PHONE, height=height, page=escape(page)))
     return file
 
 

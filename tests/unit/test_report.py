@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from producers.files import write_atomically
 from producers.grading import CriterionAnswer, Grade, ParsedAnswer, grade_submission
-from producers.report import FIXED_COLUMNS, LAST_COLUMNS, count_states, summary_rows, write_grades_csv, write_whole
+from producers.report import FIXED_COLUMNS, LAST_COLUMNS, count_states, summary_rows, write_grades_csv
 from producers.report_page import render_page
 from producers.rubric import RESERVED_IDS, Criterion, Rubric
 from producers.submissions import Part, Submission
@@ -98,10 +99,10 @@ def test_any_text_stays_in_its_cell(tmp_path: Path, text: str) -> None:
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "grades.csv"
-    write_whole(path, "old")
+    write_atomically(path, "old")
 
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "new \ud800")
+        write_atomically(path, "new \ud800")
 
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
@@ -216,6 +217,6 @@ def test_nothing_anybody_wrote_becomes_markup(text: str) -> None:
 def test_the_page_can_be_stored_whatever_was_written(tmp_path: Path) -> None:
     html = render_page([graded("\ud800\0", "\x1b\ufffe")], RUBRIC, (), "\x85")
 
-    write_whole(tmp_path / "report.html", html)
+    write_atomically(tmp_path / "report.html", html)
 
     assert not re.search("[\0\x1b\x85\ufffe]", html)
