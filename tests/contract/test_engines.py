@@ -1,0 +1,249 @@
+"""What every engine that hands KV caches over must keep, on two engine objects: one prefills, the other decodes."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import jsonschema
+import pytest
+
+from engines.base import Answer
+from engines.hand_over_proof import prove
+from engines.registry import Engine, EngineOptions, open_engine
+from messages.errors import Cancelled, ContextExceeded, EngineUnavailable, HandOverFailed, InvalidSchema
+from messages.jobs import Sampling
+from messages.kv import Block, KVCache, KVLayout
+from tests.support.tiny_gguf import write_gguf
+
+ENGINES = ("llamacpp", "simulated")
+CONTEXT, SLOTS = 4096, 3
+SHARED = "".join(f"Criterion {n}: the program reads its input and prints line {n} of the report.\n" for n in range(70))
+GREEDY = Sampling(max_tokens=24, temperature=0)
+GRADE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "points": {"type": "integer", "minimum": 0, "maximum": 10},
+        "verdict": {"enum": ["pass", "fail"]},
+        "remarks": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 2},
+    },
+    "required": ["points", "verdict", "remarks"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    prefill: Engine
+    decode: Engine
+
+    def prompt(self, own: str) -> tuple[int, ...]:
+        return self.prefill.tokenize(SHARED, own, 0.0).ids
+
+    def cache(self, tokens: tuple[int, ...]) -> KVCache:
+        return KVCache(layout_of(self.prefill), tuple(blocks_of(self.prefill, tokens[:-1])))
+
+
+def layout_of(engine: Engine) -> KVLayout:
+    assert engine.info.layout is not None
+    return engine.info.layout
+
+
+def blocks_of(engine: Engine, tokens: tuple[int, ...], **how: object) -> list[Block]:
+    blocks: list[Block] = []
+    engine.prefill(tokens, blocks.append, **how)
+    return blocks
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    return {"simulated": "sim:scale=0.001", "llamacpp": str(path)}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def pair(request: pytest.FixtureRequest, weights: dict[str, str]) -> Iterator[Pair]:
+    options = EngineOptions(weights[request.param], context=CONTEXT, slots=SLOTS)
+    prefill, decode = open_engine(request.param, replace(options, slots=1)), open_engine(request.param, options)
+    yield Pair(prefill, decode)
+    prefill.close()
+    decode.close()
+
+
+def test_an_answer_from_a_handed_over_cache_is_the_answer_of_a_cold_run(pair: Pair) -> None:
+    # Given a prompt of more than 1,000 tokens, prefilled by one engine
+    tokens = pair.prompt("def main(): pass")
+    assert len(tokens) > 1000
+    # When the other decodes it with that cache, and without
+    warm = pair.decode.decode(tokens, pair.cache(tokens), GREEDY)
+    cold = pair.decode.decode(tokens, None, GREEDY)
+    # Then both say the same, and the engine's counter shows who computed the prompt
+    assert (warm.text, warm.tokens, warm.finish_reason) == (cold.text, cold.tokens, cold.finish_reason)
+    assert (warm.evaluated_tokens, cold.evaluated_tokens) == (1, len(tokens))
+
+
+def test_the_hand_over_proof_accepts_two_engines_with_the_same_weights(pair: Pair) -> None:
+    assert prove(pair.prefill, pair.decode) == ""
+
+
+def test_the_first_shared_ids_are_those_of_every_prompt_with_this_shared_part(pair: Pair) -> None:
+    # Given prompts whose own part begins in different ways
+    owns = ("x", " x", "\n\nx", "42", "", "é", ".")
+    prompts = [pair.prefill.tokenize(SHARED, own, 0.0) for own in owns]
+    # Then their ids agree up to `shared`, which covers nearly all of the shared part
+    shared = min(prompt.shared for prompt in prompts)
+    assert len({prompt.ids[:shared] for prompt in prompts}) == 1
+    assert shared > 0.95 * min(len(prompt.ids) for prompt in prompts)
+    assert len({prompt.shared for prompt in prompts}) == 1
+
+
+def test_both_engines_tokenize_alike(pair: Pair) -> None:
+    assert pair.prefill.tokenize(SHARED, "own", 5.0) == pair.decode.tokenize(SHARED, "own", 5.0)
+
+
+def test_a_prefill_resumed_from_a_stored_prefix_computes_only_the_rest(pair: Pair) -> None:
+    # Given the cache of a prompt, of which the first half is stored
+    tokens = pair.prompt("resumed")[:-1]
+    layout = layout_of(pair.prefill)
+    whole = blocks_of(pair.prefill, tokens)
+    half = KVCache(layout, tuple(whole[: len(whole) // 2]))
+    # When the prompt is prefilled again from there
+    rest: list[Block] = []
+    done = pair.prefill.prefill(tokens, rest.append, first=half.num_tokens, resume=half)
+    # Then only the missing tokens are computed, and only the missing blocks are emitted
+    assert (done.computed_tokens, done.restored_tokens) == (len(tokens) - half.num_tokens, half.num_tokens)
+    assert [block.start for block in rest] == [block.start for block in whole[len(whole) // 2 :]]
+    # And they lead to the same answer
+    full = (*tokens, pair.prompt("resumed")[-1])
+    answer = pair.decode.decode(full, KVCache(layout, half.blocks + tuple(rest)), GREEDY)
+    assert answer.text == pair.decode.decode(full, None, GREEDY).text
+    assert answer.evaluated_tokens == 1
+
+
+def test_the_pieces_of_a_stream_join_to_the_text(pair: Pair) -> None:
+    pieces: list[str] = []
+    answer = pair.decode.decode(pair.prompt("stream"), None, GREEDY, on_text=pieces.append)
+    assert len(pieces) > 1
+    assert "".join(pieces) == answer.text
+
+
+def test_an_answer_under_a_schema_parses_and_fits_it(pair: Pair) -> None:
+    for seed in range(3):
+        sampling = Sampling(max_tokens=400, temperature=0.8, seed=seed, json_schema=json.dumps(GRADE_SCHEMA))
+        answer = pair.decode.decode(pair.prompt("grade me"), None, sampling)
+        assert answer.finish_reason == "stop"
+        jsonschema.validate(json.loads(answer.text), GRADE_SCHEMA)
+
+
+@pytest.mark.parametrize("schema", ['{"type": "nonsense"}', '{"$ref": "#/nowhere"}'])
+def test_a_schema_that_can_not_be_enforced_is_refused(pair: Pair, schema: str) -> None:
+    with pytest.raises(InvalidSchema):
+        pair.decode.decode(pair.prompt("x"), None, Sampling(max_tokens=8, json_schema=schema))
+
+
+def test_sampling_repeats_with_its_seed_and_differs_with_another(pair: Pair) -> None:
+    tokens = pair.prompt("sample")
+
+    def text(seed: int) -> str:
+        return pair.decode.decode(tokens, None, Sampling(max_tokens=24, temperature=1.5, top_p=1, seed=seed)).text
+
+    assert text(1) == text(1)
+    assert len({text(seed) for seed in range(4)}) > 1
+
+
+def test_an_answer_that_max_tokens_cuts_says_so(pair: Pair) -> None:
+    answer = pair.decode.decode(pair.prompt("cut"), None, Sampling(max_tokens=2, temperature=1.5, seed=4))
+    assert (answer.finish_reason, answer.completion_tokens) == ("length", 2)
+
+
+def test_concurrent_decodes_in_all_slots_say_what_each_says_alone(pair: Pair) -> None:
+    # Given more prompts than slots, each with its cache and its answer alone
+    prompts = [pair.prompt(f"student {number}") for number in range(SLOTS + 2)]
+    caches = [pair.cache(prompt) for prompt in prompts]
+    alone = [pair.decode.decode(p, c, GREEDY).text for p, c in zip(prompts, caches, strict=True)]
+    assert len(set(alone)) > 1
+    # When they are decoded at once
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        together: list[Answer] = list(
+            threads.map(lambda both: pair.decode.decode(*both, GREEDY), zip(prompts, caches, strict=True))
+        )
+    # Then each is as alone, from its own cache
+    assert [answer.text for answer in together] == alone
+    assert {answer.evaluated_tokens for answer in together} == {1}
+
+
+def test_a_decode_that_is_stopped_raises_cancelled_and_leaves_its_slot_free(pair: Pair) -> None:
+    # Given a long answer, stopped at its first piece
+    stop = threading.Event()
+    sampling = Sampling(max_tokens=2000, temperature=1.5, top_p=1)
+    pieces: list[str] = []
+
+    def stop_now(piece: str) -> None:
+        pieces.append(piece)
+        stop.set()
+
+    # When it runs
+    with pytest.raises(Cancelled):
+        pair.decode.decode(pair.prompt("stop me"), None, sampling, on_text=stop_now, stop=stop)
+    # Then it ended at once, and all slots still work
+    assert len(pieces) == 1
+    tokens = pair.prompt("next")
+    with ThreadPoolExecutor(SLOTS) as threads:
+        answers = list(threads.map(lambda _: pair.decode.decode(tokens, None, GREEDY), range(SLOTS)))
+    assert {answer.evaluated_tokens for answer in answers} == {len(tokens)}
+
+
+def test_a_prefill_that_is_stopped_before_it_begins_raises_cancelled(pair: Pair) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        blocks_of(pair.prefill, pair.prompt("stop"), stop=stop)
+
+
+def test_prompt_and_answer_that_do_not_fit_the_context_are_refused(pair: Pair) -> None:
+    tokens = pair.prompt("long")
+    with pytest.raises(ContextExceeded):
+        pair.decode.decode(tokens, None, Sampling(max_tokens=CONTEXT))
+    with pytest.raises(ContextExceeded):
+        blocks_of(pair.prefill, tokens * 5)
+
+
+def test_prompt_and_answer_that_just_fit_the_context_are_accepted(pair: Pair) -> None:
+    tokens = pair.prompt("fits")
+    tokens = (tokens * 5)[: CONTEXT - 2]
+    answer = pair.decode.decode(tokens, None, Sampling(max_tokens=2, temperature=0))
+    assert answer.evaluated_tokens == CONTEXT - 2
+
+
+def test_a_cache_of_another_layout_is_refused(pair: Pair) -> None:
+    # Given a cache of a model with twice the heads
+    tokens = pair.prompt("layout")
+    other = open_engine("simulated", EngineOptions(f"sim:scale=0,layers=2,kv_heads=8,head_dim=8,context={CONTEXT}"))
+    cache = KVCache(layout_of(other), tuple(blocks_of(other, tokens[:-1])))
+    # Then it is not decoded from
+    with pytest.raises(HandOverFailed, match="layout"):
+        pair.decode.decode(tokens, cache, GREEDY)
+
+
+def test_a_cache_that_does_not_cover_the_prompt_is_refused(pair: Pair) -> None:
+    tokens = pair.prompt("short")
+    cache = pair.cache(tokens)
+    for covered in (KVCache(cache.layout, cache.blocks[:-1]), pair.cache((*tokens, 7))):
+        with pytest.raises(HandOverFailed, match="covers"):
+            pair.decode.decode(tokens, covered, GREEDY)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_closing_ends_a_decode_in_progress_with_engine_unavailable(name: str, weights: dict[str, str]) -> None:
+    # Given an engine at work
+    engine = open_engine(name, EngineOptions(weights[name], context=CONTEXT, slots=1))
+    tokens = engine.tokenize("", "work", 0.0).ids
+    sampling = Sampling(max_tokens=3000, temperature=1.5, top_p=1, json_schema="")
+    # When it is closed while it streams
+    with pytest.raises(EngineUnavailable):
+        engine.decode(tokens, None, sampling, on_text=lambda _: engine.close())
+    # Then it stays closed, and closing again is harmless
+    engine.close()
+    with pytest.raises(EngineUnavailable):
+        engine.decode(tokens, None, sampling)
