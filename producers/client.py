@@ -44,7 +44,7 @@ class Replies:
         replies = []
         delivery = self._consumer.receive(timeout_s)
         while delivery:
-            reply = _read(delivery)
+            reply = read_reply(delivery)
             if reply:
                 replies.append(reply)
             delivery = self._consumer.receive(0) if len(replies) < at_most else None
@@ -61,7 +61,7 @@ class Replies:
             if delivery.message.correlation_id != self._batch_id:
                 self._broker.publish(Address(topology.PARKED, ""), delivery.message)
                 delivery.ack()
-            elif reply := _read(delivery):
+            elif reply := read_reply(delivery):
                 mine.append(reply)
         return mine
 
@@ -252,7 +252,7 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
             return
 
 
-def _read(delivery: Delivery) -> Reply | None:
+def read_reply(delivery: Delivery) -> Reply | None:
     """The result in a delivery. What is none of ours is acked and logged; a newer version's is left for the upgrade."""
     try:
         return Reply(codec.decode(delivery.message.body, JobResult), delivery)

@@ -109,7 +109,8 @@ def plan(batch: Batch, assignment: Assignment) -> None:
         for result, item in zip(failures, unreadable, strict=True)
     ]
     batch.plan(entries, describe(assignment.request))
-    batch.journal.record(failures)
+    if failures:
+        batch.journal.record(failures)
 
 
 def grades(assignment: Assignment, result_of: Callable[[str], JobResult | None]) -> list[Grade]:

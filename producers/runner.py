@@ -110,6 +110,8 @@ class Runner:
 
     def _record(self, arrived: list[Reply]) -> list[JobResult]:
         """Journal first, ack after: the other order could lose a result."""
+        if not arrived:
+            return []
         new = self._batch.journal.record(reply.result for reply in arrived)
         for reply in arrived:
             reply.delivery.ack()

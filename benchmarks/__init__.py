@@ -1,0 +1,1 @@
+"""Figures with their caveats. Each module runs alone (`python -m benchmarks.NAME`) and ends with one line of JSON."""
