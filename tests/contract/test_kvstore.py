@@ -15,7 +15,7 @@ from messages.kv import Block, DType, KVCache, KVLayout
 from tests.support.kv_samples import layout, records_of, refs_of, same_bits, window
 from tests.support.rooms import KINDS, Room, open_room
 
-TOKENS = 75  # two whole blocks and a part
+TOKENS = 203  # six whole blocks and a part: more than are asked for ahead
 
 
 @pytest.fixture(params=KINDS)
@@ -54,7 +54,7 @@ def test_blocks_come_back_bit_for_bit_and_in_order(room: Room, dtype: DType) -> 
     stored_bytes = room.kv.put(room.token, lay, iter(records))
     got = room.kv.get(room.token, lay, refs)
 
-    assert [block.start for block in got] == [0, 32, 64]
+    assert [block.start for block in got] == [0, 32, 64, 96, 128, 160, 192]
     assert all(same_bits(block.data, put.data) for block, (_, put) in zip(got, records, strict=True))
     assert stored_bytes == sum(len(room.raw(ref.key)) for ref in refs)
     assert KVCache(lay, tuple(got)).num_tokens == TOKENS
@@ -167,8 +167,8 @@ def test_one_missing_block_fails_the_whole_read_and_nothing_else(room: Room, sto
     with pytest.raises(HandOverFailed, match=r"position 32 .* is not in the store"):
         room.kv.get(stored.fingerprint, stored.layout, stored.refs)
 
-    (last,) = room.kv.get(stored.fingerprint, stored.layout, stored.refs[2:])
-    assert same_bits(last.data, stored.blocks[2].data)
+    (next_one,) = room.kv.get(stored.fingerprint, stored.layout, stored.refs[2:3])
+    assert same_bits(next_one.data, stored.blocks[2].data)
 
 
 def test_a_missing_window_fails_the_hand_over(room: Room) -> None:
@@ -228,7 +228,8 @@ def test_a_damaged_record_is_refused_and_its_neighbours_are_not(
     with pytest.raises(HandOverFailed, match=r"position 32"):
         room.kv.get(stored.fingerprint, stored.layout, stored.refs)
 
-    assert len(room.kv.get(stored.fingerprint, stored.layout, [stored.refs[0], stored.refs[2]])) == 2
+    others = [stored.refs[0], *stored.refs[2:]]
+    assert len(room.kv.get(stored.fingerprint, stored.layout, others)) == len(others)
 
 
 def test_threads_put_and_get_at_once(room: Room) -> None:
