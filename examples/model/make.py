@@ -34,6 +34,9 @@ FEED_FORWARD = 256
 CONTEXT = 16_384
 ROPE_THETA = 10_000.0
 RMS_EPSILON = 1e-6
+# Features that only attention writes to. Digits are chosen by these alone: else the text just before a number, the
+# same in every answer, would choose it, and all answers would hold the same numbers.
+READ_BY_DIGITS = slice(1, 17)
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (PAD, START, END)
@@ -102,8 +105,8 @@ def token_leanings(tokenizer: Tokenizer) -> NDArray[np.float32]:
     return leanings
 
 
-def make_weights(seed: int, leanings: NDArray[np.float32], spread: Spread | None = None) -> Weights:
-    """Random weights under Hugging Face's names for a Qwen3 model, all float16."""
+def make_weights(seed: int, leanings: NDArray[np.float32], digits: list[int], spread: Spread | None = None) -> Weights:
+    """Random weights under Hugging Face's names for a Qwen3 model, all float16. `digits`: token ids of 0 to 9."""
     spread = spread or Spread()
     random = np.random.Generator(np.random.PCG64(seed))
 
@@ -113,6 +116,7 @@ def make_weights(seed: int, leanings: NDArray[np.float32], spread: Spread | None
     weights: dict[str, NDArray[np.float32]] = {}
     embedding = normal(VOCABULARY, HIDDEN, spread.embedding)
     embedding[:, 0] = spread.constant
+    embedding[:, READ_BY_DIGITS] = 0.0
     weights["model.embed_tokens.weight"] = embedding
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
@@ -123,12 +127,14 @@ def make_weights(seed: int, leanings: NDArray[np.float32], spread: Spread | None
         for name, columns in (("self_attn.o_proj", HEADS * HEAD_DIM), ("mlp.down_proj", FEED_FORWARD)):
             weights[f"{prefix}{name}.weight"] = normal(HIDDEN, columns, spread.write)
             weights[f"{prefix}{name}.weight"][0] = 0.0
+        weights[f"{prefix}mlp.down_proj.weight"][READ_BY_DIGITS] = 0.0
         for name, size in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN)):
             weights[f"{prefix}{name}.weight"] = np.ones(size, np.float32)
         weights[f"{prefix}self_attn.q_norm.weight"] = np.full(HEAD_DIM, spread.sharpness, np.float32)
         weights[f"{prefix}self_attn.k_norm.weight"] = np.ones(HEAD_DIM, np.float32)
     weights["model.norm.weight"] = np.ones(HIDDEN, np.float32)
     output = normal(VOCABULARY, HIDDEN, spread.output)
+    output[digits, READ_BY_DIGITS.stop :] = 0.0
     # A logit's standard deviation is output * sqrt(HIDDEN); the constant feature is about 1 after the last norm.
     output[:, 0] = leanings * np.float32(spread.output * HIDDEN**0.5)
     weights["lm_head.weight"] = output
@@ -257,7 +263,8 @@ def gguf_name(name: str) -> str:
 def make(out: Path, seed: int = SEED) -> tuple[Path, Path]:
     """Write both forms of the model into `out`; returns the folder and the GGUF file."""
     tokenizer = train_tokenizer(seed)
-    weights = make_weights(seed, token_leanings(tokenizer))
+    digits = [tokenizer.token_to_id(digit) for digit in "0123456789"]
+    weights = make_weights(seed, token_leanings(tokenizer), digits)
     folder, file = out / NAME, out / f"{NAME}.gguf"
     write_folder(folder, tokenizer, weights)
     write_gguf(file, tokenizer, weights)
