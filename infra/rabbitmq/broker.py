@@ -14,8 +14,9 @@ from infra import topology
 from infra.broker import Address, Broker, Consumer, Delivery, Depth, Message
 from infra.rabbitmq.channel import Channel, converse
 from infra.rabbitmq.connection import Connection, parameters
-from infra.rabbitmq.consumer import Getter, RabbitConsumer
+from infra.rabbitmq.consumer import RabbitConsumer
 from infra.rabbitmq.errors import PRECONDITION_FAILED
+from infra.rabbitmq.getter import Getter
 from infra.rabbitmq.publisher import Publisher, Stream
 from messages.errors import BrokerUnavailable, KvasirError, NoQueue
 
@@ -149,8 +150,8 @@ class RabbitMQBroker(Broker):
             return
         self._closed = True
         self._publisher.close()
+        self._consuming.close()  # first: under an alarm the other one takes its time
         self._publishing.close()
-        self._consuming.close()
         for consumer in list(self._consumers):
             consumer.wake()
 

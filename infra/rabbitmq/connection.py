@@ -62,8 +62,8 @@ class Backoff:
 class _Guarded(pika.SelectConnection):  # type: ignore[misc]
     """A connection with two gaps of pika 1.4 closed.
 
-    A headers table which pika can't decode (a date in the year 40000, a NaN) is left out. pika would drop the
-    connection, the broker would deliver the message again, and so on for ever.
+    A headers table which pika can't decode (a date in the year 40000, a thousand nested lists) is left out. pika
+    would drop the connection, the broker would deliver the message again, and so on for ever.
 
     Frames are sent in batches while it is corked. pika makes three system calls for each message, and each lets go
     of the interpreter lock: that is most of the time that publishing takes.
@@ -104,7 +104,7 @@ def parameters(url: str, name: str) -> pika.URLParameters:
     try:
         found = pika.URLParameters(url)
         given = parse_qs(urlsplit(url).query)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, IndexError):
         given = None
     if given is None or not url.startswith(("amqp://", "amqps://")):
         raise ConfigError("the broker's URL must look like amqp://user:password@host:5672/vhost (or amqps://…)")

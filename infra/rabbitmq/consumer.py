@@ -1,4 +1,4 @@
-"""Consuming: deliveries, the channels that hold them, and consumers that outlive both.
+"""Consumers, which outlive the subscriptions beneath them.
 
 Every subscription has a channel of its own. So a channel closed by the broker (consumer time-out, deleted queue) takes
 no neighbour along, and resuming never re-registers a consumer on a channel with unacked deliveries (which RabbitMQ
@@ -20,88 +20,16 @@ from typing import Any
 import pika.channel  # type: ignore[import-untyped]
 from pika import spec
 
-from infra.broker import Consumer, Delivery, Message
-from infra.rabbitmq.channel import await_result, over_reconnects, settle
+from infra.broker import Consumer, Delivery
+from infra.rabbitmq.channel import await_result, settle
 from infra.rabbitmq.connection import Backoff, Connection
+from infra.rabbitmq.delivery import Holder, RabbitDelivery
 from infra.rabbitmq.errors import describe, translate
-from infra.rabbitmq.properties import returns, to_message
 from messages.errors import BrokerUnavailable, KvasirError, UsageError
 
 log = logging.getLogger(__name__)
 
 PAUSE_S = 10  # how long to wait for the broker to confirm that the flow has stopped
-MAX_IDLE_GETTERS = 4
-
-
-class RabbitDelivery:
-    """A `Delivery` from RabbitMQ."""
-
-    __slots__ = ("_acked", "_holder", "_tag", "message", "queue", "returns")
-
-    def __init__(self, queue: str, message: Message, returns: int, holder: Holder, tag: int) -> None:
-        self.queue = queue
-        self.message = message
-        self.returns = returns
-        self._holder = holder
-        self._tag = tag
-        self._acked = False
-
-    @property
-    def lost(self) -> bool:
-        """See `Delivery`."""
-        return self._holder.lost and not self._acked
-
-    def ack(self) -> bool:
-        """See `Delivery`."""
-        self._acked = self._acked or self._holder.ack(self._tag)
-        return self._acked
-
-
-class Holder:
-    """A channel and its unacked deliveries. Acks come from any thread, all else happens on the IO thread."""
-
-    def __init__(self, connection: Connection, on_acked: Callable[[], None]) -> None:
-        self._connection = connection
-        self._on_acked = on_acked
-        self._unacked: set[int] = set()  # any thread
-        self.held = 0  # (IO) deliveries whose ack has not been sent
-        self.raw: pika.channel.Channel | None = None
-        self.lost = False
-
-    def hold(self, queue: str, method: Any, properties: spec.BasicProperties, body: bytes) -> RabbitDelivery:
-        """A delivery that came on this channel."""
-        self._unacked.add(method.delivery_tag)
-        self.held += 1
-        count = returns(properties, method.redelivered)
-        return RabbitDelivery(queue, to_message(properties, body), count, self, method.delivery_tag)
-
-    def ack(self, tag: int) -> bool:
-        """Hand the ack to the IO thread, once; False if the channel is gone."""
-        if self.lost:
-            return False
-        try:
-            self._unacked.remove(tag)  # atomic: of two threads that ack the same delivery one comes through
-        except KeyError:
-            return not self.lost
-        self._connection.submit(partial(self._ack, tag))
-        return True
-
-    def lose(self) -> None:
-        """The channel is gone, and with it the right to ack."""
-        self.lost = True
-        self.held = 0
-        self._unacked.clear()
-
-    def close(self) -> None:
-        """Close the channel; the broker takes back what is unacked."""
-        if self.raw is not None and self.raw.is_open:
-            self.raw.close()
-
-    def _ack(self, tag: int) -> None:
-        if self.raw is not None and self.raw.is_open:
-            self.raw.basic_ack(tag)
-            self.held -= 1
-            self._on_acked()
 
 
 class Subscription(Holder):
@@ -344,77 +272,3 @@ class RabbitConsumer(Consumer):
             for future in self._quiet:
                 settle(future)
             self._quiet.clear()
-
-
-class Getter:
-    """basic_get, with a channel for each delivery until it is acked: a missing queue closes nobody else's channel."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._idle: list[_GetChannel] = []  # IO thread only
-
-    def get(self, queue: str, timeout_s: float) -> RabbitDelivery | None:
-        """One ready message or None. Raises NoQueue, BrokerUnavailable."""
-
-        def attempt(deadline: float) -> RabbitDelivery | None:
-            future: Future[RabbitDelivery | None] = Future()
-            self._connection.submit(partial(self._get, queue, future))
-            return await_result(future, deadline, f"getting from queue {queue}")
-
-        return over_reconnects(self._connection, timeout_s, attempt)
-
-    def free(self, channel: _GetChannel) -> None:
-        """(IO) A channel that holds nothing."""
-        if len(self._idle) < MAX_IDLE_GETTERS:
-            self._idle.append(channel)
-        else:
-            channel.close()
-
-    def forget(self, channel: _GetChannel) -> None:
-        """(IO) A channel that is closed."""
-        if channel in self._idle:
-            self._idle.remove(channel)
-
-    def _get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
-        try:
-            channel = self._idle.pop() if self._idle else _GetChannel(self, self._connection)
-        except KvasirError as error:
-            settle(future, error=error)
-        else:
-            channel.get(queue, future)
-
-
-class _GetChannel(Holder):
-    """A channel for one basic_get at a time. IO thread only, acks excepted."""
-
-    def __init__(self, getter: Getter, connection: Connection) -> None:
-        super().__init__(connection, lambda: getter.free(self))
-        self._getter = getter
-        self._queue = ""
-        self._future: Future[RabbitDelivery | None] = Future()
-        connection.raw.channel(on_open_callback=self._opened)
-
-    def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
-        """Ask, now or once the channel is open."""
-        self._queue, self._future = queue, future
-        if self.raw is not None:
-            self.raw.basic_get(queue, self._got)
-
-    def _opened(self, channel: pika.channel.Channel) -> None:
-        self.raw = channel
-        channel.add_on_close_callback(self._closed)
-        channel.add_callback(self._empty, [spec.Basic.GetEmpty], one_shot=False)
-        channel.basic_get(self._queue, self._got)
-
-    def _got(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
-        if not settle(self._future, self.hold(self._queue, method, properties, body)):
-            self.close()  # the caller gave up waiting: the broker takes it back
-
-    def _empty(self, _frame: Any) -> None:
-        settle(self._future)
-        self._getter.free(self)
-
-    def _closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
-        self.lose()
-        self._getter.forget(self)
-        settle(self._future, error=translate(reason, f"getting from queue {self._queue}"))

@@ -238,6 +238,18 @@ def test_a_pause_hands_back_what_nobody_received_and_nothing_flows_until_resume(
     assert [delivery.returns for delivery in rest] == [0, 0]  # pausing gave nothing back to the broker
 
 
+def test_pausing_in_full_flow_returns_nothing_to_the_broker(site: Site, broker: Broker) -> None:
+    publish(broker, site.work, 600)
+    consumer = broker.consume(site.work.key, prefetch=40)
+    seen: list[Delivery] = []
+    while len(seen) < 600:
+        seen += receive(consumer) + consumer.pause()
+        assert all(delivery.ack() for delivery in seen)
+        consumer.resume()
+    assert len(set(numbers(seen))) == 600
+    assert {delivery.returns for delivery in seen} == {0}
+
+
 def test_after_a_pause_what_is_still_held_counts_for_the_prefetch(site: Site, broker: Broker) -> None:
     publish(broker, site.work, 6)
     consumer = broker.consume(site.work.key, prefetch=2)

@@ -1,0 +1,279 @@
+"""What only a real RabbitMQ can show: lost connections, refusals, alarms, and properties that others wrote."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from pika import exceptions as pika_errors
+
+from infra import topology
+from infra.broker import Address, Message
+from infra.rabbitmq import RabbitMQBroker, connection, errors
+from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
+from tests.support.servers import RabbitMQServer, free_port
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[str]:
+    """A reply queue of this test's own."""
+    with closing(RabbitMQBroker(broker_url)) as broker:
+        broker.declare([])
+        name = broker.open_reply_queue(uuid.uuid4().hex)
+        yield name
+        broker.delete_queue(name)
+
+
+@pytest.fixture
+def broker(broker_url: str) -> Iterator[RabbitMQBroker]:
+    with closing(RabbitMQBroker(broker_url)) as broker:
+        yield broker
+
+
+def numbered(to: Address, count: int) -> Iterator[tuple[Address, Message]]:
+    return ((to, Message(b"x" * 200, f"job-{number}")) for number in range(count))
+
+
+def read_ids(broker: RabbitMQBroker, queue: str) -> list[str]:
+    """Message ids of all that is in the queue, acked."""
+    consumer, found = broker.consume(queue, prefetch=500), []
+    while (delivery := consumer.receive(1.0)) is not None:
+        found.append(delivery.message.message_id)
+        delivery.ack()
+    consumer.close()
+    return found
+
+
+def test_nothing_is_lost_when_connections_die_while_publishing(broker: RabbitMQBroker, queue: str) -> None:
+    cuts, count = 5, 6000
+    cut_at = {count * (n + 1) // (cuts + 1) for n in range(cuts)}
+
+    def sends() -> Iterator[tuple[Address, Message]]:
+        for number, send in enumerate(numbered(topology.reply(queue), count)):
+            if number in cut_at:
+                threading.Thread(target=broker.drop).start()
+            yield send
+
+    confirmed: list[str] = []
+    assert broker.publish_many(sends(), lambda sent: confirmed.append(sent.message_id), window=200) == count
+    expected = {f"job-{number}" for number in range(count)}
+    assert len(confirmed) == count
+    assert set(confirmed) == expected
+    assert set(read_ids(broker, queue)) == expected  # some perhaps twice
+
+
+def test_publishing_waits_for_the_connection_to_come_back(broker: RabbitMQBroker, queue: str) -> None:
+    for number in range(5):
+        broker.drop()
+        broker.publish(topology.reply(queue), Message(b"", f"job-{number}"))
+    assert set(read_ids(broker, queue)) == {f"job-{number}" for number in range(5)}
+
+
+def test_commands_wait_for_the_connection_to_come_back(broker: RabbitMQBroker, queue: str) -> None:
+    broker.drop()
+    assert broker.depth(queue) is not None
+    broker.drop()
+    assert broker.get(queue) is None
+    broker.drop()
+    broker.consume(queue, prefetch=1).close()
+    wait_until(lambda: broker.connected, "both connections are up")
+
+
+def test_a_missing_exchange_takes_no_neighbour_along(broker: RabbitMQBroker, queue: str) -> None:
+    sends = list(numbered(topology.reply(queue), 100))
+    sends[50] = (Address("kvasir.nothing", queue), Message(b"", "lonely"))
+    confirmed: list[str] = []
+    with pytest.raises(NoQueue, match="lonely"):
+        broker.publish_many(sends, lambda sent: confirmed.append(sent.message_id))
+    assert set(confirmed) == set(read_ids(broker, queue))
+    assert {f"job-{number}" for number in range(50)} <= set(confirmed)
+
+
+@pytest.mark.parametrize(
+    "bad", [Message(b"", "x" * 300), Message(b"", "\ud800"), Message(b"", headers={"n": 2**64})], ids=repr
+)
+def test_a_message_that_amqp_cannot_carry_is_invalid(broker: RabbitMQBroker, queue: str, bad: Message) -> None:
+    with pytest.raises(InvalidMessage, match="AMQP"):
+        broker.publish(topology.reply(queue), bad)
+    broker.publish(topology.reply(queue), Message(b"", "good"))
+    assert read_ids(broker, queue) == ["good"]
+
+
+def test_a_stream_without_progress_ends_in_time(broker_url: str) -> None:
+    broker = RabbitMQBroker(broker_url)
+    broker.close()
+    with pytest.raises(BrokerUnavailable, match="closed"):
+        broker.publish_many(numbered(topology.reply("any"), 10), timeout_s=None)
+
+
+class _RawProperties(pika.BasicProperties):
+    """Properties as bytes that pika itself would never write."""
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__()
+        self._encoded = encoded
+
+    def encode(self) -> list[bytes]:
+        return [self._encoded]
+
+
+def _properties_with_table(table: bytes) -> bytes:
+    flags = pika.BasicProperties.FLAG_HEADERS | pika.BasicProperties.FLAG_MESSAGE_ID
+    return struct.pack(">H", flags) + struct.pack(">I", len(table)) + table + b"\x05job-1"
+
+
+def _nested_lists(depth: int) -> bytes:
+    return b"".join(b"A" + struct.pack(">I", 5 * (depth - level - 1)) for level in range(depth))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"\x01aT" + struct.pack(">Q", 2**62),  # a date after the year 9999
+        b"\x01a" + _nested_lists(2000),
+    ],
+    ids=["date", "nested"],
+)
+def test_headers_that_pika_cannot_read_cost_only_the_headers(
+    broker_url: str, broker: RabbitMQBroker, queue: str, table: bytes
+) -> None:
+    publish_raw(broker_url, queue, _RawProperties(_properties_with_table(table)))
+    broker.publish(topology.reply(queue), Message(b"", "job-2"))
+    consumer = broker.consume(queue, prefetch=5)
+    first, second = (wait_until(lambda: consumer.receive(0.1), "a delivery comes") for _ in range(2))
+    assert first.message == Message(b"foreign", "job-1", persistent=False)
+    assert second.message.message_id == "job-2"
+    assert first.returns == second.returns == 0  # the connection survived
+
+
+def test_foreign_properties_are_read_as_far_as_they_go(broker_url: str, broker: RabbitMQBroker, queue: str) -> None:
+    headers: dict[str, Any] = {"text": "a", "n": 1, "list": [1], "table": {"a": 1}, "flag": True, "none": None}
+    headers |= {"raw": b"\xff", "float": {"float": "not a number"}, "x-death": [{"queue": "q"}]}
+    publish_raw(broker_url, queue, pika.BasicProperties(message_id=b"\xff\xfe", headers=headers, type="7"))
+    consumer = broker.consume(queue, prefetch=1)
+    delivery = wait_until(lambda: consumer.receive(0.1), "the delivery comes")
+    assert delivery.message.headers == {"text": "a", "n": 1}
+    assert isinstance(delivery.message.message_id, str)
+
+
+def publish_raw(url: str, queue: str, properties: pika.BasicProperties) -> None:
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as foreign:
+        channel = foreign.channel()
+        channel.confirm_delivery()
+        channel.basic_publish(topology.REPLY, queue, b"foreign", properties, mandatory=True)
+
+
+def test_a_queue_with_other_arguments_is_used_as_it_is_and_reported(broker_url: str, model_name: str) -> None:
+    work = topology.work("prefill", model_name, "now")
+    with closing(pika.BlockingConnection(pika.URLParameters(broker_url))) as person:
+        person.channel().queue_declare(work.key, durable=True, arguments={"x-queue-type": "classic"})
+        with closing(RabbitMQBroker(broker_url)) as broker:
+            (remark,) = broker.declare([model_name])
+            assert remark.startswith(f"queue {work.key} exists with other properties than ours")
+            broker.publish(work, Message(b"job"))
+            assert broker.get(work.key) is not None
+        for spec in topology.queues([model_name]):
+            if model_name in spec.name:
+                person.channel().queue_delete(spec.name)
+
+
+def test_an_acked_delivery_cannot_close_the_channel_by_a_second_ack(broker: RabbitMQBroker, queue: str) -> None:
+    broker.publish_many(numbered(topology.reply(queue), 2))
+    consumer = broker.consume(queue, prefetch=2)
+    first, second = (wait_until(lambda: consumer.receive(0.1), "a delivery comes") for _ in range(2))
+    threads = [threading.Thread(target=first.ack) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert broker.depth(queue) is not None  # whatever the acks caused has happened
+    assert not second.lost
+
+
+def test_wrong_credentials_fail_at_once_and_the_password_is_told_to_nobody(broker_url: str) -> None:
+    url = urlsplit(broker_url)
+    wrong = f"amqp://intruder:hunter2@{url.hostname}:{url.port}/"
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match="user name or password refused") as caught:
+        RabbitMQBroker(wrong, connect_timeout_s=60)
+    assert time.monotonic() - begin < 30
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_missing_virtual_host_fails_at_once(broker_url: str) -> None:
+    url = urlsplit(broker_url)._replace(path="/nowhere").geturl()
+    with pytest.raises(ConfigError, match=r"virtual host.*nowhere"):
+        RabbitMQBroker(url, connect_timeout_s=60)
+
+
+def test_nobody_listening_is_reported_with_the_address_and_without_the_password() -> None:
+    port = free_port()
+    with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{port}.*refused") as caught:
+        RabbitMQBroker(f"amqp://guest:hunter2@127.0.0.1:{port}/", connect_timeout_s=0.5)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost", "http://host/", "amqp://user@host/", "amqp://h:port/", "amqp://h/?x=1"]
+)
+def test_an_unreadable_url_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="amqp://user:password@host"):
+        RabbitMQBroker(url)
+
+
+def test_amqps_asks_for_tls_and_checks_the_certificate() -> None:
+    found = connection.parameters("amqps://user:secret@broker.example/course?heartbeat=7", "test")
+    assert (found.port, found.virtual_host, found.heartbeat) == (5671, "course", 7)
+    assert found.ssl_options.context.check_hostname
+    assert found.blocked_connection_timeout == connection.BLOCKED_S
+
+
+def test_every_exception_of_pika_has_an_error_of_ours() -> None:
+    theirs = {value for value in vars(pika_errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    assert theirs == set(errors.BY_CLASS)
+
+
+def times_out(broker: RabbitMQBroker, to: Address) -> bool:
+    try:
+        broker.publish(to, Message(b"", "late"), timeout_s=1.0)
+    except BrokerUnavailable as error:
+        return "no confirm" in str(error)
+    return False
+
+
+def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
+    with RabbitMQServer() as server, closing(RabbitMQBroker(server.url)) as broker:
+        broker.declare([])
+        queue = broker.open_reply_queue("batch-1")
+        broker.publish_many(numbered(topology.reply(queue), 2))
+        consumer = broker.consume(queue, prefetch=1)
+        server.control("set_vm_memory_high_watermark", "0.0001")
+        # The broker blocks a connection only once it publishes, so the first message still goes through.
+        wait_until(lambda: times_out(broker, topology.reply(queue)), "publishing is blocked")
+
+        for number in range(2):
+            delivery = wait_until(lambda: consumer.receive(0.1), "work goes on")
+            assert delivery.message.message_id == f"job-{number}"
+            assert delivery.ack()
+        server.control("set_vm_memory_high_watermark", "0.4")
+        broker.publish(topology.reply(queue), Message(b"", "after"))
+
+
+def test_a_broker_under_an_alarm_can_be_left() -> None:
+    with RabbitMQServer() as server:
+        broker = RabbitMQBroker(server.url)
+        broker.declare([])
+        queue = broker.open_reply_queue("batch-1")
+        server.control("set_vm_memory_high_watermark", "0.0001")
+        wait_until(lambda: times_out(broker, topology.reply(queue)), "publishing is blocked")
+        broker.close()
+        assert not any(thread.name.startswith("amqp") for thread in threading.enumerate())
