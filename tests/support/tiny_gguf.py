@@ -33,6 +33,8 @@ class TinyModel:
     feed_forward: int = 128
     context: int = 8192
     chat_template: str = CHATML
+    window: int = 16  # of a "gpt-oss", in every second layer
+    experts: int = 4  # of a "gpt-oss"
 
 
 def write_gguf(path: Path, model: TinyModel = TinyModel()) -> Path:
@@ -54,6 +56,13 @@ def control_ids() -> tuple[int, ...]:
     return tuple(range(first, first + len(_CONTROL)))
 
 
+def token_texts() -> list[bytes]:
+    """The bytes that each id spells."""
+    byte_of = {character: byte for byte, character in _alphabet().items()}
+    plain = list(_alphabet().values()) + ["".join(pair) for pair in _merges()]
+    return [bytes(byte_of[letter] for letter in text) for text in plain] + [text.encode() for text in _CONTROL]
+
+
 def _add_sizes(writer: gguf.GGUFWriter, model: TinyModel) -> None:
     writer.add_context_length(model.context)
     writer.add_embedding_length(model.embedding)
@@ -66,6 +75,11 @@ def _add_sizes(writer: gguf.GGUFWriter, model: TinyModel) -> None:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(model.head_dim)
+    if model.architecture == "gpt-oss":
+        writer.add_sliding_window(model.window)
+        writer.add_expert_count(model.experts)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(model.feed_forward)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, chat_template: str) -> int:
@@ -104,39 +118,72 @@ def _merges() -> list[tuple[str, str]]:
     return list(merges)
 
 
+class _Tensors:
+    """Draws and adds tensors, in an order that gives architectures with the same tensors the same numbers."""
+
+    def __init__(self, writer: gguf.GGUFWriter, seed: int) -> None:
+        self._writer = writer
+        self._source = np.random.default_rng(seed)
+
+    def random(self, name: str, *shape: int, scale: float = 1.0, heads: int = 0) -> None:
+        """A weight whose inputs are its last axis; `heads` of a Q or K to be reordered."""
+        values = (self._source.standard_normal(shape) * scale / np.sqrt(shape[-1])).astype(np.float16)
+        self._writer.add_tensor(f"{name}.weight", _pairs_as_neighbours(values, heads) if heads else values)
+
+    def ones(self, name: str, size: int) -> None:
+        self._writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+
+    def zeros(self, name: str, *shape: int) -> None:
+        self._writer.add_tensor(name, np.zeros(shape, np.float32))
+
+
 def _add_tensors(writer: gguf.GGUFWriter, model: TinyModel, vocabulary: int) -> None:
-    source = np.random.default_rng(model.seed)
-
-    def matrix(name: str, rows: int, columns: int, scale: float = 1.0, heads: int = 0) -> None:
-        values = (source.standard_normal((rows, columns)) * scale / np.sqrt(columns)).astype(np.float16)
-        writer.add_tensor(f"{name}.weight", _pairs_as_neighbours(values, heads) if heads else values)
-
-    def ones(name: str, size: int) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
-
-    size, query = model.embedding, model.heads * model.head_dim
-    key_value = model.kv_heads * model.head_dim
-    reorder = model.architecture == "llama"
-    matrix("token_embd", vocabulary, size, scale=8)
-    ones("output_norm", size)
-    matrix("output", vocabulary, size, scale=4)
+    tensors = _Tensors(writer, model.seed)
+    tensors.random("token_embd", vocabulary, model.embedding, scale=8)
+    tensors.ones("output_norm", model.embedding)
+    tensors.random("output", vocabulary, model.embedding, scale=4)
     for layer in range(model.layers):
-        block = f"blk.{layer}."
-        ones(block + "attn_norm", size)
-        matrix(block + "attn_q", query, size, heads=model.heads * reorder)
-        matrix(block + "attn_k", key_value, size, heads=model.kv_heads * reorder)
-        matrix(block + "attn_v", key_value, size)
-        matrix(block + "attn_output", size, query)
-        ones(block + "ffn_norm", size)
-        matrix(block + "ffn_gate", model.feed_forward, size)
-        matrix(block + "ffn_up", model.feed_forward, size)
-        matrix(block + "ffn_down", size, model.feed_forward)
-        if model.architecture == "qwen3":
-            ones(block + "attn_q_norm", model.head_dim)
-            ones(block + "attn_k_norm", model.head_dim)
-        if model.architecture == "qwen2":
-            for name, width in (("attn_q", query), ("attn_k", key_value), ("attn_v", key_value)):
-                writer.add_tensor(f"{block}{name}.bias", np.zeros(width, np.float32))
+        _add_attention(tensors, model, f"blk.{layer}.")
+        if model.architecture == "gpt-oss":
+            _add_experts(tensors, model, f"blk.{layer}.")
+        else:
+            _add_feed_forward(tensors, model, f"blk.{layer}.")
+
+
+def _add_attention(tensors: _Tensors, model: TinyModel, block: str) -> None:
+    size, query, key_value = model.embedding, model.heads * model.head_dim, model.kv_heads * model.head_dim
+    reorder = model.architecture == "llama"
+    tensors.ones(block + "attn_norm", size)
+    tensors.random(block + "attn_q", query, size, heads=model.heads * reorder)
+    tensors.random(block + "attn_k", key_value, size, heads=model.kv_heads * reorder)
+    tensors.random(block + "attn_v", key_value, size)
+    tensors.random(block + "attn_output", size, query)
+    if model.architecture == "qwen3":
+        tensors.ones(block + "attn_q_norm", model.head_dim)
+        tensors.ones(block + "attn_k_norm", model.head_dim)
+    if model.architecture in ("qwen2", "gpt-oss"):
+        for name, width in (("attn_q", query), ("attn_k", key_value), ("attn_v", key_value)):
+            tensors.zeros(f"{block}{name}.bias", width)
+    if model.architecture == "gpt-oss":
+        tensors.zeros(block + "attn_output.bias", size)
+        tensors.zeros(block + "attn_sinks.weight", model.heads)
+
+
+def _add_feed_forward(tensors: _Tensors, model: TinyModel, block: str) -> None:
+    tensors.ones(block + "ffn_norm", model.embedding)
+    tensors.random(block + "ffn_gate", model.feed_forward, model.embedding)
+    tensors.random(block + "ffn_up", model.feed_forward, model.embedding)
+    tensors.random(block + "ffn_down", model.embedding, model.feed_forward)
+
+
+def _add_experts(tensors: _Tensors, model: TinyModel, block: str) -> None:
+    size, inner, experts = model.embedding, model.feed_forward, model.experts
+    tensors.ones(block + "post_attention_norm", size)
+    tensors.random(block + "ffn_gate_inp", experts, size)
+    tensors.zeros(block + "ffn_gate_inp.bias", experts)
+    for name, rows, columns in (("gate", inner, size), ("up", inner, size), ("down", size, inner)):
+        tensors.random(f"{block}ffn_{name}_exps", experts, rows, columns)
+        tensors.zeros(f"{block}ffn_{name}_exps.bias", experts, rows)
 
 
 def _pairs_as_neighbours(weights: NDArray[np.float16], heads: int) -> NDArray[np.float16]:
