@@ -10,6 +10,7 @@ Rules:
 - The table below is complete: a step that is not in it is a bug, raises `IllegalStep`, and changes nothing.
 - It describes one copy of one run. Crashes make copies (a redelivery, at worst a duplicate), so a *set* of observed
   steps may branch; each branch obeys the table, and the journal keeps one line per (job_id, run).
+- A copy that was delivered again after its run was ANSWERED is replied to from the decode queue, without decoding.
 - REDELIVERED may happen wherever a worker holds the delivery: the broker takes it back to the queue it came from.
 """
 
@@ -79,12 +80,7 @@ TABLE: Mapping[Position, Mapping[Step, Position]] = {
         _S.REDELIVERED: _P.PREFILL_QUEUE,
         **_ENDINGS,
     },
-    _P.DECODE_QUEUE: {
-        _S.DECODE_STARTED: _P.DECODING,
-        _S.ISOLATED: _P.DECODE_QUEUE,
-        _S.REPLIED: _P.REPLIED,  # delivered again after its result was stored
-        **_ENDINGS,
-    },
+    _P.DECODE_QUEUE: {_S.DECODE_STARTED: _P.DECODING, _S.ISOLATED: _P.DECODE_QUEUE, **_ENDINGS},
     _P.DECODING: {
         _S.FIRST_TOKEN: _P.DECODING,
         _S.ANSWERED: _P.ANSWERED,
