@@ -57,6 +57,13 @@ class KVStore(ABC):
         """Delete records; missing ones are fine."""
 
     @abstractmethod
+    def free_shared(self, size_bytes: int) -> int:
+        """Delete shared records, least recently used first, until `size_bytes` are free; returns the bytes freed.
+
+        Jobs' own records are left alone. Whoever needed a deleted one finds it missing, and it is computed again.
+        """
+
+    @abstractmethod
     def usage(self) -> StoreUsage:
         """How full the store is."""
 
@@ -66,7 +73,7 @@ class KVStore(ABC):
 
 
 class Board(ABC):
-    """Worker cards, stored results, tombstones and claims. Every entry has a TTL."""
+    """Worker cards, stored results, tombstones, claims and reservations. Every entry has a TTL."""
 
     @abstractmethod
     def now(self) -> float:
@@ -107,6 +114,21 @@ class Board(ABC):
     @abstractmethod
     def release(self, job_id: str, run: int, worker_id: str) -> None:
         """Give up a claim held by this worker; others' claims are left alone."""
+
+    @abstractmethod
+    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
+        """Reserve space in the store, atomically: False if all live reservations would exceed `room_bytes`.
+
+        A second call with the same name replaces the first reservation.
+        """
+
+    @abstractmethod
+    def unreserve(self, name: str) -> None:
+        """Give a reservation up; a missing one is fine."""
+
+    @abstractmethod
+    def reserved_bytes(self) -> int:
+        """Sum of all live reservations."""
 
     @abstractmethod
     def close(self) -> None:

@@ -70,6 +70,18 @@ class BestEffortBoard(Board):
         """Release a claim, if possible; else it runs out."""
         self._try(lambda: self._board.release(job_id, run, worker_id), None)
 
+    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
+        """Reserve; granted if nobody can say: putting will show."""
+        return self._try(lambda: self._board.reserve(name, size_bytes, room_bytes, ttl_s), True)
+
+    def unreserve(self, name: str) -> None:
+        """Give a reservation up, if possible; else it runs out."""
+        self._try(lambda: self._board.unreserve(name), None)
+
+    def reserved_bytes(self) -> int:
+        """Live reservations, or 0."""
+        return self._try(self._board.reserved_bytes, 0)
+
     def close(self) -> None:
         """Close the board underneath."""
         self._board.close()

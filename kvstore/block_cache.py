@@ -64,6 +64,10 @@ class CachedKVStore(KVStore):
                     self._forget(identity)
         self._store.delete(refs)
 
+    def free_shared(self, size_bytes: int) -> int:
+        """See KVStore: in the store; what this cache holds stays of use."""
+        return self._store.free_shared(size_bytes)
+
     def usage(self) -> StoreUsage:
         """See KVStore: the store's, not this cache's."""
         return self._store.usage()

@@ -57,6 +57,11 @@ def window_ref(last_block: BlockRef) -> BlockRef:
     )
 
 
+def is_shared(key: str) -> bool:
+    """Whether a key is of a shared record: fingerprints and job ids hold no colon."""
+    return key.startswith(("kv:", "kvw:")) and key.count(":") == 2
+
+
 def shared_boundary(layout: KVLayout, shared_tokens: int) -> int:
     """The class-wide part rounded down to whole blocks."""
     return shared_tokens - shared_tokens % layout.block_tokens

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.base import TTL_S, Board, KVStore, StoreUsage
-from kvstore.blocks import BlockRef
+from kvstore.blocks import BlockRef, is_shared
 from kvstore.cards import readable_cards
 from kvstore.records import decode_block, decode_window, encode
 from messages import codec
@@ -79,6 +79,12 @@ class Expiring:
         with self._lock:
             return [self.get(key) for key in self._entries if key.startswith(prefix)]
 
+    def oldest_first(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
+        """(key, bytes) of the wanted keys, those first that expire first."""
+        with self._lock:
+            found = [(expires, key, len(value)) for key, (value, expires) in self._entries.items() if wanted(key)]
+        return [(key, size) for _, key, size in sorted(found)]
+
     def _overfull(self, key: str, value: bytes) -> bool:
         replaced, _ = self._entries.get(key, (b"", 0.0))
         return bool(self.max_bytes) and self._used - len(replaced) + len(value) > self.max_bytes
@@ -120,6 +126,16 @@ class MemoryKVStore(KVStore):
         """See KVStore."""
         for ref in refs:
             self._values.delete(ref.key)
+
+    def free_shared(self, size_bytes: int) -> int:
+        """See KVStore."""
+        freed = 0
+        for key, size in self._values.oldest_first(is_shared):
+            if freed >= size_bytes:
+                break
+            self._values.delete(key)
+            freed += size
+        return freed
 
     def usage(self) -> StoreUsage:
         """See KVStore."""
@@ -190,6 +206,24 @@ class MemoryBoard(Board):
         with self._claims:
             if self._values.get(key) == worker_id.encode():
                 self._values.delete(key)
+
+    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
+        """See Board."""
+        key = f"reservation:{name}"
+        with self._claims:
+            self._values.delete(key)
+            if self.reserved_bytes() + size_bytes > room_bytes:
+                return False
+            self._values.put(key, str(size_bytes).encode(), ttl_s)
+            return True
+
+    def unreserve(self, name: str) -> None:
+        """See Board."""
+        self._values.delete(f"reservation:{name}")
+
+    def reserved_bytes(self) -> int:
+        """See Board."""
+        return sum(int(value) for value in self._values.under("reservation:") if value is not None)
 
     def close(self) -> None:
         """See Board."""

@@ -2,7 +2,7 @@
 
     card:<worker id>      an encoded WorkerCard        cards    index of the live ones (sorted set: expiry in ms)
     result:<job>:<run>    an encoded JobResult         cancelled:<batch>    tombstone
-    claim:<job>:<run>     worker id
+    claim:<job>:<run>     worker id                reservations   hash: name -> "bytes expiry in ms"
 
 All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its card or
 storing a result, which take a few bytes.
@@ -19,6 +19,7 @@ from messages import codec
 from messages.cards import WorkerCard
 
 _INDEX = "cards"
+_RESERVATIONS = "reservations"
 _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
@@ -41,6 +42,38 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
+# Expired entries are dropped on the way; the hash expires with the last one.
+_RESERVE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local entries = redis.call('HGETALL', KEYS[1])
+local total, latest = tonumber(ARGV[2]), now + ARGV[4]
+for i = 1, #entries, 2 do
+  local size, expiry = string.match(entries[i + 1], '^(%d+) (%d+)$')
+  if entries[i] == ARGV[1] or tonumber(expiry) <= now then
+    redis.call('HDEL', KEYS[1], entries[i])
+  else
+    total = total + tonumber(size)
+    latest = math.max(latest, tonumber(expiry))
+  end
+end
+if total > tonumber(ARGV[3]) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%s %.0f', ARGV[2], now + ARGV[4]))
+redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', latest))
+return 1
+"""
+
+_RESERVED = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local total = 0
+for _, entry in ipairs(redis.call('HVALS', KEYS[1])) do
+  local size, expiry = string.match(entry, '^(%d+) (%d+)$')
+  if tonumber(expiry) > now then total = total + tonumber(size) end
+end
+return string.format('%.0f', total)
+"""
+
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
@@ -50,8 +83,9 @@ class RedisBoard(Board):
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._client = open_client(url, timeout_s)
         self._place = place(url)
-        self._set, self._put_card, self._claim, self._release = (
-            self._client.register_script(_LUA + text) for text in (_SET, _PUT_CARD, _CLAIM, _RELEASE)
+        self._set, self._put_card, self._claim, self._release, self._reserve, self._reserved = (
+            self._client.register_script(_LUA + text)
+            for text in (_SET, _PUT_CARD, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
         )
 
     def now(self) -> float:
@@ -110,6 +144,23 @@ class RedisBoard(Board):
         """See Board."""
         with errors_mapped(self._place):
             self._release([f"claim:{job_id}:{run}"], [worker_id])
+
+    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
+        """See Board."""
+        with errors_mapped(self._place):
+            granted = self._reserve([_RESERVATIONS], [name, size_bytes, max(0, room_bytes), _milliseconds(ttl_s)])
+        return bool(granted)
+
+    def unreserve(self, name: str) -> None:
+        """See Board."""
+        with errors_mapped(self._place):
+            self._client.hdel(_RESERVATIONS, name)
+
+    def reserved_bytes(self) -> int:
+        """See Board."""
+        with errors_mapped(self._place):
+            total: Any = self._reserved([_RESERVATIONS])
+        return int(total)
 
     def close(self) -> None:
         """See Board."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Protocol
 
 import redis
 
 from kvstore.base import TTL_S, KVStore, StoreUsage
-from kvstore.blocks import BlockRef
+from kvstore.blocks import BlockRef, is_shared
 from kvstore.bulk import Bulk, bulk_target
 from kvstore.records import decode_block, decode_window, encode
 from kvstore.redis_client import TIMEOUT_S, errors_mapped, open_client, place
@@ -19,6 +19,7 @@ from messages.kv import Block, KVLayout, Window
 
 PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
 GETS_AT_ONCE = 8
+DELETES_AT_ONCE = 256
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 
@@ -79,6 +80,36 @@ class RedisKVStore(KVStore):
         if refs:
             with errors_mapped(self._place):
                 self._client.unlink(*(ref.key for ref in refs))  # frees off the server's main thread
+
+    def free_shared(self, size_bytes: int) -> int:
+        """See KVStore. The time to live that is left says how recently a record was used: every use sets it anew."""
+        freed = 0
+        with errors_mapped(self._place):
+            keys = self._least_recent_shared()
+            for start in range(0, len(keys), DELETES_AT_ONCE):
+                if freed >= size_bytes:
+                    break
+                freed += self._unlink_until(keys[start : start + DELETES_AT_ONCE], size_bytes - freed)
+        return freed
+
+    def _least_recent_shared(self) -> list[bytes]:
+        found: dict[bytes, None] = {}
+        for pattern in ("kv:*", "kvw:*"):
+            found.update((key, None) for key in self._client.scan_iter(pattern, 1000) if is_shared(key.decode()))
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key in found:
+                pipeline.pttl(key)
+            return [key for _, key in sorted(zip(pipeline.execute(), found, strict=True))]
+
+    def _unlink_until(self, keys: Sequence[bytes], size_bytes: int) -> int:
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.strlen(key)
+            sizes = pipeline.execute()
+        sums = list(accumulate(sizes))
+        enough = next((number for number, total in enumerate(sums, 1) if total >= size_bytes), len(keys))
+        self._client.unlink(*keys[:enough])
+        return int(sums[enough - 1])
 
     def usage(self) -> StoreUsage:
         """See KVStore."""

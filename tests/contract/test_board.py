@@ -13,6 +13,7 @@ import pytest
 from messages import codec
 from messages.cards import WorkerCard
 from tests.support.rooms import Room, open_room
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -169,3 +170,54 @@ def test_every_field_of_a_card_survives(room: Room) -> None:
     room.board.put_card(card, ttl_s=30)
 
     assert _mine(room) == [card]
+
+
+def test_reservations_are_granted_up_to_the_room_there_is(room: Room) -> None:
+    mine = [f"{name}.{room.token}" for name in "abc"]
+    taken = room.board.reserved_bytes()
+
+    assert room.board.reserve(mine[0], 60, taken + 100, ttl_s=30)
+    assert not room.board.reserve(mine[1], 60, taken + 100, ttl_s=30)
+    assert room.board.reserve(mine[1], 40, taken + 100, ttl_s=30)
+    assert room.board.reserved_bytes() == taken + 100
+
+    room.board.unreserve(mine[0])
+    room.board.unreserve(mine[0])
+    assert room.board.reserved_bytes() == taken + 40
+    room.board.unreserve(mine[1])
+
+
+def test_a_second_reservation_under_one_name_replaces_the_first(room: Room) -> None:
+    name = f"again.{room.token}"
+    taken = room.board.reserved_bytes()
+
+    assert room.board.reserve(name, 80, taken + 100, ttl_s=30)
+    assert room.board.reserve(name, 90, taken + 100, ttl_s=30)
+
+    assert room.board.reserved_bytes() == taken + 90
+    room.board.unreserve(name)
+
+
+def test_a_reservation_that_is_not_renewed_runs_out(room: Room) -> None:
+    name, other = f"short.{room.token}", f"long.{room.token}"
+    taken = room.board.reserved_bytes()
+    assert room.board.reserve(other, 10, taken + 100, ttl_s=30)
+    assert room.board.reserve(name, 80, taken + 100, ttl_s=0.05)
+
+    wait_until(lambda: room.board.reserved_bytes() == taken + 10, "the short reservation to run out", 5)
+
+    assert room.board.reserve(name, 90, taken + 100, ttl_s=30)
+    for each in (name, other):
+        room.board.unreserve(each)
+
+
+def test_reservations_are_granted_one_at_a_time(room: Room) -> None:
+    taken = room.board.reserved_bytes()
+    names = [f"{number}.{room.token}" for number in range(20)]
+
+    with ThreadPoolExecutor(8) as pool:
+        granted = list(pool.map(lambda name: room.board.reserve(name, 30, taken + 100, 30), names))
+
+    assert granted.count(True) == 3
+    for name in names:
+        room.board.unreserve(name)

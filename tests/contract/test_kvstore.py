@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -261,3 +262,31 @@ def test_usage_grows_with_what_is_stored(room: Room) -> None:
 def test_closing_twice_is_fine(room: Room, stored: Stored) -> None:
     room.kv.close()
     room.kv.close()
+
+
+def test_shared_records_are_freed_least_recently_used_first_and_a_jobs_own_stay(room: Room) -> None:
+    # Given nothing else that is shared, and two classes' prefixes of which the first was used last
+    room.kv.free_shared(1 << 60)
+    lay = layout()
+    first, second = (refs_of(lay, TOKENS, shared=64, fingerprint=room.token + name) for name in "ab")
+    for name, refs in (("a", first), ("b", second)):
+        room.kv.put(room.token + name, lay, records_of(lay, refs))
+    time.sleep(0.01)  # Redis keeps times to live in whole milliseconds
+    room.kv.missing(first)
+
+    # When a little is to be freed
+    freed = room.kv.free_shared(1)
+
+    # Then the older prefix has lost one block, and nothing else has gone
+    gone = room.kv.missing([*first, *second])
+    assert len(gone) == 1
+    assert gone[0].shared
+    assert gone[0] in second
+    assert freed > 0
+
+    # And when everything is to be freed, only what is shared goes
+    room.kv.free_shared(1 << 60)
+    left = [ref for ref in (*first, *second) if not ref.shared]
+    assert room.kv.missing([*first, *second]) == [ref for ref in (*first, *second) if ref.shared]
+    assert room.kv.missing(left) == []
+    assert room.kv.free_shared(1) == 0
