@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from engines.base import Answer, DecodeEngine
@@ -14,7 +15,7 @@ from infra.broker import Address, Broker, Message
 from kvstore.base import Board, KVStore
 from kvstore.blocks import BlockRef, block_refs, window_ref
 from messages import codec
-from messages.errors import StoreUnavailable
+from messages.errors import HandOverFailed, StoreUnavailable
 from messages.jobs import DecodeJob, DecodeReport, StoredKV, TokenEvent
 from messages.kv import KVCache
 from messages.lifecycle import Step
@@ -82,6 +83,29 @@ class Generation:
     def without_kv(self, why: str) -> Generated:
         """Decode with the prompt done here; `why` goes into the result."""
         return self._generate(None, 0.0, why)
+
+    def drop_damaged(self) -> None:
+        """Delete those of the job's records that can't be read.
+
+        Prefill stores what is missing and nothing over what is there: left in place, a damaged shared block would
+        spoil every hand-over of the class.
+        """
+        stored = self._job.kv
+        if stored is None:
+            return
+        refs = stored_refs(self._job, stored)
+        with suppress(StoreUnavailable):
+            damaged = [ref for ref in refs if not self._readable(stored, ref)]
+            if stored.layout.window_layers:
+                damaged.append(window_ref(refs[-1]))
+            self._kv.delete(damaged)
+
+    def _readable(self, stored: StoredKV, ref: BlockRef) -> bool:
+        try:
+            self._kv.get(stored.fingerprint, stored.layout, [ref])
+        except HandOverFailed:
+            return False
+        return True
 
     def _load(self, stored: StoredKV) -> KVCache:
         refs = stored_refs(self._job, stored)

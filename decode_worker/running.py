@@ -48,12 +48,11 @@ class RunningJobs:
             self._jobs[key] = running
             return running
 
-    def end(self, running: Running) -> None:
-        """Take it out, and settle a delivery that was adopted after the others were."""
+    def end(self, running: Running, settled: bool) -> None:
+        """Take it out. If it was `settled`, what was adopted since then is acked; if not, all is left to the broker."""
         with self._lock:
             self._jobs.pop(running.key, None)
-            late = list(running.held)
-            running.held.clear()
+            late = list(running.held) if settled else []
         for delivery in late:
             delivery.ack()
 

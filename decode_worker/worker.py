@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 # A prompt this short is prefilled here sooner than it is sent back and fetched again.
 LOCAL_PREFILL_TOKENS = 256
 MAX_HAND_OVERS = 2
+_NOTE_CHARS = 250  # a card's notes take 1,024 bytes, and a reason may quote anything
 
 
 class DecodeWorker:
@@ -78,6 +79,7 @@ class DecodeWorker:
         self._free = threading.Semaphore(self._slots)
         self._pool = ThreadPoolExecutor(self._slots, thread_name_prefix="slot")
         self._futures: set[Future[None]] = set()
+        self._aborting = False
         self._started_at = self._board.now()
         self._done = 0
         self._tokens_per_s = 0.0
@@ -94,6 +96,7 @@ class DecodeWorker:
     def stop(self, abort: bool = False) -> None:
         """Leave after the jobs in the slots; with `abort` hand those back too."""
         self._station.stop()
+        self._aborting = abort or self._aborting  # set first: a job may be beginning just now
         if abort:
             self._end_all("leaving")
 
@@ -111,11 +114,8 @@ class DecodeWorker:
                 self._run(job, running, envelope)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
             log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
-        except KvasirError as error:
-            self._endings.error(held, envelope, error)
-        except Exception as error:  # a bug of ours: logged with its traceback, and not run again
-            log.exception("job %s: bug while decoding", envelope.job_id)
-            self._endings.error(held, envelope, error)
+        except Exception as error:  # noqa: BLE001  sorted out there
+            self._end_failed(held, envelope, error)
 
     def _settled_early(self, job: DecodeJob, delivery: Delivery, held: list[Delivery], envelope: Envelope) -> bool:
         """Whether this job needs no decoding now; its delivery has been settled then."""
@@ -125,20 +125,38 @@ class DecodeWorker:
             self._endings.expire(held, envelope)
         elif must_run_alone(delivery, envelope):
             self._endings.isolate(held, envelope)
+            return True
         elif stored := self._stored_result(job):
             self._endings.reply(held, envelope, stored)
-        return not held
+        else:
+            return False
+        self._delete_own_blocks(job)
+        return True
 
     def _run(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
+        if self._aborting:
+            running.end("leaving")
+        settled = False
         try:
-            if not self._board.claim(*running.key, self.worker_id, CLAIM_TTL_S):
-                return self._endings.defer(running.held, envelope)
-            self._decode(job, running, envelope)
-        except Cancelled:
-            self._end_stopped(running, envelope)
+            self._attempt(job, running, envelope)
+            settled = True
         finally:
-            self._running.end(running)
+            self._running.end(running, settled)
             self._board.release(*running.key, self.worker_id)
+
+    def _attempt(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
+        """Returns when all deliveries of the job are settled; raises only if they are not."""
+        try:
+            if self._board.claim(*running.key, self.worker_id, CLAIM_TTL_S):
+                self._decode(job, running, envelope)
+            else:
+                self._endings.defer(running.held, envelope)
+        except Cancelled:
+            self._end_stopped(job, running, envelope)
+        except BrokerUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  sorted out there
+            self._end_failed(running.held, envelope, error)
 
     def _decode(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
         """Load, generate, store the result, publish + confirm, ack, delete."""
@@ -148,6 +166,7 @@ class DecodeWorker:
             made = generation.from_kv() if not self._why_no_kv else generation.without_kv(self._why_no_kv)
         except HandOverFailed as gone:
             log.warning("job %s: hand-over failed: %s", envelope.job_id, gone)
+            generation.drop_damaged()
             if self._better_prefilled_again(job, envelope):
                 return self._prefill_again(job, running, envelope)
             made = generation.without_kv(str(gone))
@@ -196,13 +215,19 @@ class DecodeWorker:
         except StoreUnavailable as error:  # their TTL ends them
             log.info("job %s: its blocks stay until their TTL: %s", job.job.job_id, error)
 
-    def _end_stopped(self, running: Running, envelope: Envelope) -> None:
+    def _end_failed(self, held: list[Delivery], envelope: Envelope, error: Exception) -> None:
+        if not isinstance(error, KvasirError):  # a bug of ours: logged with its traceback, and not run again
+            log.error("job %s: bug while decoding", envelope.job_id, exc_info=error)
+        self._endings.error(held, envelope, error)
+
+    def _end_stopped(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
         if running.why == "cancelled":
             self._endings.drop(running.held)
         elif running.why == "expired":
             self._endings.expire(running.held, envelope)
         else:
-            self._endings.hand_back(running.held, envelope)
+            return self._endings.hand_back(running.held, envelope)
+        self._delete_own_blocks(job)
 
     def _end_all(self, why: Why, batch_id: str = "") -> None:
         for running in self._running.all():
@@ -219,8 +244,8 @@ class DecodeWorker:
         return True
 
     def holding(self) -> int:
-        """Jobs in slots."""
-        return len(self._running.all())
+        """Slots taken, those included whose job is only just being looked at."""
+        return len(self._futures)
 
     def take(self, delivery: Delivery) -> None:
         """Give the delivery a slot."""
@@ -281,6 +306,6 @@ class DecodeWorker:
             done=self._done,
             tokens_per_s=self._tokens_per_s,
             hands_over=not self._why_no_kv,
-            notes=self._why_no_kv,
+            notes=self._why_no_kv[:_NOTE_CHARS],
             jobs=tuple(job.key[0] for job in running),
         )
