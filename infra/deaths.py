@@ -6,7 +6,8 @@ from infra import topology
 from infra.broker import Broker
 from infra.endings import Endings
 from infra.envelope import open_envelope
-from messages.errors import Poison
+from messages import checks
+from messages.errors import InvalidMessage, Poison
 from messages.jobs import Stage
 
 
@@ -21,8 +22,15 @@ def answer_deaths(broker: Broker, endings: Endings, model: str, at_most: int = 1
             return answered
         headers = delivery.message.headers
         stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
-        named = headers.get("kvasir-model")
-        envelope = open_envelope(delivery, stage, named if isinstance(named, str) and named else model)
+        envelope = open_envelope(delivery, stage, _model(headers.get("kvasir-model"), model))
         reason = headers.get("x-first-death-reason", "unknown reason")
         endings.fail([delivery], envelope, Poison(f"the broker gave it up ({reason})"))
     return at_most
+
+
+def _model(named: object, otherwise: str) -> str:
+    try:
+        checks.model_name("kvasir-model", named)
+    except InvalidMessage:
+        return otherwise
+    return str(named)

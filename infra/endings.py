@@ -198,7 +198,8 @@ def _work_stage(envelope: Envelope) -> topology.WorkStage:
 
 def _sentence(error: BaseException) -> str:
     text = str(error) if isinstance(error, KvasirError) else f"bug: {type(error).__name__}: {error}"
-    return text.encode()[: MAX_ERROR_BYTES - 8].decode(errors="ignore") or type(error).__name__
+    # A library's text may hold half a character, which no message could carry.
+    return text.encode(errors="replace")[: MAX_ERROR_BYTES - 8].decode(errors="ignore") or type(error).__name__
 
 
 def _pause() -> None:

@@ -18,7 +18,7 @@ from infra.endings import POISON_AFTER_RETURNS, SUSPECT_AFTER_RETURNS, Endings
 from infra.envelope import Envelope, open_envelope
 from infra.intake import Intake
 from infra.topology import WorkStage
-from messages.errors import BrokerUnavailable, Poison
+from messages.errors import BrokerUnavailable, NoQueue, Poison
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,8 @@ class Station:
         delivery = intake.next(_IDLE_WAIT_S, handler.holding())
         if delivery is None:
             return
+        if self._stopping.is_set():
+            return self._hand_back([delivery])
         if not intake.is_suspect(delivery):
             return handler.take(delivery)
         # Nothing else is held while a suspect runs, so nothing else can fall with it.
@@ -112,8 +114,8 @@ class Station:
                 if time.monotonic() > next_look:
                     answer_deaths(self._broker, self._endings, self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
-            except BrokerUnavailable:
-                self._stopping.wait(0.5)  # it reconnects by itself
+            except (BrokerUnavailable, NoQueue):
+                self._stopping.wait(0.5)  # it reconnects by itself; what was deleted is declared again by a publisher
             handler.tick()
         if control:
             control.close()
