@@ -34,8 +34,9 @@ def compute_and_store(
 ) -> HandedOver:
     """Make sure that the KV cache of all prompt tokens but the last lies in the store.
 
-    `unproved` says why the engine's hand-over can't be trusted, if it can't. A store that is away or full costs the
-    hand-over, not the job: the decoder then does the prompt itself. Raises what the engine raises.
+    `unproved` says why the engine's hand-over can't be trusted, if it can't. A store that is away or full, or an engine
+    that can't give its cache out, costs the hand-over, not the job: the decoder then does the prompt itself. Raises
+    what else the engine raises.
     """
     _check_context(engine, job)
     layout = engine.info.layout
@@ -45,7 +46,9 @@ def compute_and_store(
             return _HandOver(engine, layout, kv, job).run(stop)
         except StoreUnavailable as error:
             why = f"the store did not take it: {error}"
-            log.warning("job %s goes on without its KV cache: %s", job.job_id, why)
+        except HandOverFailed as error:
+            why = f"the engine did not give it out: {error}"
+        log.warning("job %s goes on without its KV cache: %s", job.job_id, why)
     return HandedOver(None, PrefillReport(engine=engine.info.engine), why)
 
 

@@ -31,6 +31,8 @@ from prefill_worker.hand_over import compute_and_store
 
 log = logging.getLogger(__name__)
 
+_NOTE_CHARS = 250  # a card's notes take 1,024 bytes, and a reason may quote anything
+
 
 @dataclass
 class _Current:
@@ -69,6 +71,7 @@ class PrefillWorker:
         self._endings = Endings(broker, [model], observe)
         self._station = Station(broker, self._endings, "prefill", model, self.worker_id, prefetch=1)
         self._current: _Current | None = None
+        self._aborting = False
         self._started_at = self._board.now()
         self._done = 0
         self._tokens_per_s = 0.0
@@ -84,6 +87,7 @@ class PrefillWorker:
     def stop(self, abort: bool = False) -> None:
         """Leave after the job in hand; with `abort` hand that back too."""
         self._station.stop()
+        self._aborting = abort or self._aborting  # set first: a job may be beginning just now
         current = self._current
         if abort and current:
             current.stop.set()
@@ -92,11 +96,20 @@ class PrefillWorker:
         """One delivery, from arrival to ack."""
         envelope = open_envelope(delivery, "prefill", self._model)
         self._endings.received(delivery, envelope)
+        try:
+            self._settle(delivery, envelope)
+        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
+            log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
+        finally:
+            self._current = None
+            self._done += 1
+
+    def _settle(self, delivery: Delivery, envelope: Envelope) -> None:
         held = [delivery]
         try:
             self._handle(delivery, held, envelope)
-        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
-            log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
+        except BrokerUnavailable:
+            raise
         except Cancelled:
             self._end_stopped(held, envelope)
         except KvasirError as error:
@@ -104,9 +117,6 @@ class PrefillWorker:
         except Exception as error:  # a bug of ours: logged with its traceback, and not run again
             log.exception("job %s: bug while prefilling", envelope.job_id)
             self._endings.error(held, envelope, error)
-        finally:
-            self._current = None
-            self._done += 1
 
     def _handle(self, delivery: Delivery, held: list[Delivery], envelope: Envelope) -> None:
         job = read_job(delivery, PrefillJob)
@@ -117,6 +127,8 @@ class PrefillWorker:
         if must_run_alone(delivery, envelope):
             return self._endings.isolate(held, envelope)
         self._current = _Current(job.batch_id, job.job_id)
+        if self._aborting:
+            self._current.stop.set()
         decode_job = self._prefill(job, self._current)
         self._endings.pass_on(held, envelope, decode_job)
         if job.lane == "now":
@@ -195,6 +207,6 @@ class PrefillWorker:
             done=self._done,
             tokens_per_s=self._tokens_per_s,
             hands_over=not self._why_no_kv,
-            notes=self._why_no_kv,
+            notes=self._why_no_kv[:_NOTE_CHARS],
             jobs=(current.job_id,) if current else (),
         )
