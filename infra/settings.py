@@ -207,7 +207,13 @@ def _absent(name: str, value: object) -> str:
         return "(in this process)" if name in ("services.broker", "services.store") else "(not set)"
     if value == 0 and name.startswith("machines."):
         return "(not known)"
-    return "(as trained)" if value == 0 and name.endswith(".context") else ""
+    if value == 0 and name.startswith("models."):
+        return (
+            "(as trained)"
+            if name.endswith(".context")
+            else ("(the engine's choice)" if name.endswith(".threads") else "")
+        )
+    return ""
 
 
 def _shown(value: object) -> str:

@@ -43,6 +43,7 @@ class ModelSettings:
     top_p: float
     engine: str  # for the local pipeline; "": the only one with weights
     slots: int
+    threads: int  # of the CPU; 0: the engine's choice
     tokenizer: str
     same_weights: tuple[str, ...]  # engines whose weights are conversions of the same: they share KV caches
     weights: Mapping[str, str]

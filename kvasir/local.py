@@ -65,7 +65,7 @@ class LocalPipeline:
     def _serve(self, model: str) -> None:
         chosen = self._settings.model(model)
         name, weights = chosen.weights_for()
-        engine = open_engine(name, EngineOptions(weights, chosen.context, chosen.slots))
+        engine = open_engine(name, EngineOptions(weights, chosen.context, chosen.slots, chosen.threads))
         self._stack.callback(engine.close)
         self._engines[model] = engine
         why_no_kv = prove(engine, engine)

@@ -75,7 +75,8 @@ def _load(settings: Settings, options: WorkerOptions) -> Engine:
         weights = weights or default
     context = options.context or (configured.context if configured else 0)
     slots = 1 if options.role == "prefill" else options.slots or (configured.slots if configured else 4)
-    return open_engine(name, EngineOptions(weights, context, slots))
+    threads = configured.threads if configured else 0
+    return open_engine(name, EngineOptions(weights, context, slots, threads))
 
 
 def _check_family(board: Board, model: str, engine: Engine) -> None:
