@@ -125,6 +125,9 @@ class LlamaCppEngine:
             raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its seat shared?")
         for block in slotfile.to_blocks(saved, shape, first):
             emit(block)
+        window = slotfile.to_window(saved, shape)
+        if window is not None:
+            emit(window)
         return Prefilled(evaluated, len(tokens) - evaluated, seconds)
 
     def decode(

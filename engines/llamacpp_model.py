@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines import slotfile
 from engines.gguf_file import GGUFFile
 from engines.slotfile import SlotFile, SlotShape
 from messages.errors import HandOverFailed, InvalidMessage
@@ -61,23 +62,17 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
     interleaved = architecture in _INTERLEAVED
     if interleaved and gguf.hyperparameter("rope.dimension_count", sizes.head_dim) != sizes.head_dim:
         raise HandOverFailed("only part of each key is rotated")
-    caches = _caches(architecture, sizes.layers)
-    if tuple(map(len, probe.caches)) != tuple(map(len, caches)):
-        raise HandOverFailed(f"the server keeps {[*map(len, probe.caches)]} layers, expected {[*map(len, caches)]}")
-    layer = probe.caches[0][0]
+    window = gguf.hyperparameter("attention.sliding_window", 0) if architecture in _ALTERNATING else 0
+    windowed = tuple(range(0, sizes.layers, 2)) if window else ()
     try:
-        layout = KVLayout(sizes.layers, sizes.kv_heads, sizes.head_dim, layer.dtype)
+        layout = KVLayout(sizes.layers, sizes.kv_heads, sizes.head_dim, probe.caches[0][0].dtype, window, windowed)
     except InvalidMessage as error:
         raise HandOverFailed(str(error)) from None
-    if layer.keys.shape[1] != sizes.kv_heads * sizes.head_dim * layout.numpy_type.itemsize:
-        raise HandOverFailed(f"the server keeps rows of {layer.keys.shape[1]} bytes, which {sizes} do not explain")
-    return SlotShape(layout, interleaved, caches)
-
-
-def _caches(architecture: str, layers: int) -> tuple[tuple[int, ...], ...]:
-    if architecture in _ALTERNATING:
-        return (tuple(range(1, layers, 2)), tuple(range(0, layers, 2)))
-    return (tuple(range(layers)),)
+    shape = SlotShape(layout, interleaved)
+    # Reading the probe checks that its caches, rows and types are what the metadata says.
+    slotfile.to_blocks(probe, shape)
+    slotfile.to_window(probe, shape)
+    return shape
 
 
 def tokenizer_hash(gguf: GGUFFile) -> str:

@@ -112,7 +112,7 @@ def _parameters(xllamacpp: Any, path: Path, context: int, seats: int, folder: Pa
     params.n_ctx = seats * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
     params.n_parallel = seats
     params.kv_unified = False  # else a restored seat is cleared when its neighbour starts
-    params.swa_full = True  # keeps every position of sliding-window layers, so that they can be handed over
+    params.swa_full = True  # else sliding-window layers forget what a restored seat needs, and it starts over
     params.cache_ram_mib = 0  # a seat holds what was put there, and nothing that the server remembers
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
     params.slot_save_path = f"{folder}{os.sep}"

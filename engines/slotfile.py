@@ -4,7 +4,7 @@ The file that `llama-server` writes for `/slots/N?action=save`, version 4 (all i
 
     "qsgg"  u32 version
     u32 n   n × i32: -1, 1, token count, tokens…, 0
-    per cache (one; two if some layers have a sliding window):
+    per cache (one; if some layers have a sliding window a second, with its last rows only):
         u32 streams
         per stream: u32 cells, and if there are any:
             per cell: i32 position, u32 sequences, sequences × i32
@@ -18,13 +18,13 @@ changes between llama.cpp releases without notice, so whatever differs from the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from messages.errors import HandOverFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, cast, cut_into_blocks
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, cast, cut_into_blocks
 
 MAGIC = b"qsgg"
 VERSION = 4
@@ -46,7 +46,7 @@ class SlotLayer:
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """A parsed slot file: `caches` holds each cache's layers, rows in order of position from 0."""
+    """A parsed slot file: each cache's layers. The first cache holds all positions, a second one the last few."""
 
     tokens: tuple[int, ...]
     streams: int
@@ -55,15 +55,19 @@ class SlotFile:
 
 @dataclass(frozen=True, slots=True)
 class SlotShape:
-    """How a model's KV cache lies in its slot files.
+    """How a model's KV cache lies in its slot files: full-attention layers first, then those with a window.
 
     `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves.
-    `caches`: the indices of the layers in each cache of the file, in the file's order.
     """
 
     layout: KVLayout
     interleaved: bool
-    caches: tuple[tuple[int, ...], ...]
+
+    @property
+    def caches(self) -> tuple[int, ...]:
+        """Layers in each cache of the file."""
+        sizes = (len(self.layout.full_layers), len(self.layout.window_layers))
+        return sizes if sizes[1] else sizes[:1]
 
 
 def parse(data: bytes | memoryview) -> SlotFile:
@@ -75,16 +79,17 @@ def parse(data: bytes | memoryview) -> SlotFile:
     if version != VERSION:
         raise HandOverFailed(f"llama.cpp slot file of version {version}; version {VERSION} is the one known here")
     tokens = _parse_tokens(reader)
-    caches: list[tuple[SlotLayer, ...]] = []
-    streams = 0
-    while reader.left and len(caches) < 2:
-        count, layers = _parse_cache(reader, len(tokens))
-        if caches and count != streams:
-            raise HandOverFailed(f"slot file: caches of {streams} and {count} streams")
-        streams = count
+    streams, layers = _parse_cache(reader, len(tokens))
+    if len(layers[0].keys) != len(tokens):
+        raise HandOverFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
+    caches = [layers]
+    if reader.left:
+        second, layers = _parse_cache(reader, len(tokens))
+        if second != streams:
+            raise HandOverFailed(f"slot file: caches of {streams} and {second} streams")
         caches.append(layers)
-    if reader.left or not caches:
-        raise HandOverFailed(f"slot file: {reader.left:,} bytes follow the last KV cache" if caches else "no KV cache")
+    if reader.left:
+        raise HandOverFailed(f"slot file: {reader.left:,} bytes follow the last KV cache")
     return SlotFile(tokens, streams, tuple(caches))
 
 
@@ -93,15 +98,16 @@ def to_blocks(file: SlotFile, shape: SlotShape, first: int = 0) -> Iterable[Bloc
 
     Raises HandOverFailed, at once, if the file is not of this shape.
     """
-    layout = shape.layout
-    layers: list[tuple[Array, Array]] = [(_EMPTY, _EMPTY)] * layout.num_layers
-    if tuple(map(len, file.caches)) != tuple(map(len, shape.caches)):
-        raise HandOverFailed(f"slot file: {[*map(len, file.caches)]} layers, not {[*map(len, shape.caches)]}")
-    for indices, cache in zip(shape.caches, file.caches, strict=True):
-        for index, layer in zip(indices, cache, strict=True):
-            keys, values = _typed(layer, layer.keys, layout), _typed(layer, layer.values, layout)
-            layers[index] = (to_halves(keys) if shape.interleaved else keys, values)
-    return cut_into_blocks(layout, layers, first)
+    _check_caches(file, shape)
+    return cut_into_blocks(shape.layout, [_arrays(layer, shape) for layer in file.caches[0]], first)
+
+
+def to_window(file: SlotFile, shape: SlotShape) -> Window | None:
+    """The state of the sliding-window layers, at the end of the file's tokens; None if there are none."""
+    _check_caches(file, shape)
+    if not shape.layout.window_layers:
+        return None
+    return Window(len(file.tokens), np.stack([np.stack(_arrays(layer, shape)) for layer in file.caches[1]]))
 
 
 def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:
@@ -110,23 +116,20 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     A server refuses nothing if the number of streams is another: it answers 200 and computes the prompt again.
     A cache of another dtype is cast, once. Raises HandOverFailed.
     """
-    layout = shape.layout
+    layout, count = shape.layout, len(tokens)
     _check_same_shape(cache.layout, layout)
-    if cache.num_tokens != len(tokens) or not tokens:
-        raise HandOverFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {len(tokens):,}")
-    count = len(tokens)
+    if cache.num_tokens != count or not tokens:
+        raise HandOverFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
     head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
     parts: list[bytes | memoryview] = [head, np.asarray(tokens, "<i4").tobytes(), bytes(4)]
-    cells = np.zeros((count, 3), "<i4")
-    cells[:, 0] = np.arange(count)
-    cells[:, 1] = 1
-    row = struct.pack("<iQ", _GGML_IDS[layout.dtype], layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize)
-    for indices in shape.caches:
-        parts += [struct.pack("<II", streams, count), cells.tobytes(), struct.pack("<IIQ", 0, len(indices), 0)]
-        for which in (0, 1):
-            for index in indices:
-                parts += [row, _rows(cache, index, which, shape).data.cast("B")]
-        parts.append(bytes(4) * (streams - 1))
+    full = ([_joined(cache, row, which) for row in range(len(layout.full_layers))] for which in (0, 1))
+    parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, count)
+    if cache.window is not None:
+        data = cache.window.data
+        if data.shape[2] < min(layout.window - 1, count):
+            raise HandOverFailed(f"{data.shape[2]} rows of the sliding-window layers; {layout.window - 1} are needed")
+        windowed = (list(data[:, which]) for which in (0, 1))
+        parts += _cache_parts(windowed, data.shape[2], cache.layout.dtype, shape, streams, count)
     return b"".join(parts)
 
 
@@ -192,21 +195,21 @@ def _parse_cache(reader: _Reader, num_tokens: int) -> tuple[int, tuple[SlotLayer
         cells = reader.u32("cells")
         if not cells:
             continue
-        if layers or cells != num_tokens:
+        if layers or cells > num_tokens:
             raise HandOverFailed(f"slot file: {cells:,} cells for {num_tokens:,} tokens, or more than one sequence")
-        layers = _parse_stream(reader, cells)
+        layers = _parse_stream(reader, cells, num_tokens)
     if not layers:
         raise HandOverFailed("slot file: empty")
     return streams, layers
 
 
-def _parse_stream(reader: _Reader, cells: int) -> tuple[SlotLayer, ...]:
+def _parse_stream(reader: _Reader, cells: int, num_tokens: int) -> tuple[SlotLayer, ...]:
     meta = reader.words(cells * 3, "cells").reshape(cells, 3)
     if (meta[:, 1] != 1).any():
         raise HandOverFailed("slot file: a cell that not exactly one sequence owns")
     order = np.argsort(meta[:, 0], kind="stable")
-    if not np.array_equal(meta[order, 0], np.arange(cells)):
-        raise HandOverFailed("slot file: its positions do not run from 0 without a gap")
+    if not np.array_equal(meta[order, 0], np.arange(num_tokens - cells, num_tokens)):
+        raise HandOverFailed("slot file: its positions do not run to the last token without a gap")
     v_trans, count, features = reader.u32("v_trans"), reader.u32("layers"), reader.u64("features")
     if v_trans:
         raise HandOverFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
@@ -236,30 +239,63 @@ def _layer(keys: tuple[DType, Array], values: tuple[DType, Array], order: Array 
     return SlotLayer(keys[0], keys[1][order], values[1][order])
 
 
+def _check_caches(file: SlotFile, shape: SlotShape) -> None:
+    found = tuple(map(len, file.caches))
+    if found != shape.caches:
+        raise HandOverFailed(f"slot file: {found} layers in its caches, not {shape.caches}")
+
+
+def _arrays(layer: SlotLayer, shape: SlotShape) -> tuple[Array, Array]:
+    keys, values = _typed(layer, layer.keys, shape.layout), _typed(layer, layer.values, shape.layout)
+    return (to_halves(keys) if shape.interleaved else keys), values
+
+
 def _typed(layer: SlotLayer, rows: Array, layout: KVLayout) -> Array:
-    expected = layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
+    expected = _row_bytes(layout)
     if layer.dtype != layout.dtype or rows.shape[1] != expected:
         raise HandOverFailed(
             f"slot file: rows of {rows.shape[1]:,} bytes {layer.dtype}, not {expected:,} bytes {layout.dtype}"
         )
-    # Rows follow headers of any length, so they need not lie on a multiple of the item size.
-    return np.ascontiguousarray(rows).view(layout.numpy_type).reshape(len(rows), layout.kv_heads, layout.head_dim)
+    return rows.view(layout.numpy_type).reshape(len(rows), layout.kv_heads, layout.head_dim)
+
+
+def _row_bytes(layout: KVLayout) -> int:
+    return layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
 
 
 def _check_same_shape(given: KVLayout, own: KVLayout) -> None:
-    def shape(layout: KVLayout) -> tuple[object, ...]:
-        return (layout.num_layers, layout.kv_heads, layout.head_dim, layout.window, layout.window_layers)
-
-    if shape(given) != shape(own):
+    if replace(given, dtype=own.dtype) != own:
         raise HandOverFailed(f"the KV cache has the layout {given}, this model {own}")
 
 
-def _rows(cache: KVCache, index: int, which: int, shape: SlotShape) -> Array:
-    """K (which = 0) or V of one layer as the file wants it: this model's dtype and order of pairs."""
-    position = cache.layout.full_layers.index(index)
-    rows = np.concatenate([block.data[position, which] for block in cache.blocks])
-    if cache.layout.dtype != shape.layout.dtype:
-        rows = cast(rows, cache.layout.dtype, shape.layout.dtype)
-    if which == 0 and shape.interleaved:
+def _joined(cache: KVCache, row: int, which: int) -> Array:
+    """K (which = 0) or V of one full-attention layer."""
+    return np.concatenate([block.data[row, which] for block in cache.blocks])
+
+
+def _cache_parts(
+    sides: Iterable[Sequence[Array]], cells: int, dtype: DType, shape: SlotShape, streams: int, num_tokens: int
+) -> Iterator[bytes | memoryview]:
+    """One cache of the file. `sides`: K of its layers, then V; its cells are the last positions before `num_tokens`."""
+    layout = shape.layout
+    meta = np.zeros((cells, 3), "<i4")
+    meta[:, 0] = np.arange(num_tokens - cells, num_tokens)
+    meta[:, 1] = 1
+    row = struct.pack("<iQ", _GGML_IDS[layout.dtype], _row_bytes(layout))
+    yield struct.pack("<II", streams, cells) + meta.tobytes()
+    for which, side in enumerate(sides):
+        if which == 0:
+            yield struct.pack("<IIQ", 0, len(side), 0)
+        for rows in side:
+            yield row
+            yield _as_stored(rows, dtype, shape, is_key=which == 0).data.cast("B")
+    yield bytes(4) * (streams - 1)
+
+
+def _as_stored(rows: Array, dtype: DType, shape: SlotShape, is_key: bool) -> Array:
+    """Rows in this model's dtype and order of pairs."""
+    if dtype != shape.layout.dtype:
+        rows = cast(rows, dtype, shape.layout.dtype)
+    if is_key and shape.interleaved:
         rows = to_interleaved(rows)
     return np.ascontiguousarray(rows)

@@ -20,7 +20,7 @@ from tests.support.tiny_gguf import write_gguf
 ENGINES = ("llamacpp", "simulated")
 CONTEXT, SLOTS = 4096, 3
 SHARED = "".join(f"Criterion {n}: the program reads its input and prints line {n} of the report.\n" for n in range(70))
-GREEDY = Sampling(max_tokens=24, temperature=0)
+GREEDY = Sampling(max_tokens=16, temperature=0)
 GRADE_SCHEMA = {
     "type": "object",
     "properties": {
@@ -81,6 +81,7 @@ def test_an_answer_from_a_handed_over_cache_is_the_answer_of_a_cold_run(pair: Pa
     # Then both say the same, and the engine's counter shows who computed the prompt
     assert (warm.text, warm.tokens, warm.finish_reason) == (cold.text, cold.tokens, cold.finish_reason)
     assert (warm.evaluated_tokens, cold.evaluated_tokens) == (1, len(tokens))
+    assert warm.tokens
 
 
 def test_the_hand_over_proof_accepts_two_engines_with_the_same_weights(pair: Pair) -> None:
@@ -158,11 +159,11 @@ def test_an_answer_that_max_tokens_cuts_says_so(pair: Pair) -> None:
 
 
 def test_concurrent_decodes_in_all_slots_say_what_each_says_alone(pair: Pair) -> None:
-    # Given more prompts than slots, each with its cache and its answer alone
-    prompts = [pair.prompt(f"student {number}") for number in range(SLOTS + 2)]
+    # Given five prompts for three slots, each with its cache and its answer alone
+    prompts = [pair.prompt(letter * 60) for letter in "aekqz"]
     caches = [pair.cache(prompt) for prompt in prompts]
     alone = [pair.decode.decode(p, c, GREEDY).text for p, c in zip(prompts, caches, strict=True)]
-    assert len(set(alone)) > 1
+    assert len(set(alone)) > 3
     # When they are decoded at once
     with ThreadPoolExecutor(len(prompts)) as threads:
         together: list[Answer] = list(

@@ -17,10 +17,10 @@ from engines.llamacpp_start import start
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, HandOverFailed
 from messages.jobs import Sampling
-from messages.kv import Block, KVCache
+from messages.kv import Block, KVCache, Window
 from tests.support.tiny_gguf import CHATML, TinyModel, control_ids, token_texts, write_gguf
 
-GREEDY = Sampling(max_tokens=24, temperature=0)
+GREEDY = Sampling(max_tokens=16, temperature=0)
 PROSE = "the program prints its report, and it reads the input line by line.\n" * 12
 NOON = datetime(2031, 5, 17, 12, tzinfo=UTC).timestamp()
 
@@ -42,10 +42,12 @@ def load(path: Path | str, context: int = 2048, slots: int = 1) -> Engine:
 
 
 def prefilled(engine: Engine, tokens: tuple[int, ...]) -> KVCache:
-    blocks: list[Block] = []
-    engine.prefill(tokens, blocks.append)  # type: ignore[arg-type]  no windows here
+    records: list[Block | Window] = []
+    engine.prefill(tokens, records.append)
     assert engine.info.layout is not None
-    return KVCache(engine.info.layout, tuple(blocks))
+    blocks = tuple(record for record in records if isinstance(record, Block))
+    windows = [record for record in records if isinstance(record, Window)]
+    return KVCache(engine.info.layout, blocks, windows[0] if windows else None)
 
 
 def test_control_tokens_spelled_in_the_text_stay_text(engine: Engine) -> None:
@@ -140,6 +142,28 @@ def test_the_same_weights_with_interleaved_pairs_and_with_halves_have_the_same_c
     assert llama.decode(tokens, caches[1], GREEDY).text == qwen.decode(tokens, None, GREEDY).text
     assert qwen.decode(tokens, caches[0], GREEDY).text == qwen.decode(tokens, None, GREEDY).text
     for engine in engines:
+        engine.close()
+
+
+def test_a_model_with_sliding_windows_hands_its_last_rows_over(tmp_path: Path) -> None:
+    # Given a gpt-oss, whose even layers see 16 positions, in two engines
+    path = write_gguf(tmp_path / "tiny.gguf", TinyModel("gpt-oss", layers=4))
+    sender, receiver = load(path), load(path)
+    # When prompts shorter and longer than the window are handed over
+    whole = sender.tokenize(PROSE, "", 0.0).ids
+    for length in (5, 17, 40, len(whole)):
+        tokens = whole[:length]
+        cache = prefilled(sender, tokens[:-1])
+        warm, cold = receiver.decode(tokens, cache, GREEDY), receiver.decode(tokens, None, GREEDY)
+        # Then the window record ends where the blocks do, and the answer is a cold run's
+        assert cache.window is not None
+        assert (cache.window.position, cache.window.data.shape[2]) == (length - 1, min(16, length - 1))
+        assert (warm.text, warm.evaluated_tokens) == (cold.text, 1)
+    # And a prefill resumed at a window record computes only the rest
+    half = prefilled(sender, whole[:64])
+    done = receiver.prefill(whole, lambda _: None, first=64, resume=half)
+    assert (done.restored_tokens, done.computed_tokens) == (64, len(whole) - 64)
+    for engine in (sender, receiver):
         engine.close()
 
 

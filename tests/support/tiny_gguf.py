@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,9 +126,10 @@ class _Tensors:
         self._writer = writer
         self._source = np.random.default_rng(seed)
 
-    def random(self, name: str, *shape: int, scale: float = 1.0, heads: int = 0) -> None:
-        """A weight whose inputs are its last axis; `heads` of a Q or K to be reordered."""
-        values = (self._source.standard_normal(shape) * scale / np.sqrt(shape[-1])).astype(np.float16)
+    def random(self, name: str, *shape: int, scale: float = 1.0, heads: int = 0, zero: Sequence[int] = ()) -> None:
+        """A weight whose inputs are its last axis; `heads` of a Q or K to be reordered; rows `zero` are cleared."""
+        values = (self._source.standard_normal(shape) * scale / np.sqrt(shape[-1])).astype(np.float32)
+        values[list(zero)] = 0
         self._writer.add_tensor(f"{name}.weight", _pairs_as_neighbours(values, heads) if heads else values)
 
     def ones(self, name: str, size: int) -> None:
@@ -139,9 +141,11 @@ class _Tensors:
 
 def _add_tensors(writer: gguf.GGUFWriter, model: TinyModel, vocabulary: int) -> None:
     tensors = _Tensors(writer, model.seed)
-    tensors.random("token_embd", vocabulary, model.embedding, scale=8)
+    tensors.random("token_embd", vocabulary, model.embedding, scale=4)
     tensors.ones("output_norm", model.embedding)
-    tensors.random("output", vocabulary, model.embedding, scale=4)
+    # Bytes that are no ASCII letter lose against every positive score, so answers are readable text.
+    unreadable = [i for i, text in enumerate(token_texts()) if not all(0x20 <= byte < 0x7F for byte in text)]
+    tensors.random("output", vocabulary, model.embedding, scale=4, zero=unreadable)
     for layer in range(model.layers):
         _add_attention(tensors, model, f"blk.{layer}.")
         if model.architecture == "gpt-oss":
@@ -154,10 +158,11 @@ def _add_attention(tensors: _Tensors, model: TinyModel, block: str) -> None:
     size, query, key_value = model.embedding, model.heads * model.head_dim, model.kv_heads * model.head_dim
     reorder = model.architecture == "llama"
     tensors.ones(block + "attn_norm", size)
-    tensors.random(block + "attn_q", query, size, heads=model.heads * reorder)
+    # Sharp and loud attention, so that an answer depends on the whole prompt and not on its last token alone.
+    tensors.random(block + "attn_q", query, size, scale=2, heads=model.heads * reorder)
     tensors.random(block + "attn_k", key_value, size, heads=model.kv_heads * reorder)
     tensors.random(block + "attn_v", key_value, size)
-    tensors.random(block + "attn_output", size, query)
+    tensors.random(block + "attn_output", size, query, scale=2)
     if model.architecture == "qwen3":
         tensors.ones(block + "attn_q_norm", model.head_dim)
         tensors.ones(block + "attn_k_norm", model.head_dim)
@@ -186,6 +191,6 @@ def _add_experts(tensors: _Tensors, model: TinyModel, block: str) -> None:
         tensors.zeros(f"{block}ffn_{name}_exps.bias", experts, rows)
 
 
-def _pairs_as_neighbours(weights: NDArray[np.float16], heads: int) -> NDArray[np.float16]:
+def _pairs_as_neighbours(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     halves = weights.reshape(heads, 2, -1, weights.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weights.shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.schema_text import json_text
@@ -45,6 +45,7 @@ def _larger(parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[
     )
 
 
+@settings(deadline=None)
 @given(schema=st.recursive(_leaves, _larger, max_leaves=8), seed=st.integers(0, 1 << 32))
 def test_the_text_is_json_that_fits_its_schema(schema: dict[str, Any], seed: int) -> None:
     jsonschema.validate(json.loads(json_text(schema, random.Random(seed))), schema)

@@ -2,49 +2,51 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.slotfile import SlotShape, build, parse, to_blocks, to_halves, to_interleaved
+from engines.slotfile import SlotShape, build, parse, to_blocks, to_halves, to_interleaved, to_window
 from messages.errors import HandOverFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, cast, cut_into_blocks
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, cast, cut_into_blocks
 
 
-def shape_of(layers: int, dtype: DType = "f16", interleaved: bool = False, split: bool = False) -> SlotShape:
-    """Two KV heads of eight numbers; with `split`, every second layer lies in a cache of its own."""
-    everything = tuple(range(layers))
-    caches = (everything[1::2], everything[::2]) if split else (everything,)
-    return SlotShape(KVLayout(layers, 2, 8, dtype), interleaved, caches)
+def shape_of(layers: int, dtype: DType = "f16", interleaved: bool = False, window: int = 0) -> SlotShape:
+    """Two KV heads of eight numbers; with a `window`, every second layer slides."""
+    windowed = tuple(range(0, layers, 2)) if window else ()
+    return SlotShape(KVLayout(layers, 2, 8, dtype, window, windowed), interleaved)
 
 
 def random_cache(layout: KVLayout, num_tokens: int, seed: int = 0) -> KVCache:
     source = np.random.default_rng(seed)
 
-    def values() -> Array:
-        drawn = source.standard_normal((num_tokens, layout.kv_heads, layout.head_dim)).astype(np.float32)
+    def values(*shape: int) -> Array:
+        drawn = source.standard_normal((*shape, layout.kv_heads, layout.head_dim)).astype(np.float32)
         return cast(drawn, "f32", layout.dtype)
 
-    layers = [(values(), values()) for _ in range(layout.num_layers)]
-    return KVCache(layout, tuple(cut_into_blocks(layout, layers)))
+    layers = [(values(num_tokens), values(num_tokens)) for _ in layout.full_layers]
+    rows = min(num_tokens, layout.window)
+    window = Window(num_tokens, values(len(layout.window_layers), 2, rows)) if layout.window else None
+    return KVCache(layout, tuple(cut_into_blocks(layout, layers)), window)
 
 
 def same(first: list[Block] | tuple[Block, ...], second: list[Block] | tuple[Block, ...]) -> bool:
     return [(b.start, b.data.tobytes()) for b in first] == [(b.start, b.data.tobytes()) for b in second]
 
 
+@settings(deadline=None)
 @given(
     layers=st.sampled_from([2, 4]),
     num_tokens=st.integers(1, 70),
     streams=st.integers(1, 5),
     dtype=st.sampled_from(["f16", "bf16", "f32"]),
     interleaved=st.booleans(),
-    split=st.booleans(),
+    window=st.sampled_from([0, 1, 16]),
 )
 def test_blocks_written_to_a_slot_file_are_read_back_bit_for_bit(
-    layers: int, num_tokens: int, streams: int, dtype: DType, interleaved: bool, split: bool
+    layers: int, num_tokens: int, streams: int, dtype: DType, interleaved: bool, window: int
 ) -> None:
     # Given a cache of random numbers
-    shape = shape_of(layers, dtype, interleaved, split)
+    shape = shape_of(layers, dtype, interleaved, window)
     cache = random_cache(shape.layout, num_tokens)
     tokens = tuple(range(100, 100 + num_tokens))
     # When it goes through a slot file
@@ -52,14 +54,20 @@ def test_blocks_written_to_a_slot_file_are_read_back_bit_for_bit(
     # Then nothing changed
     assert (file.tokens, file.streams) == (tokens, streams)
     assert same(tuple(to_blocks(file, shape)), cache.blocks)
+    read = to_window(file, shape)
+    assert (read is None) == (cache.window is None)
+    if read is not None and cache.window is not None:
+        assert (read.position, read.data.tobytes()) == (num_tokens, cache.window.data.tobytes())
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(HandOverFailed):
         parse(data)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_slot_file_is_refused_or_read_within_its_bounds(data: st.DataObject) -> None:
     # Given a sound file with a few bytes changed
@@ -172,3 +180,12 @@ def test_a_cache_that_covers_other_tokens_is_refused() -> None:
     shape = shape_of(2)
     with pytest.raises(HandOverFailed, match="covers 3 tokens, not 2"):
         build((1, 2), random_cache(shape.layout, 3), shape, 1)
+
+
+def test_a_window_record_with_too_few_rows_is_refused() -> None:
+    shape = shape_of(2, window=16)
+    cache = random_cache(shape.layout, 40)
+    assert cache.window is not None
+    short = KVCache(cache.layout, cache.blocks, Window(40, cache.window.data[:, :, 2:]))
+    with pytest.raises(HandOverFailed, match="14 rows of the sliding-window layers; 15 are needed"):
+        build(range(40), short, shape, 1)
