@@ -108,11 +108,15 @@ class Endings:
         self._seen(Step.ISOLATED, envelope)
         self._ack(held)
 
-    def hand_back(self, held: Deliveries, envelope: Envelope) -> None:
-        """Not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere."""
+    def hand_back(self, held: Deliveries, envelope: Envelope, begun: bool = True) -> None:
+        """Not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere.
+
+        A job that was not `begun` has not left its queue, as far as its lifecycle goes.
+        """
         where = Address(topology.WORK, held[-1].queue)
         self._publish(where, envelope.seal(held[-1].message.body))
-        self._seen(Step.REDELIVERED, envelope)
+        if begun:
+            self._seen(Step.REDELIVERED, envelope)
         self._ack(held)
 
     def defer(self, held: Deliveries, envelope: Envelope) -> None:

@@ -102,7 +102,8 @@ class Station:
         for delivery in deliveries:
             # If the broker is gone, it has the message and will hand it out again.
             with suppress(BrokerUnavailable):
-                self._endings.hand_back([delivery], open_envelope(delivery, self._stage, self._model))
+                envelope = open_envelope(delivery, self._stage, self._model)
+                self._endings.hand_back([delivery], envelope, begun=False)
 
     def _keep_house(self, intake: Intake, handler: Handler) -> None:
         control = None
