@@ -1,0 +1,412 @@
+"""A pipeline in one process for tests: broker, store, workers as threads, and seams where a test makes things fail.
+
+    with Pipeline() as pipeline:
+        pipeline.start_prefill()
+        pipeline.start_decode()
+        result = pipeline.run(pipeline.job("print(1)"))
+
+On leaving, everything is stopped, and every step that was observed must have been a legal one.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+from decode_worker.worker import DecodeWorker
+from engines.base import Answer, EngineInfo, Prefilled, Tokenized
+from engines.registry import EngineOptions
+from engines.simulated import SimulatedEngine, parse_weights
+from infra import topology
+from infra.broker import Message
+from infra.control import ring
+from infra.embedded import EmbeddedBroker, EmbeddedServer
+from kvstore.base import Board
+from kvstore.blocks import BlockRef, block_refs, shared_boundary
+from kvstore.memory import MemoryBoard, MemoryKVStore
+from messages.errors import Cancelled, StoreUnavailable
+from messages.jobs import JobResult, PrefillJob, Sampling
+from messages.kv import Block, KVCache, KVLayout, Window
+from messages.lifecycle import Moment, Step
+from monitoring.events import PathChecker
+from prefill_worker.worker import PrefillWorker
+from producers.batch import Counts
+from producers.client import Client, Replies
+from tests.support.waiting import wait_until
+
+MODEL = "tiny:1b"
+BATCH = "batch"
+INSTANT = "sim:scale=0,answer=8"
+SLOW = "sim:scale=1,prefill=1000000,decode=0.1,answer=8"  # the same answers, at ten seconds a token
+SHARED = "Grade by this rubric. " * 40  # 220 tokens
+OWN = "def answer(): return 42\n" * 10  # 60 tokens: with SHARED too many for a decoder to prefill without need
+
+Effect = Callable[[Sequence[int], threading.Event | None], None]
+
+
+class Gate:
+    """An effect that holds a call until `open`, or until the call is told to stop."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._opened = threading.Event()
+
+    def __call__(self, _tokens: Sequence[int], stop: threading.Event | None) -> None:
+        self.reached.set()
+        while not self._opened.wait(0.01):
+            if stop is not None and stop.is_set():
+                raise Cancelled("stopped at the gate")
+
+    def wait(self) -> None:
+        """Return once a call is held."""
+        assert self.reached.wait(10), "no call came to the gate"
+
+    def open(self) -> None:
+        """Let all calls pass, now and later."""
+        self._opened.set()
+
+
+def fails(*errors: BaseException) -> Effect:
+    """An effect that raises each of these, one a call, and then no more."""
+    left = deque(errors)
+
+    def effect(_tokens: Sequence[int], _stop: threading.Event | None) -> None:
+        if left:
+            raise left.popleft()
+
+    return effect
+
+
+def always_fails(error: Exception) -> Effect:
+    """An effect that raises on every call."""
+
+    def effect(_tokens: Sequence[int], _stop: threading.Event | None) -> None:
+        raise error
+
+    return effect
+
+
+class WatchedEngine:
+    """The simulated engine: it counts its calls, and an effect set by the test comes before each."""
+
+    def __init__(self, weights: str = INSTANT, slots: int = 2, context: int = 4096) -> None:
+        self._engine = SimulatedEngine(parse_weights(weights), EngineOptions(weights, context, slots))
+        self.before_prefill: Effect = fails()
+        self.before_decode: Effect = fails()
+        self.prefilled: list[tuple[int, ...]] = []
+        self.decoded: list[tuple[int, ...]] = []
+        self.tokenized = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def tokenize(self, shared: str, own: str, clock: float) -> Tokenized:
+        self.tokenized += 1
+        return self._engine.tokenize(shared, own, clock)
+
+    def count_tokens(self, text: str) -> int:
+        return self._engine.count_tokens(text)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        self.prefilled.append(tuple(tokens))
+        self.before_prefill(tokens, stop)
+        return self._engine.prefill(tokens, emit, first, resume, stop)
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        self.decoded.append(tuple(tokens))
+        self.before_decode(tokens, stop)
+        return self._engine.decode(tokens, cache, sampling, on_text, stop)
+
+
+class WatchedStore(MemoryKVStore):
+    """The store in memory: its operations named in `away` fail, and a record in it can be damaged."""
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        super().__init__(**({"clock": clock} if clock else {}))
+        self.away: set[str] = set()
+        self.stored: list[BlockRef] = []
+
+    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+        self._check("missing")
+        return super().missing(refs)
+
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+        self._check("put")
+        records = list(records)
+        self.stored += [ref for ref, _ in records]
+        return super().put(fingerprint, layout, records)
+
+    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
+        self._check("get")
+        return super().get(fingerprint, layout, refs)
+
+    def delete(self, refs: Sequence[BlockRef]) -> None:
+        self._check("delete")
+        super().delete(refs)
+
+    def flip_a_byte(self, ref: BlockRef) -> None:
+        """Damage a stored record's payload."""
+        value = bytearray(self._value(ref))
+        value[-1] ^= 1
+        self._values.put(ref.key, bytes(value), 3600)
+
+    def _check(self, operation: str) -> None:
+        if operation in self.away:
+            raise StoreUnavailable(f"{operation}: the store was unplugged by the test")
+
+
+class Died(BaseException):
+    """A worker's sudden death, as far as one process can show it: nothing that it holds is settled."""
+
+
+@dataclass(eq=False)
+class Started:
+    """A worker in its thread, with a broker client of its own. If it dies, its supervisor starts it again."""
+
+    make: Callable[[], Any]
+    engine: WatchedEngine
+    broker: EmbeddedBroker
+    worker: Any = field(init=False)
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.worker = self.make()
+        self.thread = threading.Thread(target=self._supervise, name=type(self.worker).__name__, daemon=True)
+        self.thread.start()
+
+    def _supervise(self) -> None:
+        while True:
+            try:
+                return self.worker.run()
+            except Died:
+                self.worker = self.make()
+
+    def dies_of(self, prompt: str) -> Effect:
+        """An effect: this prompt takes the worker and its channel along."""
+        tokens = self.engine.tokenize("", prompt, 0.0).ids
+
+        def effect(given: Sequence[int], _stop: threading.Event | None) -> None:
+            if tuple(given) in (tokens, tokens[:-1]):
+                self.broker.drop()
+                raise Died
+
+        return effect
+
+    def stop(self, abort: bool = False) -> None:
+        """Tell it to leave."""
+        self.worker.stop(abort)
+        ring(self.broker, "nothing")  # so that its housekeeping looks up at once
+
+    def left(self) -> None:
+        """Return once it has left."""
+        self.thread.join(10)
+        assert not self.thread.is_alive(), f"{self.thread.name} did not leave"
+        self.broker.close()
+
+
+class Heard:
+    """Keeps what a Runner tells of its progress."""
+
+    def __init__(self) -> None:
+        self.counts: list[Counts] = []
+        self.sentences: list[str] = []
+
+    def update(self, counts: Counts) -> None:
+        """New figures."""
+        self.counts.append(counts)
+
+    def say(self, sentence: str) -> None:
+        """Something a person should know."""
+        self.sentences.append(sentence)
+
+
+class Pipeline:
+    """Broker, store and board; workers as they are started; a client; and what was observed."""
+
+    def __init__(self, kv: WatchedStore | None = None, unseen_copies: bool = False) -> None:
+        self.server = EmbeddedServer()
+        self.kv = kv or WatchedStore()
+        self.board: Board = MemoryBoard()
+        self.moments: list[Moment] = []
+        self.checker = PathChecker(unseen_copies)
+        self.workers: list[Started] = []
+        self._brokers: list[EmbeddedBroker] = []
+        self._replies: dict[str, Replies] = {}
+        self._results: list[JobResult] = []
+        self.broker = self.new_broker()
+        self.client = Client(self.broker, self.board, [MODEL], self.observe)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for started in self.workers:
+            started.stop(abort=True)
+        for started in self.workers:
+            started.left()
+        for broker in self._brokers:
+            broker.close()
+        if error is None:
+            assert self.checker.illegal() == []
+
+    def observe(self, moment: Moment) -> None:
+        """The observer of everybody here."""
+        self.moments.append(moment)
+        self.checker(moment)
+
+    def new_broker(self) -> EmbeddedBroker:
+        """One more client of the broker, closed at the end."""
+        self._brokers.append(EmbeddedBroker(self.server))
+        return self._brokers[-1]
+
+    # Workers
+
+    def start_prefill(self, engine: WatchedEngine | None = None, why_no_kv: str = "") -> Started:
+        """A prefill worker, its card up."""
+        return self._start(PrefillWorker, engine or WatchedEngine(), why_no_kv)
+
+    def start_decode(self, engine: WatchedEngine | None = None, why_no_kv: str = "") -> Started:
+        """A decode worker, its card up."""
+        return self._start(DecodeWorker, engine or WatchedEngine(), why_no_kv)
+
+    def start(self, weights: str = INSTANT) -> tuple[Started, Started]:
+        """One of each."""
+        return self.start_prefill(WatchedEngine(weights)), self.start_decode(WatchedEngine(weights))
+
+    def leave(self, started: Started, abort: bool = False) -> None:
+        """A worker leaves in good order."""
+        started.stop(abort)
+        started.left()
+        self.workers.remove(started)
+
+    def _start(self, kind: type[PrefillWorker] | type[DecodeWorker], engine: WatchedEngine, why: str) -> Started:
+        broker = EmbeddedBroker(self.server)
+        started = Started(lambda: kind(MODEL, engine, broker, self.kv, self.board, self.observe, why), engine, broker)
+        self.workers.append(started)
+        my_id = started.worker.worker_id
+        wait_until(lambda: my_id in [card.worker_id for card in self.board.cards()], "its card is up")
+        return started
+
+    # Jobs and results
+
+    def job(self, own: str = OWN, shared: str = SHARED, batch: str = BATCH, **fields: Any) -> PrefillJob:
+        """A job of a batch; its item is numbered by its text."""
+        sampling = fields.pop("sampling", Sampling(max_tokens=16))
+        job = self.client.new_job(batch, f"item-{zlib.crc32(own.encode())}", MODEL, shared, own, sampling)
+        return replace(job, **fields)
+
+    def submit(self, *jobs: PrefillJob) -> None:
+        """Publish jobs whose results will be listened to."""
+        for job in jobs:
+            self.listen(job.batch_id)
+        for job in jobs:
+            self.client.submit([job])
+
+    def run(self, job: PrefillJob) -> JobResult:
+        """Submit a job and wait for its result."""
+        self.submit(job)
+        return self.result(job)
+
+    def result(self, job: PrefillJob) -> JobResult:
+        """The first result of a job's run, once it is there."""
+        return self.results(job)[0]
+
+    def results(self, job: PrefillJob, at_least: int = 1) -> list[JobResult]:
+        """Every result of a job's run, once there are as many as wanted."""
+        wait_until(
+            lambda: len(self.results_so_far(job)) >= at_least, f"{at_least} results of job {job.item_id}", timeout_s=20
+        )
+        return self.results_so_far(job)
+
+    def undisturbed_text(self, job: PrefillJob, weights: str = INSTANT) -> str:
+        """What a single engine answers to this job's prompt, with no queue and no store in between."""
+        engine = SimulatedEngine(parse_weights(weights), EngineOptions(weights))
+        return engine.decode(engine.tokenize(job.shared, job.own, 0.0).ids, None, job.sampling).text
+
+    def refs(self, job: PrefillJob) -> list[BlockRef]:
+        """Where this job's KV cache lies."""
+        info = WatchedEngine().info
+        prompt = WatchedEngine().tokenize(job.shared, job.own, 0.0)
+        assert info.layout is not None
+        covered = len(prompt.ids) - 1
+        shared = shared_boundary(info.layout, min(prompt.shared, covered))
+        return block_refs(info.fingerprint, info.layout, prompt.ids, covered, shared, job.job_id)
+
+    def listen(self, batch_id: str) -> None:
+        """Take this batch's results."""
+        if batch_id not in self._replies:
+            self._replies[batch_id] = self.client.replies(batch_id)
+
+    def results_so_far(self, job: PrefillJob) -> list[JobResult]:
+        """Every result that has arrived of a job's run."""
+        self._take()
+        return [result for result in self._results if (result.job_id, result.run) == (job.job_id, job.run)]
+
+    def _take(self) -> None:
+        for replies in self._replies.values():
+            for reply in replies.take(0):
+                self._results.append(reply.result)
+                reply.delivery.ack()
+
+    # What lies where
+
+    def steps(self, job: PrefillJob) -> list[Step]:
+        """The steps of a job's run, as observed."""
+        return [m.step for m in self.moments if (m.job_id, m.facts.get("run", 1)) == (job.job_id, job.run)]
+
+    def ready(self, queue: str) -> int:
+        """Messages ready in a queue."""
+        depth = self.broker.depth(queue)
+        assert depth is not None, f"no queue {queue}"
+        return depth.ready
+
+    def lying_in(self, queue: str) -> list[Message]:
+        """The messages ready in a queue. They stay there, but in a work queue each look counts as a return."""
+        looking = EmbeddedBroker(self.server)
+        found = []
+        while delivery := looking.get(queue):
+            found.append(delivery.message)
+        looking.close()
+        return found
+
+    def dead_letters(self) -> list[Message]:
+        """The graveyard."""
+        return self.lying_in(topology.DEAD_LETTERS)
+
+    def work_left(self) -> dict[str, int]:
+        """Depth of each work, retry and death queue that is not empty."""
+        names = [spec.name for spec in topology.queues([MODEL]) if spec.name != topology.DEAD_LETTERS]
+        return {name: self.ready(name) for name in names if self.ready(name)}
+
+    def nothing_is_left(self) -> None:
+        """Wait until all work queues are empty and every worker has settled what it was given."""
+        wait_until(lambda: not self.work_left(), "the work queues are empty")
+        wait_until(lambda: not any(started.broker.unacked for started in self.workers), "everything is acked")
+
+
+def work(stage: topology.WorkStage, lane: Any = "bulk") -> str:
+    """Name of a work queue of the tests' model."""
+    return topology.work_queue(stage, MODEL, lane)

@@ -1,0 +1,493 @@
+"""What may happen to a job at the decode worker, and that it always ends in the right text or in one typed result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from infra import topology
+from infra.envelope import open_envelope
+from messages.errors import EngineUnavailable
+from messages.lifecycle import Step
+from tests.support.pipeline import (
+    BATCH,
+    SLOW,
+    Gate,
+    Pipeline,
+    Started,
+    WatchedEngine,
+    always_fails,
+    fails,
+    work,
+)
+from tests.support.waiting import wait_until
+
+SHORT = "short"
+RETRY_1S = topology.retry_level(1)
+
+
+@pytest.fixture
+def pipeline():
+    with Pipeline() as pipeline:
+        yield pipeline
+
+
+def prefilled(pipeline, *jobs, prefill: Started | None = None) -> None:
+    """Submit jobs and have them prefilled; nobody decodes yet."""
+    prefill = prefill or pipeline.start_prefill()
+    pipeline.submit(*jobs)
+    wait_until(lambda: pipeline.ready(work("decode")) == len(jobs), "the jobs wait to be decoded")
+
+
+# The KV cache is gone, damaged or foreign
+
+
+def test_a_job_whose_kv_cache_is_gone_goes_back_to_prefill_ahead_of_the_bulk_and_no_attempt_is_counted(pipeline):
+    # Given a prefilled job whose blocks were lost, and a prefill worker that is held up by another job
+    job, other = pipeline.job(), pipeline.job("another")
+    prefill = pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+    prefill.engine.before_prefill = gate = Gate()
+    pipeline.submit(other)
+    gate.wait()
+
+    # When a decode worker takes it
+    pipeline.start_decode()
+
+    # Then it waits in prefill's `now` lane, with one failed hand-over and no attempt counted
+    wait_until(lambda: pipeline.ready(work("prefill", "now")) == 1, "it is back at prefill")
+    broker = pipeline.new_broker()
+    envelope = open_envelope(broker.get(work("prefill", "now")), "prefill", job.model)
+    assert (envelope.job_id, envelope.hand_overs, envelope.attempts) == (job.job_id, 1, 0)
+    broker.close()
+
+    # and is then answered from a KV cache after all
+    gate.open()
+    result = pipeline.result(job)
+    assert (result.state, result.attempts) == ("succeeded", 1)
+    assert (result.decode.hand_over, result.decode.evaluated_tokens) == ("kv", 1)
+    assert result.text == pipeline.undisturbed_text(job)
+    assert pipeline.steps(job).count(Step.KV_GONE) == 1
+
+
+def test_a_job_that_comes_back_is_not_tokenized_again(pipeline):
+    job, prefill = pipeline.job(), pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+
+    pipeline.start_decode()
+
+    assert pipeline.result(job).decode.hand_over == "kv"
+    assert (len(prefill.engine.prefilled), prefill.engine.tokenized) == (2, 1)
+
+
+def test_a_kv_cache_gone_twice_is_no_longer_waited_for_and_the_result_says_why(pipeline):
+    # Given a job whose blocks are lost after each prefill
+    job, prefill = pipeline.job(), pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+    prefill.engine.before_prefill = gate = Gate()
+    first = pipeline.start_decode()
+    gate.wait()
+    pipeline.leave(first)
+    gate.open()
+    wait_until(lambda: pipeline.ready(work("decode")) == 1, "it was prefilled a second time")
+    pipeline.kv.delete(pipeline.refs(job))
+
+    # When it is decoded
+    decode = pipeline.start_decode()
+    result = pipeline.result(job)
+
+    # Then the decoder did the prompt itself, once
+    assert result.decode.hand_over == "none"
+    assert "is not in the store" in result.decode.why_none
+    assert result.decode.evaluated_tokens == result.decode.prompt_tokens
+    assert (result.text, result.attempts) == (pipeline.undisturbed_text(job), 1)
+    assert len(decode.engine.decoded) == 1
+    assert pipeline.steps(job).count(Step.KV_GONE) == 1
+
+
+def test_a_short_prompt_without_its_kv_cache_is_decoded_alone_at_once(pipeline):
+    job = pipeline.job(SHORT, shared="")
+    prefilled(pipeline, job)
+    pipeline.kv.delete(pipeline.refs(job))
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.decode.hand_over, result.text) == ("none", pipeline.undisturbed_text(job))
+    assert Step.KV_GONE not in pipeline.steps(job)
+
+
+def test_without_a_prefill_worker_a_lost_kv_cache_is_not_waited_for(pipeline):
+    job, prefill = pipeline.job(), pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.leave(prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.decode.hand_over, result.text) == ("none", pipeline.undisturbed_text(job))
+    assert Step.KV_GONE not in pipeline.steps(job)
+
+
+@pytest.mark.parametrize("which", ["shared", "own"])
+def test_a_damaged_record_is_never_used_and_is_computed_again(pipeline, which):
+    # Given a prefilled job, one record of which is damaged in the store
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    damaged = next(ref for ref in pipeline.refs(job) if ref.shared == (which == "shared"))
+    pipeline.kv.flip_a_byte(damaged)
+
+    # When it is decoded
+    pipeline.start_decode()
+    result = pipeline.result(job)
+
+    # Then the text is right, and the KV cache was made anew
+    assert result.text == pipeline.undisturbed_text(job)
+    assert (result.decode.hand_over, result.decode.evaluated_tokens) == ("kv", 1)
+    assert pipeline.steps(job).count(Step.KV_GONE) == 1
+
+    # and the next job of the class does not meet the damage
+    neighbour = pipeline.job("a neighbour's work " * 20)
+    assert pipeline.run(neighbour).decode.hand_over == "kv"
+    assert Step.KV_GONE not in pipeline.steps(neighbour)
+
+
+def test_a_kv_cache_of_another_model_is_decoded_alone_and_not_prefilled_again(pipeline):
+    job, prefill = pipeline.job(), pipeline.start_prefill(WatchedEngine("sim:scale=0,answer=8,seed=2"))
+    prefilled(pipeline, job, prefill=prefill)
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert result.decode.hand_over == "none"
+    assert "this worker's model is" in result.decode.why_none
+    assert result.text == pipeline.undisturbed_text(job)
+    assert len(prefill.engine.prefilled) == 1
+
+
+def test_a_store_that_is_away_costs_the_decoder_the_hand_over_and_not_the_job(pipeline):
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    pipeline.kv.away = {"get", "delete"}
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.state, result.decode.hand_over, result.attempts) == ("succeeded", "none", 1)
+    assert "the store is away" in result.decode.why_none
+    assert result.text == pipeline.undisturbed_text(job)
+
+
+def test_an_engine_whose_hand_over_was_not_proved_is_given_no_kv_cache(pipeline):
+    job = pipeline.job()
+    prefilled(pipeline, job)
+
+    pipeline.start_decode(why_no_kv="its answers differed" * 100)
+
+    result = pipeline.result(job)
+    assert result.decode.hand_over == "none"
+    assert result.decode.why_none.startswith("its answers differed")
+
+
+# Errors
+
+
+def test_a_transient_error_is_retried_after_a_second_and_counted(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = fails(EngineUnavailable("the model was being loaded"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.attempts) == ("succeeded", 2)
+    assert (result.text, result.decode.hand_over) == (pipeline.undisturbed_text(job), "kv")
+    assert pipeline.steps(job).count(Step.RETRIED) == 1
+
+
+def test_while_it_waits_for_its_retry_a_job_lies_in_the_retry_level(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = fails(EngineUnavailable("not yet"))
+    job = pipeline.job()
+
+    pipeline.submit(job)
+
+    wait_until(lambda: pipeline.ready(RETRY_1S) == 1, "the job is in the first retry level")
+    assert not decode.broker.unacked
+    assert pipeline.result(job).state == "succeeded"
+
+
+def test_a_bug_in_an_engine_is_not_run_again_and_leaves_the_worker_alive(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = fails(RuntimeError("index out of range"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "RuntimeError")
+    assert result.error.message == "bug: RuntimeError: index out of range"
+    assert len(decode.engine.decoded) == 1
+    assert [letter.message_id for letter in pipeline.dead_letters()] == [job.job_id]
+    assert pipeline.run(pipeline.job("the next")).state == "succeeded"
+
+
+# Duplicates, redeliveries, claims
+
+
+def test_a_job_published_ten_times_is_decoded_once_and_answered_alike():
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job whose result is stored
+        _, decode = pipeline.start()
+        job = pipeline.job()
+        pipeline.run(job)
+
+        # When it comes nine times more, one after the other
+        for copies in range(2, 11):
+            pipeline.submit(job)
+            pipeline.results(job, at_least=copies)
+
+        # Then it was answered from the stored result, and no copy left blocks behind
+        assert len(decode.engine.decoded) == 1
+        assert len(set(pipeline.results(job))) == 1
+        own = [ref for ref in pipeline.refs(job) if not ref.shared]
+        wait_until(lambda: pipeline.kv.missing(own) == own, "the copies' own blocks are gone")
+
+
+def test_a_redelivery_of_a_running_job_is_adopted_and_both_deliveries_are_acked(pipeline):
+    # Given a decode that is running when its worker loses its channel
+    _, decode = pipeline.start()
+    decode.engine.before_decode = gate = Gate()
+    job = pipeline.job()
+    pipeline.submit(job)
+    gate.wait()
+    decode.broker.drop()
+
+    # When the job comes back to the same worker
+    wait_until(lambda: Step.REDELIVERED in pipeline.steps(job), "it has come back")
+    wait_until(lambda: decode.worker.holding() == 1, "the redelivery needs no slot of its own")
+    gate.open()
+
+    # Then it is decoded once, answered once, and nothing is left
+    assert pipeline.result(job).state == "succeeded"
+    pipeline.nothing_is_left()
+    assert len(decode.engine.decoded) == 1
+    assert len(pipeline.results(job)) == 1
+
+
+def test_a_job_claimed_by_another_worker_is_deferred_without_counting_and_runs_after_the_release(pipeline):
+    # Given a job that another worker has claimed
+    job = pipeline.job()
+    assert pipeline.board.claim(job.job_id, 1, "another-worker", 60)
+    _, decode = pipeline.start()
+    pipeline.submit(job)
+    wait_until(lambda: pipeline.ready(RETRY_1S) == 1, "the job is deferred")
+    assert decode.engine.decoded == []
+
+    # When the claim is released
+    pipeline.board.release(job.job_id, 1, "another-worker")
+
+    # Then it runs, and the waiting counted for nothing
+    assert pipeline.result(job).attempts == 1
+    assert len(decode.engine.decoded) == 1
+
+
+# Cancelled and expired
+
+
+def test_a_cancelled_decode_stops_and_no_copy_of_the_batch_is_answered(pipeline):
+    # Given a long decode that runs, and more of its batch in the queue
+    pipeline.start_prefill()
+    decode = pipeline.start_decode(WatchedEngine(SLOW, slots=1))
+    jobs = [pipeline.job(f"number {n} " * 30) for n in range(4)]
+    pipeline.submit(*jobs)
+    wait_until(lambda: len(decode.engine.decoded) == 1, "one is running")
+    wait_until(lambda: pipeline.ready(work("prefill")) == 0, "the others are prefilled")
+
+    # When the batch is cancelled
+    pipeline.client.cancel(BATCH)
+
+    # Then within two seconds everything is acked, silently, and what only these jobs used is deleted
+    wait_until(lambda: not decode.broker.unacked and not pipeline.work_left(), "all is acked", timeout_s=2)
+    assert [result for job in jobs for result in pipeline.results_so_far(job)] == []
+    assert len(decode.engine.decoded) == 1
+    own = [ref for job in jobs for ref in pipeline.refs(job) if not ref.shared]
+    wait_until(lambda: pipeline.kv.missing(own) == own, "their own blocks are gone")
+
+
+def test_cancelling_one_batch_leaves_the_others_running(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = gate = Gate()
+    doomed, other = pipeline.job(batch="doomed"), pipeline.job(batch="other")
+    pipeline.submit(doomed, other)
+    wait_until(lambda: len(decode.engine.decoded) == 2, "both run")
+
+    pipeline.client.cancel("doomed")
+    wait_until(lambda: decode.worker.holding() == 1, "the cancelled one has stopped")
+    gate.open()
+
+    assert pipeline.result(other).state == "succeeded"
+
+
+def test_a_job_past_its_deadline_is_not_decoded(pipeline):
+    job = pipeline.job(deadline=pipeline.board.now() + 0.4)
+    prefilled(pipeline, job)
+    wait_until(lambda: pipeline.board.now() > job.deadline, "the deadline has passed")
+
+    decode = pipeline.start_decode()
+
+    assert pipeline.result(job).state == "expired"
+    assert decode.engine.decoded == []
+
+
+def test_a_decode_that_runs_past_its_deadline_is_stopped(pipeline):
+    pipeline.start_prefill()
+    decode = pipeline.start_decode(WatchedEngine(SLOW))
+    job = pipeline.job(deadline=pipeline.board.now() + 1.0)
+    pipeline.submit(job)
+
+    assert pipeline.result(job).state == "expired"
+    assert decode.engine.decoded
+    assert pipeline.dead_letters() == []
+
+
+# Leaving
+
+
+def test_a_worker_that_stops_finishes_what_it_decodes_and_hands_back_what_it_has_not_begun(pipeline):
+    # Given a worker with one slot, which decodes one job and was given another
+    pipeline.start_prefill()
+    decode = pipeline.start_decode(WatchedEngine(slots=1))
+    decode.engine.before_decode = gate = Gate()
+    first, second = pipeline.job("first " * 40), pipeline.job("second " * 40)
+    pipeline.submit(first)
+    gate.wait()
+    pipeline.submit(second)
+    wait_until(lambda: pipeline.steps(second)[-1:] == [Step.PASSED_ON], "the second waits to be decoded")
+
+    # When it is told to leave
+    decode.stop()
+    gate.open()
+    decode.left()
+    pipeline.workers.remove(decode)
+
+    # Then the first is answered and the second is back in its queue, no return counted
+    assert pipeline.result(first).state == "succeeded"
+    assert decode.engine.decoded[1:] == []
+    broker = pipeline.new_broker()
+    envelope = open_envelope(broker.get(work("decode")), "decode", second.model)
+    assert (envelope.job_id, envelope.returns) == (second.job_id, 0)
+    broker.close()
+
+    pipeline.start_decode()
+    assert pipeline.result(second).state == "succeeded"
+
+
+def test_a_worker_that_aborts_hands_its_running_job_back_and_another_gives_the_same_answer(pipeline):
+    # Given a decode that would take long
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    slow = pipeline.start_decode(WatchedEngine(SLOW))
+    wait_until(lambda: slow.engine.decoded, "it is running")
+
+    # When its worker is told to leave at once
+    pipeline.leave(slow, abort=True)
+
+    # Then another finishes the job, from the same KV cache, and nothing was counted against it
+    pipeline.start_decode()
+    result = pipeline.result(job)
+    assert (result.text, result.decode.hand_over) == (pipeline.undisturbed_text(job), "kv")
+    assert (result.state, result.attempts) == ("succeeded", 1)
+
+
+def test_a_job_that_begins_while_its_worker_aborts_is_handed_back_too(pipeline):
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    slow = pipeline.start_decode(WatchedEngine(SLOW))
+    slow.worker.stop(abort=True)  # before, while or after the job is given a slot
+    slow.left()
+    pipeline.workers.remove(slow)
+
+    pipeline.start_decode()
+
+    assert pipeline.result(job).text == pipeline.undisturbed_text(job)
+
+
+# Poison
+
+
+def test_a_job_that_kills_its_worker_ends_as_poison_and_its_neighbours_succeed():
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job that kills whoever decodes it, among neighbours
+        pipeline.start_prefill()
+        decode = pipeline.start_decode()
+        decode.engine.before_decode = decode.dies_of("poison")
+        neighbours = [pipeline.job(f"neighbour {number}") for number in range(4)]
+        poison = pipeline.job("poison", shared="")
+
+        # When all are submitted
+        pipeline.submit(*neighbours[:2], poison, *neighbours[2:])
+
+        # Then it was run thrice among the others and twice alone, and was given up
+        result = pipeline.result(poison)
+        assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "Poison")
+        runs = WatchedEngine().tokenize("", "poison", 0.0).ids
+        assert decode.engine.decoded.count(runs) == 5
+        assert Step.ISOLATED in pipeline.steps(poison)
+        (letter,) = pipeline.dead_letters()
+        assert (letter.message_id, letter.headers["kvasir-error"]) == (poison.job_id, "Poison")
+        assert letter.headers["kvasir-from"] == topology.suspects_queue("decode", poison.model)
+
+        # and its neighbours are answered
+        assert [pipeline.result(job).state for job in neighbours] == ["succeeded"] * 4
+
+
+def test_a_suspect_runs_while_nothing_else_does():
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a suspect, and bulk work for both slots of a worker
+        suspect, bulk = pipeline.job("a suspect"), [pipeline.job(f"bulk {number}") for number in range(3)]
+        prefilled(pipeline, suspect)
+        for _ in range(3):
+            crashing = pipeline.new_broker()
+            assert crashing.get(work("decode"))
+            crashing.close()
+        engine = WatchedEngine()
+        engine.before_decode = gate = Gate()
+        pipeline.start_decode(engine)
+        wait_until(lambda: Step.ISOLATED in pipeline.steps(suspect), "it is a suspect")
+        gate.wait()
+
+        # When bulk work comes while the suspect runs
+        pipeline.submit(*bulk)
+        wait_until(lambda: pipeline.ready(work("decode")) == 3, "the bulk waits in its queue, in nobody's hands")
+
+        # Then nothing of it was begun before the suspect is answered
+        assert len(engine.decoded) == 1
+        gate.open()
+        assert pipeline.result(suspect).state == "succeeded"
+        assert [pipeline.result(job).state for job in bulk] == ["succeeded"] * 3
+
+
+def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline):
+    # Given a job that has met five transient errors already
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    delivery = pipeline.broker.get(work("decode"))
+    tired = replace(delivery.message, headers=dict(delivery.message.headers) | {"kvasir-attempts": 5})
+    pipeline.broker.publish(topology.work("decode", job.model, "bulk"), tired)
+    delivery.ack()
+
+    # When the sixth comes
+    engine = WatchedEngine()
+    engine.before_decode = always_fails(EngineUnavailable("no model is loaded"))
+    pipeline.start_decode(engine)
+    result = pipeline.result(job)
+
+    # Then the job has failed, and lies among the dead letters
+    assert (result.state, result.error.kind, result.attempts) == ("failed", "AttemptsExhausted", 6)
+    assert result.error.message == "6 attempts; the last: no model is loaded"
+    assert [letter.headers["kvasir-error"] for letter in pipeline.dead_letters()] == ["AttemptsExhausted"]
+    pipeline.nothing_is_left()

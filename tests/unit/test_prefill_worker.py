@@ -1,0 +1,279 @@
+"""What may happen to a job at the prefill worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from infra import topology
+from infra.broker import Address
+from infra.envelope import open_envelope
+from messages.errors import EngineUnavailable, HandOverFailed
+from messages.jobs import Sampling
+from messages.lifecycle import Step
+from tests.support.pipeline import BATCH, SLOW, Gate, Pipeline, WatchedEngine, always_fails, fails, work
+from tests.support.waiting import wait_until
+
+SLOW_PREFILL = SLOW.replace("prefill=1000000", "prefill=1")
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Pipeline]:
+    with Pipeline() as pipeline:
+        yield pipeline
+
+
+# The store
+
+
+@pytest.mark.parametrize("operation", ["put", "missing"])
+def test_a_store_that_takes_nothing_costs_the_hand_over_and_not_the_job(pipeline: Pipeline, operation: str) -> None:
+    pipeline.kv.away = {operation}
+    pipeline.start()
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.attempts, result.decode.hand_over) == ("succeeded", 1, "none")
+    assert "the store did not take it" in result.decode.why_none
+    assert result.text == pipeline.undisturbed_text(job)
+    assert Step.KV_STORED not in pipeline.steps(job)
+
+
+def test_a_store_that_gives_nothing_back_costs_the_restoring_and_not_the_job(pipeline: Pipeline) -> None:
+    # Given a class whose shared part is stored
+    pipeline.start()
+    pipeline.run(pipeline.job("the first " * 20))
+
+    # When the store refuses to read it out
+    pipeline.kv.away = {"get"}
+    job = pipeline.job("the second " * 20)
+    result = pipeline.run(job)
+
+    # Then the text is right
+    assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
+
+
+def test_a_damaged_shared_block_is_not_built_upon(pipeline: Pipeline) -> None:
+    # Given a stored shared part, a block of which is damaged
+    prefill, _ = pipeline.start()
+    pipeline.run(pipeline.job("the first " * 20))
+    job = pipeline.job("the second " * 20)
+    pipeline.kv.flip_a_byte(pipeline.refs(job)[0])
+
+    # When the next of the class is prefilled
+    result = pipeline.run(job)
+
+    # Then the whole prompt is computed, and the answer is right and from a KV cache
+    assert len(prefill.engine.prefilled[-1]) == result.decode.prompt_tokens - 1
+    assert (result.text, result.decode.hand_over) == (pipeline.undisturbed_text(job), "kv")
+
+
+def test_an_engine_that_cannot_give_its_kv_cache_out_costs_the_hand_over_and_not_the_job(pipeline: Pipeline) -> None:
+    prefill, _ = pipeline.start()
+    prefill.engine.before_prefill = always_fails(HandOverFailed("the disk of the slot files is full"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.decode.hand_over) == ("succeeded", "none")
+    assert result.decode.why_none == "the engine did not give it out: the disk of the slot files is full"
+    assert result.text == pipeline.undisturbed_text(job)
+
+
+def test_a_prefill_whose_hand_over_was_not_proved_passes_the_job_on_untouched(pipeline: Pipeline) -> None:
+    prefill = pipeline.start_prefill(why_no_kv="it can't be trusted " * 80)
+    pipeline.start_decode()
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (prefill.engine.tokenized, prefill.engine.prefilled) == (1, [])
+    assert (result.text, result.decode.hand_over) == (pipeline.undisturbed_text(job), "none")
+
+
+def test_a_prompt_of_one_token_needs_no_kv_cache(pipeline: Pipeline) -> None:
+    pipeline.start()
+
+    result = pipeline.run(pipeline.job(tokens=(7,)))
+
+    assert (result.state, result.decode.prompt_tokens) == ("succeeded", 1)
+    assert result.decode.why_none == "a prompt of one token has no KV cache to hand over"
+
+
+# Errors
+
+
+def test_a_transient_error_is_retried_after_a_second_without_tokenizing_into_the_message(pipeline: Pipeline) -> None:
+    prefill, _ = pipeline.start()
+    prefill.engine.before_prefill = fails(EngineUnavailable("out of memory for now"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.decode.hand_over) == ("succeeded", "kv")
+    assert pipeline.steps(job).count(Step.RETRIED) == 1
+    assert len(prefill.engine.prefilled) == 2
+
+
+def test_a_prompt_too_long_for_the_model_fails_once_and_can_be_replayed_from_the_graveyard() -> None:
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job whose answer may be longer than the context has room for
+        pipeline.start()
+        job = pipeline.job(sampling=Sampling(max_tokens=5000))
+
+        # When it is submitted
+        result = pipeline.run(job)
+
+        # Then there is one failed result that says where and why
+        assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "ContextExceeded")
+        assert "context of 4,096" in result.error.message
+        pipeline.nothing_is_left()
+        assert len(pipeline.results(job)) == 1
+
+        # and one dead letter, with all that is needed to run it again
+        (letter,) = pipeline.dead_letters()
+        assert (letter.message_id, letter.correlation_id) == (job.job_id, BATCH)
+        assert letter.reply_to == topology.reply_queue(BATCH)
+        assert letter.headers["kvasir-from"] == work("prefill")
+        assert letter.headers["kvasir-error"] == "ContextExceeded"
+        assert (letter.headers["kvasir-model"], letter.headers["kvasir-stage"]) == (job.model, "prefill")
+        assert (letter.headers["kvasir-item"], letter.headers["kvasir-run"]) == (job.item_id, 1)
+
+        # and the same body, published again where it came from, is worked on again
+        body = replace(letter, headers={name: letter.headers[name] for name in ("kvasir-item", "kvasir-run")})
+        pipeline.broker.publish(Address(topology.WORK, str(letter.headers["kvasir-from"])), body)
+        assert len(pipeline.results(job, at_least=2)) == 2
+
+
+def test_a_schema_that_no_engine_takes_fails_at_decode(pipeline: Pipeline) -> None:
+    _, decode = pipeline.start()
+    schema = json.dumps({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]})
+    job = pipeline.job(sampling=Sampling(max_tokens=16, json_schema=schema))
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "InvalidSchema")
+    assert [letter.headers["kvasir-from"] for letter in pipeline.dead_letters()] == [work("decode")]
+    assert len(decode.engine.decoded) == 1
+    pipeline.nothing_is_left()
+
+
+def test_a_bug_in_an_engine_is_not_run_again_and_leaves_the_worker_alive(pipeline: Pipeline) -> None:
+    prefill, _ = pipeline.start()
+    prefill.engine.before_prefill = fails(RuntimeError("shape mismatch \udcff"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "RuntimeError")
+    assert result.error.message == "bug: RuntimeError: shape mismatch ?"
+    assert len(prefill.engine.prefilled) == 1
+    assert len(pipeline.dead_letters()) == 1
+    assert pipeline.run(pipeline.job("the next")).state == "succeeded"
+
+
+# Cancelled, expired, leaving, dying
+
+
+def test_a_cancelled_prefill_stops_and_its_batch_is_acked_silently(pipeline: Pipeline) -> None:
+    prefill = pipeline.start_prefill(WatchedEngine(SLOW_PREFILL))
+    jobs = [pipeline.job(f"number {n} " * 30) for n in range(3)]
+    pipeline.submit(*jobs)
+    wait_until(lambda: prefill.engine.prefilled, "one is being prefilled")
+
+    pipeline.client.cancel(BATCH)
+
+    wait_until(lambda: not prefill.broker.unacked and not pipeline.work_left(), "all is acked", timeout_s=2)
+    assert len(prefill.engine.prefilled) == 1
+    assert [result for job in jobs for result in pipeline.results_so_far(job)] == []
+
+
+def test_a_job_past_its_deadline_is_not_prefilled(pipeline: Pipeline) -> None:
+    job = pipeline.job(deadline=pipeline.board.now() - 1)
+    prefill = pipeline.start_prefill()
+
+    assert pipeline.run(job).state == "expired"
+    assert prefill.engine.prefilled == []
+    assert pipeline.dead_letters() == []
+
+
+def test_a_worker_that_stops_finishes_its_prefill_and_hands_back_what_it_was_given_meanwhile(
+    pipeline: Pipeline,
+) -> None:
+    # Given a worker that prefills an urgent job while a job of the bulk lies in its hands
+    prefill = pipeline.start_prefill()
+    prefill.engine.before_prefill = gate = Gate()
+    urgent, bulk = pipeline.job("urgent " * 30, lane="now"), pipeline.job("bulk " * 30)
+    pipeline.submit(urgent)
+    gate.wait()
+    pipeline.submit(bulk)
+    wait_until(lambda: len(prefill.broker.unacked) == 2, "it was given the job of the bulk too")
+
+    # When it is told to leave
+    prefill.stop()
+    gate.open()
+    prefill.left()
+    pipeline.workers.remove(prefill)
+
+    # Then the urgent one is prefilled, and the other is back in its queue, no return counted
+    assert len(prefill.engine.prefilled) == 1
+    assert pipeline.ready(work("decode", "now")) == 1
+    looking = pipeline.new_broker()
+    envelope = open_envelope(looking.get(work("prefill")), "prefill", bulk.model)
+    assert (envelope.job_id, envelope.returns) == (bulk.job_id, 0)
+    looking.close()
+
+
+def test_a_worker_that_aborts_hands_its_prefill_back_and_another_does_it(pipeline: Pipeline) -> None:
+    slow = pipeline.start_prefill(WatchedEngine(SLOW_PREFILL))
+    job = pipeline.job()
+    pipeline.submit(job)
+    wait_until(lambda: slow.engine.prefilled, "it is being prefilled")
+
+    pipeline.leave(slow, abort=True)
+
+    pipeline.start()
+    result = pipeline.result(job)
+    assert (result.text, result.decode.hand_over) == (pipeline.undisturbed_text(job), "kv")
+
+
+def test_a_prefill_that_lost_its_channel_passes_on_all_the_same_and_the_copy_is_harmless(pipeline: Pipeline) -> None:
+    # Given a prefill that is running when its worker loses its channel
+    prefill, decode = pipeline.start()
+    prefill.engine.before_prefill = gate = Gate()
+    job = pipeline.job()
+    pipeline.submit(job)
+    gate.wait()
+
+    # When it goes on, and the job comes back meanwhile
+    prefill.broker.drop()
+    gate.open()
+
+    # Then whatever becomes of the copy, the job is decoded once and answered alike
+    wait_until(lambda: pipeline.steps(job).count(Step.PASSED_ON) == 2, "both copies are passed on")
+    assert pipeline.result(job).state == "succeeded"
+    pipeline.nothing_is_left()
+    assert Step.REDELIVERED in pipeline.steps(job)
+    assert len(decode.engine.decoded) == 1
+    assert len(set(pipeline.results(job))) == 1
+
+
+def test_a_job_that_kills_its_prefill_worker_ends_as_poison_and_its_neighbours_succeed() -> None:
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job that kills whoever prefills it, among neighbours, and a supervisor that starts the worker again
+        poison, neighbours = pipeline.job("poison", shared=""), [pipeline.job(f"neighbour {n}") for n in range(3)]
+        prefill, _ = pipeline.start()
+        prefill.engine.before_prefill = prefill.dies_of("poison")
+
+        # When all are submitted
+        pipeline.submit(neighbours[0], poison, *neighbours[1:])
+
+        # Then it killed three among the others and two alone, and was given up
+        result = pipeline.result(poison)
+        assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "Poison")
+        assert [len(tokens) for tokens in prefill.engine.prefilled].count(4) == 5
+        assert [pipeline.result(job).state for job in neighbours] == ["succeeded"] * 3
