@@ -115,6 +115,11 @@ class Process:
         """Whether it still runs."""
         return self._child.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """As subprocess gives it (-9: killed), or None while it runs."""
+        return self._child.poll()
+
     def end(self, how: signal.Signals, timeout_s: float) -> None:
         """Send a signal and wait; after `timeout_s` kill. On return the process is gone."""
         if self.alive:

@@ -1,0 +1,252 @@
+"""Kvasir as an operator runs it: worker processes and commands over one broker and one store.
+
+    with Cluster(folder, broker_url, store_url, {model: SIMULATED}) as cluster:
+        cluster.worker("prefill", model)
+        decode = cluster.worker("decode", model, "--slots", "2")
+        done = cluster.run("grade", …)          # waits; code, stdout, stderr
+        watching = cluster.start("watch", …)    # does not wait
+        decode.kill()
+
+Each cluster has models, a kvasir.toml and a working folder of its own, so that tests share a broker and a store
+without meeting. Leaving it ends every process and deletes every queue of its models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import pika
+
+from infra import topology
+from kvstore.redis_board import RedisBoard
+from messages.cards import WorkerCard
+from tests.support.servers import Process
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Slow machines share their cores with other work; nothing here waits that long when all is well.
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An entry of [models] in kvasir.toml."""
+
+    engine: str
+    weights: str
+    context: int = 16384
+    slots: int = 2
+
+
+DEMO = Model("llamacpp", str(ROOT / "examples/model/kvasir-demo.gguf"))
+SIMULATED = Model("simulated", "sim:scale=0", context=32768)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> Any:
+        """What a command with --json printed; nothing else may be on stdout."""
+        return json.loads(self.stdout)
+
+
+class Running:
+    """A `kvasir` process in the background; what it writes goes to `log`."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self.arguments = tuple(arguments)
+        self.log = folder / "log"
+        self._process = Process(command(*arguments), environment, folder, self.log)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.alive
+
+    def text(self) -> str:
+        """What it has written so far."""
+        return self.log.read_text("utf-8", errors="replace")
+
+    def moments(self, event: str = "") -> list[dict[str, Any]]:
+        """The JSON lines of its log so far; with `event` only those of this step."""
+        lines = (json.loads(line) for line in self.text().splitlines(keepends=True) if line.endswith("}\n"))
+        return [line for line in lines if not event or line.get("event") == event]
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to this process alone."""
+        os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int | None:
+        """Its exit code, once it has ended by itself; the log is in the message if it doesn't."""
+        try:
+            wait_until(lambda: not self.alive, f"kvasir {self.arguments} ended", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text()[-3000:]}") from None
+        self._process.end(signal.SIGTERM, 0)
+        return self._process.exit_code
+
+    def terminate(self, timeout_s: float = 30.0) -> int | None:
+        """SIGTERM, and its exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL: gone on return, without a word. Idempotent."""
+        self._process.end(signal.SIGKILL, 10.0)
+
+
+class Worker(Running):
+    """A worker process whose card has been seen on the board."""
+
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, board: RedisBoard
+    ) -> None:
+        super().__init__(arguments, environment, folder)
+        self._board = board
+
+    def wait_for_card(self) -> None:
+        """Return when it serves. Raises AssertionError with its log if it ends, or if that takes too long."""
+        try:
+            wait_until(lambda: self.find_card() or not self.alive, f"the card of {self.arguments} is up", PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text()[-3000:]}") from None
+        if not self.alive:
+            raise AssertionError(f"{self.arguments} ended while starting:\n{self.text()[-3000:]}")
+
+    def find_card(self) -> WorkerCard | None:
+        """Its card now, or None."""
+        return next((card for card in self._board.cards() if card.pid == self.pid), None)
+
+    @property
+    def card(self) -> WorkerCard:
+        """Its card now; raises AssertionError if there is none."""
+        card = self.find_card()
+        assert card, f"{self.arguments} has no card"
+        return card
+
+
+class Cluster:
+    """Processes over one broker and one store, with a configuration of their own."""
+
+    def __init__(self, folder: Path, broker_url: str, store_url: str, models: Mapping[str, Model]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.broker_url = broker_url
+        self.store_url = store_url
+        self.models = dict(models)
+        self.config = folder / "cluster.toml"
+        self.config.write_text(config_text(models), "utf-8")
+        self.board = RedisBoard(store_url)
+        self._numbers = itertools.count(1)
+        self._started: list[Running] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process in this cluster."""
+        return environment(self.folder) | {"KVASIR_BROKER_URL": self.broker_url, "KVASIR_STORE_URL": self.store_url}
+
+    def run(self, *arguments: str, timeout_s: float = PATIENCE_S) -> Done:
+        """A command over the cluster, to its end."""
+        return run("--config", str(self.config), *arguments, env=self.environment, cwd=self.folder, timeout_s=timeout_s)
+
+    def start(self, *arguments: str) -> Running:
+        """A command over the cluster, in the background."""
+        started = Running(["--config", str(self.config), *arguments], self.environment, self._new_folder(arguments[0]))
+        self._started.append(started)
+        return started
+
+    def worker(self, role: Literal["prefill", "decode"], model: str, *options: str) -> Worker:
+        """A worker that serves `model`, ready."""
+        worker = self.launch(role, model, *options)
+        worker.wait_for_card()
+        return worker
+
+    def launch(self, role: Literal["prefill", "decode"], model: str, *options: str) -> Worker:
+        """A worker that may not be ready yet: `wait_for_card`."""
+        arguments = [
+            *("--config", str(self.config), "--log-style", "json", "--log-level", "info"),
+            *(f"{role}-worker", "--model", model, *options),
+        ]
+        worker = Worker(arguments, self.environment, self._new_folder(role), self.board)
+        self._started.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """End every process, delete every queue of these models. Idempotent."""
+        for started in self._started:
+            started.kill()
+        self._delete_queues()
+        self.board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _new_folder(self, name: str) -> Path:
+        folder = self.folder / "processes" / f"{next(self._numbers)}-{name}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def _delete_queues(self) -> None:
+        with pika.BlockingConnection(pika.URLParameters(self.broker_url)) as connection:
+            channel = connection.channel()
+            for spec in topology.queues(list(self.models)):
+                if any(f".{model}" in spec.name for model in self.models):
+                    channel.queue_delete(spec.name)
+
+
+def command(*arguments: str) -> list[str]:
+    """`kvasir` with these arguments, by this Python."""
+    return [sys.executable, "-m", "kvasir", *arguments]
+
+
+def run(*arguments: str, env: Mapping[str, str], cwd: Path, timeout_s: float = PATIENCE_S) -> Done:
+    """A command to its end. Raises TimeoutExpired."""
+    done = subprocess.run(
+        command(*arguments),
+        env=dict(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=timeout_s,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a process that finds this source tree, and no settings of the developer's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVASIR_")}
+    return kept | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(home / "config"), "PYTHONUNBUFFERED": "1"}
+
+
+def config_text(models: Mapping[str, Model]) -> str:
+    """A kvasir.toml with these models; the first one grades."""
+    first = next(iter(models))
+    lines = ["[grading]", f'code_model = "{first}"', f'feedback_model = "{first}"', "temperature = 0.0"]
+    for name, model in models.items():
+        lines += [f'[models."{name}"]', f'engine = "{model.engine}"', f"context = {model.context}"]
+        lines += [f"slots = {model.slots}", f'weights.{model.engine} = "{model.weights}"']
+    return "\n".join(lines) + "\n"
