@@ -255,6 +255,7 @@ class LlamaCppEngine:
         pieces: list[str] = []
         sampled: list[int] = []
         first_token_s = 0.0
+        last = None
         # Without a slot folder a seat can't be erased, so the server is told not to look at what lies there.
         body = _request(seat, tokens, sampling) | {"cache_prompt": self._backing.slot_folder is not None}
         for event in self._server.stream("/completion", body, stop):
@@ -265,8 +266,10 @@ class LlamaCppEngine:
                 if on_text:
                     on_text(event["content"])
             if event["stop"]:
-                return _answer(event, pieces, sampled, sampling, first_token_s, time.monotonic() - called)
-        raise EngineUnavailable("the llama.cpp server ended its answer without saying why")
+                last = event  # and read on to the stream's end, so that the connection can be used again
+        if last is None:
+            raise EngineUnavailable("the llama.cpp server ended its answer without saying why")
+        return _answer(last, pieces, sampled, sampling, first_token_s, time.monotonic() - called)
 
     def _require_enforced(self, schema: str, seat: int, stop: threading.Event | None) -> None:
         """Raise InvalidSchema unless the server is seen to keep this schema.

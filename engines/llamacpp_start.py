@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import tempfile
@@ -56,18 +57,20 @@ def start(options: EngineOptions) -> Backing:
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     seats = options.slots + 1
     folder = Path(tempfile.mkdtemp(prefix="kvasir-slots-", dir=_roomy_folder(gguf, context * seats)))
+    remove_folder = partial(shutil.rmtree, folder, True)
+    atexit.register(remove_folder)  # an engine that nobody closes leaves nothing in memory either
     # The list holds the only reference: dropping it ends the server.
     running: list[Any] = []
     try:
         running.append(xllamacpp.Server(_parameters(xllamacpp, gguf.path, context, seats, folder, options.threads)))
         device = _device(xllamacpp)
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder()
         if isinstance(error, RuntimeError):
             raise ConfigError(f"llama.cpp can't load {gguf.path}: {error}") from None
         raise
     server = LlamaServer(running[0].listening_address)
-    return Backing(server, gguf, folder, seats, context, device, [partial(shutil.rmtree, folder, True), running.clear])
+    return Backing(server, gguf, folder, seats, context, device, [remove_folder, running.clear])
 
 
 def attach(options: EngineOptions) -> Backing:
@@ -122,9 +125,11 @@ def _parameters(xllamacpp: Any, path: Path, context: int, seats: int, folder: Pa
     params.ui = False
     params.warmup = False
     params.verbosity = -1
-    if threads:
-        params.cpuparams.n_threads = threads
-        params.cpuparams_batch.n_threads = threads
+    # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
+    # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.
+    threads = threads or max(1, (os.cpu_count() or 2) // 2)
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
     return params
 
 

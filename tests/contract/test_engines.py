@@ -64,7 +64,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def pair(request: pytest.FixtureRequest, weights: dict[str, str]) -> Iterator[Pair]:
-    options = EngineOptions(weights[request.param], context=CONTEXT, slots=SLOTS)
+    options = EngineOptions(weights[request.param], context=CONTEXT, slots=SLOTS, threads=1)
     prefill, decode = open_engine(request.param, replace(options, slots=1)), open_engine(request.param, options)
     yield Pair(prefill, decode)
     prefill.close()
@@ -238,7 +238,7 @@ def test_a_cache_that_does_not_cover_the_prompt_is_refused(pair: Pair) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 def test_closing_ends_a_decode_in_progress_with_engine_unavailable(name: str, weights: dict[str, str]) -> None:
     # Given an engine at work
-    engine = open_engine(name, EngineOptions(weights[name], context=CONTEXT, slots=1))
+    engine = open_engine(name, EngineOptions(weights[name], context=CONTEXT, slots=1, threads=1))
     tokens = engine.tokenize("", "work", 0.0).ids
     sampling = Sampling(max_tokens=3000, temperature=1.5, top_p=1, json_schema="")
     # When it is closed while it streams
