@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from infra import topology
@@ -15,11 +17,13 @@ from infra.endings import submit_message
 from kvstore.base import Board
 from messages import codec
 from messages.cards import WorkerCard
-from messages.errors import InvalidMessage, KvasirError, NewerMessage, NoQueue
+from messages.errors import BrokerUnavailable, InvalidMessage, KvasirError, NewerMessage, NoQueue
 from messages.jobs import JobResult, Lane, PrefillJob, Sampling, TokenEvent, job_id
 from messages.lifecycle import Moment, Step
 
 log = logging.getLogger(__name__)
+
+_PUT_BACK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Replies:
         self._broker = broker
         self._batch_id = batch_id
         self._queue = broker.open_reply_queue(batch_id)
+        depth = broker.depth(self._queue)
+        self.backlog = depth.ready if depth else 0  # results that came while nobody listened
         self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
 
     def take(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
@@ -65,11 +71,18 @@ class Replies:
                 mine.append(reply)
         return mine
 
-    def close(self, delete: bool = False) -> None:
-        """Stop listening; with `delete` the queue goes too: only when every job has its result on disk."""
-        self._consumer.close()
+    def close(self, delete: bool = False, unread: Iterable[Reply] = ()) -> None:
+        """Stop listening; with `delete` the queue goes too: only when every job has its result on disk.
+
+        Otherwise what is `unread`, or was never taken, is put back for whoever listens next.
+        """
+        left = [reply.delivery for reply in unread] + self._consumer.close()
         if delete:
-            self._broker.delete_queue(self._queue)
+            return self._broker.delete_queue(self._queue)
+        with suppress(BrokerUnavailable):  # then the broker takes them back by itself
+            for delivery in left:
+                self._broker.publish(topology.reply(self._queue), delivery.message, _PUT_BACK_S)
+                delivery.ack()
 
 
 class Client:
@@ -123,7 +136,9 @@ class Client:
         waiting: dict[str, PrefillJob] = {}
 
         def confirmed(message: Message) -> None:
-            job = waiting.pop(message.message_id)
+            job = waiting.pop(message.message_id, None)
+            if job is None:  # published twice, and told of already
+                return
             self._seen(Step.SUBMITTED, job)
             if job.lane == "now":
                 ring(self.broker, topology.work_queue("prefill", job.model, "now"))
@@ -144,21 +159,24 @@ class Client:
     def gather(self, batch_id: str, job_ids: Iterable[str], timeout_s: float | None = None) -> Iterator[JobResult]:
         """Results of these jobs as they arrive, each once; ends after the last, or after `timeout_s` of silence.
 
-        A result is acked when the next one is asked for: keep it before you ask.
+        A result is acked when the next one is asked for: keep it before you ask. Leaving early loses none: what was not
+        acked can be gathered again.
         """
         wanted = set(job_ids)
         replies = self.replies(batch_id)
+        arrived = deque(replies.parked())  # those that were faster than this call
         try:
             silent_since = time.monotonic()
             while wanted and (timeout_s is None or time.monotonic() - silent_since < timeout_s):
-                for reply in replies.take(0.5):
+                while arrived:
+                    if arrived[0].result.job_id in wanted:
+                        yield arrived[0].result
+                    wanted.discard(arrived[0].result.job_id)
+                    arrived.popleft().delivery.ack()
                     silent_since = time.monotonic()
-                    if reply.result.job_id in wanted:
-                        wanted.discard(reply.result.job_id)
-                        yield reply.result
-                    reply.delivery.ack()
+                arrived += replies.take(0.5) if wanted else ()
         finally:
-            replies.close(delete=not wanted)
+            replies.close(delete=not wanted, unread=arrived)
 
     def ask(self, model: str, prompt: str, sampling: Sampling, deadline_s: float = 0.0) -> JobResult:
         """One prompt, one result, ahead of the bulk."""
@@ -169,17 +187,24 @@ class Client:
     ) -> Iterator[TokenEvent | JobResult]:
         """One prompt: its pieces as they are generated, and its result last.
 
-        A piece with index 0 and another `delivery` than before means that the decode began again.
+        A piece with index 0 and another `delivery` than before means that the decode began again. Leaving before the
+        result cancels the job.
         """
         self.check_model(model)
         batch_id = f"ask-{secrets.token_hex(8)}"
         queue = self.broker.open_private_queue(f"stream.{batch_id}", topology.STREAM)
         pieces = self.broker.consume(queue, prefetch=1000)
-        job = self.new_job(batch_id, "prompt", model, "", prompt, sampling, lane="now", stream_to=queue)
+        deadline = self.board.now() + deadline_s if deadline_s else 0.0
+        job = self.new_job(
+            batch_id, "prompt", model, "", prompt, sampling, lane="now", stream_to=queue, deadline=deadline
+        )
         replies = self.replies(batch_id)
         try:
             self.submit([job])
             yield from _until_result(pieces.receive, replies)
+        except (GeneratorExit, KeyboardInterrupt):
+            self.cancel(batch_id)  # nobody will read the answer
+            raise
         finally:
             pieces.close()
             self.broker.delete_queue(queue)
@@ -220,6 +245,11 @@ class Client:
         """Stop a batch's jobs wherever they are. Their `cancelled` results are the owner's to write."""
         self.board.cancel(batch_id)
         announce_cancel(self.broker, batch_id)
+
+    def reopen(self, batch_id: str) -> None:
+        """Take a batch's tombstone away, so that workers take its next runs."""
+        self.board.cancel(batch_id, ttl_s=0.001)  # a tombstone can't be deleted, but it can be made to expire
+        time.sleep(0.01)
 
     def workers(self) -> list[WorkerCard]:
         """Cards of all workers alive."""
