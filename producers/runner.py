@@ -19,6 +19,7 @@ from producers.grade import Task
 
 _LOOK_AROUND_S = 2.0
 _CONFIRMS_A_WRITE = 500
+_BACKLOG_WAIT_S = 5.0
 
 
 class Progress(Protocol):
@@ -47,8 +48,7 @@ class Runner:
         self._client.broker.declare(self._client.models)
         replies = self._client.replies(self._batch.batch_id)
         try:
-            self._record(replies.parked())
-            self._record(replies.take(0))
+            self._catch_up(replies)
             self.submit()
             self._wait(replies, max_wait_s)
         finally:
@@ -57,9 +57,28 @@ class Runner:
 
     def submit(self) -> int:
         """Publish the jobs that the broker never confirmed, or lost since; returns how many."""
-        published = self._client.submit(map(self._job, self._to_publish()), self._confirmed)
-        self._write_confirms()
-        return published
+        self._reopen()
+        try:
+            return self._client.submit(map(self._job, self._to_publish()), self._confirmed)
+        finally:
+            self._write_confirms()
+
+    def _catch_up(self, replies: Replies) -> None:
+        """Journal what came while nobody listened: a job with a result there must not be taken for lost."""
+        self._record(replies.parked())
+        left = replies.backlog
+        while left > 0 and (arrived := replies.take(_BACKLOG_WAIT_S)):
+            self._record(arrived)
+            left -= len(arrived)
+
+    def _reopen(self) -> None:
+        """Another run is wanted of jobs that were cancelled: their batch's tombstone would make workers drop it."""
+        new_run = any(
+            self._batch.run_of(entry.job_id) > 1 and not self._batch.is_confirmed(entry.job_id)
+            for entry in self._batch.open_jobs()
+        )
+        if new_run and self._client.board.is_cancelled(self._batch.batch_id):
+            self._client.reopen(self._batch.batch_id)
 
     def _to_publish(self) -> list[Entry]:
         waiting = [entry for entry in self._batch.open_jobs() if entry.job_id in self._tasks]
@@ -69,7 +88,9 @@ class Runner:
 
     def _stranded(self, confirmed: list[Entry]) -> list[Entry]:
         """Confirmed jobs that are in no queue and on no worker: an in-process broker that is gone, a purged queue."""
-        if not confirmed or not _all_empty(self._client, {entry.model for entry in confirmed}):
+        if not confirmed or _ready(self._client, topology.reply_queue(self._batch.batch_id)):
+            return []
+        if not _all_empty(self._client, {entry.model for entry in confirmed}):
             return []
         held = {job for card in self._client.workers() for job in card.jobs}
         return [entry for entry in confirmed if entry.job_id not in held]
@@ -115,15 +136,21 @@ class Runner:
         new = self._batch.journal.record(reply.result for reply in arrived)
         for reply in arrived:
             reply.delivery.ack()
-        for result in new:
-            self._client.observe(Moment(Step.JOURNALED, result.job_id, result.model, {"batch_id": result.batch_id}))
+        self._seen(Step.JOURNALED, new)
         return new
+
+    def _seen(self, step: Step, results: Iterable[JobResult]) -> None:
+        for result in results:
+            facts = {"batch_id": result.batch_id, "run": result.run}
+            self._client.observe(Moment(step, result.job_id, result.model, facts))
 
     def _look_around(self) -> None:
         self._next_look = time.monotonic() + _LOOK_AROUND_S
         waiting = self._batch.open_jobs()
         if self._client.board.is_cancelled(self._batch.batch_id):
-            self._batch.journal.record(cancelled(self._batch, waiting))
+            written = self._batch.journal.record(cancelled(self._batch, waiting))
+            self._seen(Step.CANCELLED, written)
+            self._seen(Step.JOURNALED, written)
             self._progress.update(self._batch.counts())
             return
         for model in self._client.unserved(entry.model for entry in waiting):
