@@ -398,7 +398,8 @@ class Pipeline:
 
     def work_left(self) -> dict[str, int]:
         """Depth of each work, retry and death queue that is not empty."""
-        names = [spec.name for spec in topology.queues([MODEL]) if spec.name != topology.DEAD_LETTERS]
+        ends = (topology.DEAD_LETTERS, topology.RESULTS_PARKED)
+        names = [spec.name for spec in topology.queues([MODEL]) if spec.name not in ends]
         return {name: self.ready(name) for name in names if self.ready(name)}
 
     def nothing_is_left(self) -> None:
