@@ -243,6 +243,10 @@ class DecodeWorker:
         self._free.release()  # only the station's thread takes slots, so this one stays free
         return True
 
+    def is_shut(self) -> bool:
+        """Never: decode frees what prefill waits for."""
+        return False
+
     def holding(self) -> int:
         """Slots taken, those included whose job is only just being looked at."""
         return len(self._futures)

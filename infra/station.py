@@ -32,6 +32,9 @@ class Handler(Protocol):
     def wait_for_room(self, timeout_s: float) -> bool:
         """Whether one more delivery can be taken now."""
 
+    def is_shut(self) -> bool:
+        """Whether nothing may be taken, nor held, for the moment."""
+
     def holding(self) -> int:
         """How many deliveries are being worked on."""
 
@@ -83,6 +86,11 @@ class Station:
         self._stopping.set()
 
     def _take_one(self, intake: Intake, handler: Handler) -> None:
+        if handler.is_shut():
+            self._hand_back(intake.pause())
+            self._stopping.wait(_IDLE_WAIT_S)
+            return
+        intake.resume()
         if not handler.wait_for_room(_IDLE_WAIT_S):
             return
         delivery = intake.next(_IDLE_WAIT_S, handler.holding())
@@ -96,7 +104,6 @@ class Station:
         self._hand_back(intake.pause())
         handler.take(delivery)
         handler.finish()
-        intake.resume()
 
     def _hand_back(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:

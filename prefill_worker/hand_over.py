@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from engines.base import Prefilled, PrefillEngine
-from kvstore.base import KVStore
+from engines.base import PrefillEngine
+from kvstore.base import Board, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, window_ref
 from kvstore.uploader import Uploader
 from messages.errors import ContextExceeded, HandOverFailed, StoreUnavailable
 from messages.jobs import PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Window
+from prefill_worker.admission import Admission
+from prefill_worker.prefix import PrefixLeases
 
 log = logging.getLogger(__name__)
 
 # Restoring costs a transfer and a slot write; below this many tokens computing is as quick.
 MIN_RESUME_TOKENS = 64
+# How fast a worker is taken to compute before it has measured itself.
+_FIRST_GUESS_TOKENS_PER_S = 500.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +35,70 @@ class HandedOver:
     why_no_kv: str = ""
 
 
-def compute_and_store(
-    engine: PrefillEngine, kv: KVStore, job: PrefillJob, stop: threading.Event, unproved: str = ""
-) -> HandedOver:
-    """Make sure that the KV cache of all prompt tokens but the last lies in the store.
+class NoRoom(Exception):
+    """The store has no room for this job now; nothing was done, and admission is shut until there may be some."""
 
-    `unproved` says why the engine's hand-over can't be trusted, if it can't. A store that is away or full, or an engine
-    that can't give its cache out, costs the hand-over, not the job: the decoder then does the prompt itself. Raises
-    what else the engine raises.
+
+class HandOvers:
+    """One prefill worker's way of getting KV caches into the store.
+
+    `unproved` says why the engine's hand-over can't be trusted, if it can't.
     """
-    _check_context(engine, job)
-    layout = engine.info.layout
-    why = _why_no_hand_over(engine, job, unproved)
-    if not why and layout:
-        try:
-            return _HandOver(engine, layout, kv, job).run(stop)
-        except StoreUnavailable as error:
-            why = f"the store did not take it: {error}"
-        except HandOverFailed as error:
-            why = f"the engine did not give it out: {error}"
-        log.warning("job %s goes on without its KV cache: %s", job.job_id, why)
-    return HandedOver(None, PrefillReport(engine=engine.info.engine), why)
+
+    def __init__(
+        self,
+        engine: PrefillEngine,
+        kv: KVStore,
+        board: Board,
+        worker_id: str,
+        decode_waits: Callable[[], bool],
+        unproved: str = "",
+    ) -> None:
+        self.admission = Admission(kv, board, worker_id, decode_waits)
+        self.leases = PrefixLeases(board, worker_id)
+        self.tokens_per_s = 0.0  # moving average; 0: nothing computed yet
+        self._engine = engine
+        self._kv = kv
+        self._unproved = unproved
+
+    def compute_and_store(self, job: PrefillJob, stop: threading.Event) -> HandedOver:
+        """Make sure that the KV cache of all prompt tokens but the last lies in the store.
+
+        A store that is away or too small, or an engine that can't give its cache out, costs the hand-over and not the
+        job: the decoder then does the prompt itself. Raises NoRoom, and what else the engine raises.
+        """
+        _check_context(self._engine, job)
+        layout = self._engine.info.layout
+        why = self._why_none(job)
+        if not why and layout:
+            one = _HandOver(self, self._engine, layout, self._kv, job)
+            try:
+                return one.run(stop)
+            except StoreUnavailable as error:
+                one.drop_own()
+                why = f"the store did not take it: {error}"
+            except HandOverFailed as error:
+                why = f"the engine did not give it out: {error}"
+            log.warning("job %s goes on without its KV cache: %s", job.job_id, why)
+        return HandedOver(None, PrefillReport(engine=self._engine.info.engine), why)
+
+    def note_rate(self, tokens: int, seconds: float) -> None:
+        """Learn how fast this worker is."""
+        if tokens and seconds > 0:
+            rate = tokens / seconds
+            self.tokens_per_s = 0.8 * self.tokens_per_s + 0.2 * rate if self.tokens_per_s else rate
+
+    def expected_s(self, tokens: int) -> float:
+        """About how long computing this many tokens takes here."""
+        return tokens / (self.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
+
+    def _why_none(self, job: PrefillJob) -> str:
+        info = self._engine.info
+        if not info.capabilities.exports_kv or info.layout is None:
+            return f"engine {info.engine} exports no KV cache"
+        if len(job.tokens) < 2:
+            return "a prompt of one token has no KV cache to hand over"
+        return self._unproved
 
 
 def _check_context(engine: PrefillEngine, job: PrefillJob) -> None:
@@ -61,19 +110,11 @@ def _check_context(engine: PrefillEngine, job: PrefillJob) -> None:
         )
 
 
-def _why_no_hand_over(engine: PrefillEngine, job: PrefillJob, unproved: str) -> str:
-    info = engine.info
-    if not info.capabilities.exports_kv or info.layout is None:
-        return f"engine {info.engine} exports no KV cache"
-    if len(job.tokens) < 2:
-        return "a prompt of one token has no KV cache to hand over"
-    return unproved
-
-
 class _HandOver:
     """One prompt's way into the store."""
 
-    def __init__(self, engine: PrefillEngine, layout: KVLayout, kv: KVStore, job: PrefillJob) -> None:
+    def __init__(self, owner: HandOvers, engine: PrefillEngine, layout: KVLayout, kv: KVStore, job: PrefillJob) -> None:
+        self._owner = owner
         self._engine = engine
         self._layout = layout
         self._kv = kv
@@ -82,51 +123,117 @@ class _HandOver:
         self._covered = len(job.tokens) - 1  # the last token is the decoder's
         self._shared = shared_boundary(layout, min(job.shared_tokens, self._covered))
         self._refs = block_refs(self._fingerprint, layout, job.tokens, self._covered, self._shared, job.job_id)
+        self._resumes = engine.info.capabilities.resumes
+        self._computed = self._put_bytes = 0
+        self._prefill_s = self._put_s = 0.0
 
     def run(self, stop: threading.Event) -> HandedOver:
         """Compute what is absent, upload it meanwhile, and report when all lies in the store."""
-        absent = self._kv.missing(self._refs)
-        with Uploader(self._kv, self._fingerprint, self._layout) as uploader:
-            done = self._compute(absent, uploader, stop) if absent else Prefilled(0, self._covered, 0.0)
-            uploaded = uploader.finish()
+        with self._reserved():
+            if self._resumes and self._shared >= MIN_RESUME_TOKENS:
+                self._compute_prefix(stop)
+            self._compute(self._covered, stop)
+        self._owner.note_rate(self._computed, self._prefill_s)
         report = PrefillReport(
             engine=self._engine.info.engine,
-            prefill_s=done.seconds,
-            put_s=uploaded.exposed_s,
-            computed_tokens=done.computed_tokens,
-            restored_tokens=done.restored_tokens,
-            put_bytes=uploaded.bytes,
+            prefill_s=self._prefill_s,
+            put_s=self._put_s,
+            computed_tokens=self._computed,
+            restored_tokens=max(0, self._covered - self._computed),
+            put_bytes=self._put_bytes,
         )
         size = self._covered * self._layout.token_bytes
         return HandedOver(StoredKV(self._fingerprint, self._layout, self._covered, self._shared, size), report)
 
-    def _compute(self, absent: list[BlockRef], uploader: Uploader, stop: threading.Event) -> Prefilled:
-        by_start = {ref.start: ref for ref in absent}
-        by_end = {ref.end: ref for ref in self._refs}
+    def drop_own(self) -> None:
+        """Delete what was stored for this job alone: a full store needs the room."""
+        try:
+            self._kv.delete([ref for ref in self._refs if not ref.shared])
+        except StoreUnavailable as error:  # their TTL ends them
+            log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
+
+    def _reserved(self) -> AbstractContextManager[None]:
+        absent = sum(ref.end - ref.start for ref in self._kv.missing(self._refs)) * self._layout.token_bytes
+        if self._owner.admission.never_fits(absent):
+            raise StoreUnavailable(f"{absent:,} bytes are more than the whole store may hold")
+        if not self._owner.admission.try_reserve(absent):
+            raise NoRoom
+        return self._owner.admission.held(absent)
+
+    def _compute_prefix(self, stop: threading.Event) -> None:
+        """The class-wide part by itself, by one worker: the others wait for it and resume from it."""
+        patience_s = self._owner.expected_s(self._shared)
+        chain = next(ref.chain for ref in self._refs if ref.end == self._shared)
+        if not self._absent(self._shared):
+            return
+        with self._owner.leases.turn(chain, lambda: not self._absent(self._shared), patience_s, stop) as ours:
+            if ours:
+                self._compute(self._shared, stop)
+
+    def _compute(self, end: int, stop: threading.Event) -> None:
+        """Run the engine up to position `end`, uploading each absent record as it comes."""
+        absent = self._absent(end)
+        if not absent:
+            return
+        wanted = {(type_, ref.end): ref for type_, ref in absent}
 
         def emit(record: Block | Window) -> None:
-            if isinstance(record, Window):
-                uploader.put(window_ref(by_end[record.position]), record)
-            elif record.start in by_start:
-                uploader.put(by_start[record.start], record)
+            position = record.position if isinstance(record, Window) else record.end
+            ref = wanted.get((type(record), position))
+            if ref:
+                uploader.put(ref, record)
 
-        tokens, first = self._job.tokens[:-1], absent[0].start
-        resume = self._stored_prefix(first)
+        first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
         try:
-            return self._engine.prefill(tokens, emit, first=first, resume=resume, stop=stop)
+            resume = self._stored_prefix(min(first, end - 1))
+        except HandOverFailed as error:
+            log.warning("job %s: deleting its stored start, which can't be used: %s", self._job.job_id, error)
+            self._kv.delete([ref for ref in self._refs if ref.end <= first])
+            return self._compute(end, stop)
+        with Uploader(self._kv, self._fingerprint, self._layout) as uploader:
+            self._prefill(self._job.tokens[:end], emit, first, resume, stop)
+            uploaded = uploader.finish()
+        self._put_s += uploaded.exposed_s
+        self._put_bytes += uploaded.bytes
+
+    def _prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int,
+        resume: KVCache | None,
+        stop: threading.Event,
+    ) -> None:
+        try:
+            done = self._engine.prefill(tokens, emit, first=first, resume=resume, stop=stop)
         except HandOverFailed as error:
             if resume is None:
                 raise
-            log.info("job %s: computing the whole prompt, its stored start is of no use: %s", self._job.job_id, error)
-            return self._engine.prefill(tokens, emit, first=first, stop=stop)
+            log.info("job %s: the engine can't go on from the stored start: %s", self._job.job_id, error)
+            done = self._engine.prefill(tokens, emit, first=first, stop=stop)
+        self._computed += done.computed_tokens
+        self._prefill_s += done.seconds
+
+    def _absent(self, end: int) -> list[tuple[type[Block] | type[Window], BlockRef]]:
+        """The records up to position `end` that are not stored, the sliding-window layers' at `end` included."""
+        refs: list[tuple[type[Block] | type[Window], BlockRef]]
+        refs = [(Block, ref) for ref in self._refs if ref.end <= end]
+        if self._layout.window_layers:
+            refs.append((Window, window_ref(refs[-1][1])))
+        missing = set(self._kv.missing([ref for _, ref in refs]))
+        return [(type_, ref) for type_, ref in refs if ref in missing]
 
     def _stored_prefix(self, end: int) -> KVCache | None:
-        """The stored start of the prompt as a cache, if the engine can go on from it and it is worth the transfer."""
-        resumes = self._engine.info.capabilities.resumes and not self._layout.window_layers
-        if not resumes or end < MIN_RESUME_TOKENS:
+        """The stored start of the prompt as a cache, if the engine can go on from it and it is worth the transfer.
+
+        Raises HandOverFailed if it is damaged.
+        """
+        blocks = [ref for ref in self._refs if ref.end <= end]
+        if self._layout.window_layers:  # only where the sliding layers' state was kept can it be resumed
+            blocks = [ref for ref in blocks if ref.end <= self._shared] if end >= self._shared else []
+        if not self._resumes or not blocks or blocks[-1].end < MIN_RESUME_TOKENS:
             return None
-        try:
-            blocks = self._kv.get(self._fingerprint, self._layout, [ref for ref in self._refs if ref.end <= end])
-        except HandOverFailed:
-            return None
-        return KVCache(self._layout, tuple(blocks))
+        window = None
+        if self._layout.window_layers:
+            window = self._kv.get_window(self._fingerprint, self._layout, window_ref(blocks[-1]))
+        return KVCache(self._layout, tuple(self._kv.get(self._fingerprint, self._layout, blocks)), window)

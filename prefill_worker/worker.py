@@ -25,9 +25,9 @@ from kvstore.best_effort import BestEffortBoard
 from kvstore.heartbeat import Heartbeat, new_worker_id
 from messages.cards import WorkerCard
 from messages.errors import BrokerUnavailable, Cancelled, KvasirError
-from messages.jobs import DecodeJob, PrefillJob
+from messages.jobs import LANES, DecodeJob, PrefillJob
 from messages.lifecycle import Moment, Step
-from prefill_worker.hand_over import compute_and_store
+from prefill_worker.hand_over import HandOvers, NoRoom
 
 log = logging.getLogger(__name__)
 
@@ -68,17 +68,17 @@ class PrefillWorker:
         self._board = BestEffortBoard(board)
         self._observe = observe
         self._why_no_kv = why_no_kv  # a sentence if the engine's hand-over was not proved at start
+        self._hand_overs = HandOvers(engine, kv, self._board, self.worker_id, self._decode_waits, why_no_kv)
         self._endings = Endings(broker, [model], observe)
         self._station = Station(broker, self._endings, "prefill", model, self.worker_id, prefetch=1)
         self._current: _Current | None = None
         self._aborting = False
         self._started_at = self._board.now()
         self._done = 0
-        self._tokens_per_s = 0.0
 
     def run(self) -> None:
         """Serve until stopped."""
-        heartbeat = Heartbeat(self._board, self._card, lambda: [])
+        heartbeat = Heartbeat(self._board, self._card, self._hand_overs.leases.held)
         try:
             self._station.run(self)
         finally:
@@ -110,6 +110,8 @@ class PrefillWorker:
             self._handle(delivery, held, envelope)
         except BrokerUnavailable:
             raise
+        except NoRoom:
+            self._endings.hand_back(held, envelope)
         except Cancelled:
             self._end_stopped(held, envelope)
         except KvasirError as error:
@@ -141,11 +143,10 @@ class PrefillWorker:
         if not job.tokens:
             prompt = self._engine.tokenize(job.shared, job.own, job.submitted_at)
             job = job.tokenized(prompt.ids, prompt.shared)
-        done = compute_and_store(self._engine, self._kv, job, current.stop, self._why_no_kv)
+        done = self._hand_overs.compute_and_store(job, current.stop)
         report = replace(done.report, worker_id=self.worker_id, queue_s=queue_s)
         if done.kv:
             self._see(Step.KV_STORED, job, prefill_s=report.prefill_s, put_s=report.put_s, put_bytes=report.put_bytes)
-        self._note_rate(report.computed_tokens, report.prefill_s)
         return DecodeJob(job, done.kv, report, done.why_no_kv)
 
     def _end_stopped(self, held: list[Delivery], envelope: Envelope) -> None:
@@ -159,6 +160,10 @@ class PrefillWorker:
     def wait_for_room(self, timeout_s: float) -> bool:
         """Always: `take` returns when the job is done."""
         return True
+
+    def is_shut(self) -> bool:
+        """While the store has no room for another job."""
+        return not self._hand_overs.admission.is_open()
 
     def holding(self) -> int:
         """None: the station asks between two jobs."""
@@ -177,10 +182,13 @@ class PrefillWorker:
     def tick(self) -> None:
         """Nothing to do."""
 
-    def _note_rate(self, tokens: int, seconds: float) -> None:
-        if tokens and seconds > 0:
-            rate = tokens / seconds
-            self._tokens_per_s = 0.8 * self._tokens_per_s + 0.2 * rate if self._tokens_per_s else rate
+    def _decode_waits(self) -> bool:
+        """Whether any job of this model waits for decode, as far as the broker tells."""
+        try:
+            depths = [self._broker.depth(work_queue("decode", self._model, lane)) for lane in LANES]
+        except BrokerUnavailable:
+            return True
+        return any(depth and depth.ready for depth in depths)
 
     def _see(self, step: Step, job: PrefillJob, **facts: float) -> None:
         identity = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
@@ -205,7 +213,7 @@ class PrefillWorker:
             chars_per_token=info.chars_per_token,
             busy=1 if current else 0,
             done=self._done,
-            tokens_per_s=self._tokens_per_s,
+            tokens_per_s=self._hand_overs.tokens_per_s,
             hands_over=not self._why_no_kv,
             notes=self._why_no_kv[:_NOTE_CHARS],
             jobs=(current.job_id,) if current else (),

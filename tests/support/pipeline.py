@@ -124,9 +124,16 @@ class WatchedEngine:
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
     ) -> Prefilled:
-        self.prefilled.append(tuple(tokens))
+        self._note(tuple(tokens))
         self.before_prefill(tokens, stop)
         return self._engine.prefill(tokens, emit, first, resume, stop)
+
+    def _note(self, tokens: tuple[int, ...]) -> None:
+        """One entry a job: its class-wide part, computed first and by itself, is not counted again."""
+        last = self.prefilled[-1] if self.prefilled else ()
+        if last and len(last) < len(tokens) and tokens[: len(last)] == last:
+            self.prefilled.pop()
+        self.prefilled.append(tokens)
 
     def decode(
         self,

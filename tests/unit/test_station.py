@@ -37,6 +37,9 @@ class Desk:
         self.seat.release()
         return True
 
+    def is_shut(self) -> bool:
+        return False
+
     def holding(self) -> int:
         return len(self._held)
 
