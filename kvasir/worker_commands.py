@@ -39,10 +39,22 @@ def prefill_worker(given: Globals, model: str, engine: str, weights: str, contex
 @click.command("decode-worker")
 @_worker_options
 @click.option("--slots", type=click.IntRange(0), default=0, help="Jobs decoded at once.")
+@click.option(
+    "--kv-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True, help="Shared KV kept in memory, in GB."
+)
 @click.pass_obj
-def decode_worker(given: Globals, model: str, engine: str, weights: str, context: int, grace: float, slots: int) -> int:
+def decode_worker(
+    given: Globals,
+    model: str,
+    engine: str,
+    weights: str,
+    context: int,
+    grace: float,
+    slots: int,
+    kv_cache_gb: float,
+) -> int:
     """Generate a model's answers from KV caches in the store. Stops on SIGTERM after the jobs in its slots."""
-    return _serve(given, WorkerOptions("decode", model, engine, weights, context, slots, grace))
+    return _serve(given, WorkerOptions("decode", model, engine, weights, context, slots, grace, kv_cache_gb))
 
 
 def _serve(given: Globals, options: WorkerOptions) -> int:

@@ -15,7 +15,8 @@ from engines.hand_over_proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from infra.settings import Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
-from kvstore.base import Board
+from kvstore.base import Board, KVStore
+from kvstore.block_cache import CachedKVStore
 from messages.cards import Role
 from messages.errors import ConfigError
 from messages.lifecycle import Moment
@@ -38,6 +39,7 @@ class WorkerOptions:
     context: int = 0
     slots: int = 0
     grace_s: float = 60.0
+    kv_cache_gb: float = 2.0  # shared blocks that a decode worker keeps in memory
 
 
 def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Moment], None]) -> None:
@@ -58,7 +60,8 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Moment]
         why_no_kv = prove(engine, engine)
         if why_no_kv:
             log.warning("this worker hands nothing over: %s", why_no_kv)
-        worker = _KINDS[options.role](options.model, engine, broker, stores.kv, stores.board, observe, why_no_kv)
+        kv = _kv(stores.kv, options)
+        worker = _KINDS[options.role](options.model, engine, broker, kv, stores.board, observe, why_no_kv)
         with _stopped_by_signals(worker, options.grace_s):
             log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
             worker.run()
@@ -77,6 +80,12 @@ def _load(settings: Settings, options: WorkerOptions) -> Engine:
     slots = 1 if options.role == "prefill" else options.slots or (configured.slots if configured else 4)
     threads = configured.threads if configured else 0
     return open_engine(name, EngineOptions(weights, context, slots, threads))
+
+
+def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:
+    """A decode worker keeps the class's blocks, so that a rubric crosses the network once."""
+    size = int(options.kv_cache_gb * 1e9)
+    return CachedKVStore(kv, size) if options.role == "decode" and size else kv
 
 
 def _check_family(board: Board, model: str, engine: Engine) -> None:
