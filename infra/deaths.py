@@ -23,8 +23,8 @@ def answer_deaths(broker: Broker, endings: Endings, model: str, at_most: int = 1
         headers = delivery.message.headers
         stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
         envelope = open_envelope(delivery, stage, _model(headers.get("kvasir-model"), model))
-        reason = headers.get("x-first-death-reason", "unknown reason")
-        endings.fail([delivery], envelope, Poison(f"the broker gave it up ({reason})"))
+        why = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
+        endings.fail([delivery], envelope, Poison(why))
     return at_most
 
 

@@ -15,6 +15,7 @@ from messages.errors import BrokerUnavailable
 
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
+_LISTEN_S = 0.02  # how long a bell may ring before somebody looks; waking up costs the broker nothing
 
 
 class Intake:
@@ -35,9 +36,9 @@ class Intake:
             self._next_look_at_now = 0.0
 
     def next(self, timeout_s: float, holding: int) -> Delivery | None:
-        """The next delivery for a free slot, or None after `timeout_s`. `holding` is how many the worker holds."""
+        """The next delivery for a free slot, or None after at most `timeout_s`. `holding`: how many the worker holds."""
         try:
-            return self._urgent() or self._suspect(holding) or self._consumer.receive(timeout_s)
+            return self._urgent() or self._suspect(holding) or self._consumer.receive(min(timeout_s, _LISTEN_S))
         except BrokerUnavailable:
             time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
             return None
