@@ -36,7 +36,7 @@ class Intake:
             self._next_look_at_now = 0.0
 
     def next(self, timeout_s: float, holding: int) -> Delivery | None:
-        """The next delivery for a free slot, or None after at most `timeout_s`. `holding`: how many the worker holds."""
+        """The next delivery for a free slot, or None after `timeout_s` at most. `holding`: how many are worked on."""
         try:
             return self._urgent() or self._suspect(holding) or self._consumer.receive(min(timeout_s, _LISTEN_S))
         except BrokerUnavailable:

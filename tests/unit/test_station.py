@@ -231,7 +231,7 @@ def test_a_job_that_the_broker_gives_up_is_answered_and_buried() -> None:
         result = pipeline.result(job)
         assert result.error is not None
         assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "Poison")
-        assert result.error.message == "the broker gave it up (delivery_limit)"
+        assert result.error.message == "the broker gave it up: it came back more than 20 times"
         assert [letter.message_id for letter in pipeline.dead_letters()] == [job.job_id]
         pipeline.nothing_is_left()
         assert pipeline.steps(job) == [Step.SUBMITTED, Step.FAILED]
