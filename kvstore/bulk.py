@@ -7,11 +7,12 @@ protocol-spec). A connection that met any error or was left in the middle of a r
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import socket
 import struct
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,12 @@ SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
 SETS_AHEAD = 8  # replies not yet read: soon enough to notice a full store
-# Values are received into chunks of this size: fresh memory costs more than the transfer, less so in huge pages, which
-# NumPy asks for from 4 MiB on. Small enough that a kept block holds little else alive.
+# Values are received into chunks of this size: fresh memory costs as much as the transfer, less so in huge pages. Small
+# enough that a kept block holds little else alive.
 CHUNK_BYTES = 16 << 20
+HUGE_PAGE_BYTES = 2 << 20
 ALIGNMENT = 64
-GETS_AHEAD = 3  # the server and the network work while a value is being checked
+GETS_AHEAD = 2  # the server and the network work while a value is checked; a third reply in the making slows both down
 
 _ERRORS: dict[str, type[exceptions.RedisError]] = {
     "OOM": exceptions.OutOfMemoryError,
@@ -105,7 +107,7 @@ class Bulk:
         for connection in idle:
             connection.close()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _connection(self) -> Iterator[_Connection]:
         connection = self._take_idle() or _Connection(self._target, self._timeout_s)
         try:
@@ -130,7 +132,6 @@ class Bulk:
 class _Connection:
     def __init__(self, target: Target, timeout_s: float) -> None:
         self._socket = _connect(target, timeout_s)
-        self._buffer = b""
         try:
             self._log_in(target)
         except BaseException:
@@ -150,7 +151,7 @@ class _Connection:
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return not self._buffer
+            return True
         except OSError:
             pass
         return False
@@ -183,23 +184,21 @@ class _Connection:
         return value
 
     def _line(self) -> bytes:
-        while b"\r\n" not in self._buffer:
-            received = self._socket.recv(LINE_BYTES)
-            if not received or len(self._buffer) > LINE_BYTES:
+        """The next line of a reply, and not a byte more: what follows is received where it stays, which is aligned."""
+        line = b""
+        while not line.endswith(b"\r\n"):
+            seen = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
+            if not seen or len(line) > LINE_BYTES:
                 raise exceptions.ConnectionError("the connection was closed by the store")
-            self._buffer += received
-        line, _, self._buffer = self._buffer.partition(b"\r\n")
+            line += self._socket.recv(seen.find(b"\n") + 1 or len(seen))
         if line[:1] == b"-":
             code = line[1:].split(b" ", 1)[0].decode("ascii", "replace")
             raise _ERRORS.get(code, exceptions.ResponseError)(line[1:].decode("utf-8", "replace"))
-        return line
+        return line[:-2]
 
     def _fill(self, value: memoryview) -> None:
-        size = len(value)
-        done = min(size, len(self._buffer))
-        value[:done] = self._buffer[:done]
-        self._buffer = self._buffer[done:]
-        while done < size:
+        done = 0
+        while done < len(value):
             received = self._socket.recv_into(value[done:], 0, socket.MSG_WAITALL)
             if not received:
                 raise exceptions.ConnectionError("the connection was closed by the store in the middle of a value")
@@ -217,12 +216,25 @@ class _Chunks:
 
     def take(self, size: int, values_left: int) -> memoryview:
         """`size` bytes of it, aligned; `values_left` (this one included) bounds how much is set aside."""
-        step = -(-size // ALIGNMENT) * ALIGNMENT
+        step = _whole(size, ALIGNMENT)
         if step > len(self._free):
-            # Not zeroed first, unlike a bytearray.
-            self._free = np.empty(max(step, min(CHUNK_BYTES, step * values_left)), np.uint8).data
+            self._free = _memory(max(step, min(CHUNK_BYTES, step * values_left)))
         taken, self._free = self._free[:size], self._free[step:]
         return taken
+
+
+def _memory(size: int) -> memoryview:
+    """At least `size` bytes. Much of it comes in whole huge pages: it is had from the kernel, not through malloc."""
+    if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.empty(size, np.uint8).data  # not zeroed first, unlike a bytearray
+    chunk = mmap.mmap(-1, _whole(size, HUGE_PAGE_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        chunk.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(chunk)
+
+
+def _whole(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def _connect(target: Target, timeout_s: float) -> socket.socket:
