@@ -25,8 +25,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import pika
+import pika.exceptions
+from pika.adapters.blocking_connection import BlockingChannel
 
 from infra import topology
+from infra.settings import load_settings
 from kvstore.redis_board import RedisBoard
 from messages.cards import WorkerCard
 from tests.support.servers import Process
@@ -46,9 +49,11 @@ class Model:
     weights: str
     context: int = 16384
     slots: int = 2
+    threads: int = 0
 
 
-DEMO = Model("llamacpp", str(ROOT / "examples/model/kvasir-demo.gguf"))
+# One thread: with more, the last digits of a sum depend on what else is in the batch, and a random model has near ties.
+DEMO = Model("llamacpp", str(ROOT / "examples/model/kvasir-demo.gguf"), threads=1)
 SIMULATED = Model("simulated", "sim:scale=0", context=32768)
 
 
@@ -148,14 +153,16 @@ class Worker(Running):
 class Cluster:
     """Processes over one broker and one store, with a configuration of their own."""
 
-    def __init__(self, folder: Path, broker_url: str, store_url: str, models: Mapping[str, Model]) -> None:
+    def __init__(self, folder: Path, broker_url: str, store_url: str, models: Mapping[str, Model] | Path) -> None:
+        """`models`: what the configuration is made from, or the file of one that is there already."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.broker_url = broker_url
         self.store_url = store_url
-        self.models = dict(models)
-        self.config = folder / "cluster.toml"
-        self.config.write_text(config_text(models), "utf-8")
+        self.config = models if isinstance(models, Path) else folder / "cluster.toml"
+        if not isinstance(models, Path):
+            self.config.write_text(config_text(models), "utf-8")
+        self.models = list(load_settings(config=self.config, environ={}).models)
         self.board = RedisBoard(store_url)
         self._numbers = itertools.count(1)
         self._started: list[Running] = []
@@ -191,6 +198,27 @@ class Cluster:
         self._started.append(worker)
         return worker
 
+    def queues(self) -> list[str]:
+        """The work queues of these models."""
+        mine = [spec for spec in topology.queues(self.models) if spec.exchange == topology.WORK]
+        return [spec.name for spec in mine]
+
+    def left_over(self) -> dict[str, int]:
+        """Messages in the work queues once all workers have ended, so that none is merely held: by queue."""
+        assert not any(isinstance(started, Worker) and started.alive for started in self._started)
+        with pika.BlockingConnection(pika.URLParameters(self.broker_url)) as connection:
+            depths = {name: _ready(connection.channel(), name) for name in self.queues()}
+        return {name: ready for name, ready in depths.items() if ready}
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue."""
+        with pika.BlockingConnection(pika.URLParameters(self.broker_url)) as connection:
+            try:
+                connection.channel().queue_declare(name, passive=True)
+            except pika.exceptions.ChannelClosedByBroker:
+                return False
+            return True
+
     def close(self) -> None:
         """End every process, delete every queue of these models. Idempotent."""
         for started in self._started:
@@ -212,9 +240,12 @@ class Cluster:
     def _delete_queues(self) -> None:
         with pika.BlockingConnection(pika.URLParameters(self.broker_url)) as connection:
             channel = connection.channel()
-            for spec in topology.queues(list(self.models)):
-                if any(f".{model}" in spec.name for model in self.models):
-                    channel.queue_delete(spec.name)
+            for name in self.queues():
+                channel.queue_delete(name)
+
+
+def _ready(channel: BlockingChannel, queue: str) -> int:
+    return int(channel.queue_declare(queue, passive=True).method.message_count)
 
 
 def command(*arguments: str) -> list[str]:
@@ -248,5 +279,5 @@ def config_text(models: Mapping[str, Model]) -> str:
     lines = ["[grading]", f'code_model = "{first}"', f'feedback_model = "{first}"', "temperature = 0.0"]
     for name, model in models.items():
         lines += [f'[models."{name}"]', f'engine = "{model.engine}"', f"context = {model.context}"]
-        lines += [f"slots = {model.slots}", f'weights.{model.engine} = "{model.weights}"']
+        lines += [f"slots = {model.slots}", f"threads = {model.threads}", f'weights.{model.engine} = "{model.weights}"']
     return "\n".join(lines) + "\n"

@@ -1,0 +1,129 @@
+"""The property that all of this is for: prefill in one process, decode in another, and not one prompt token twice."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+
+from engines.registry import EngineOptions, open_engine
+from infra.settings import load_settings
+from kvasir import connect
+from messages.jobs import JobResult, PrefillJob, Sampling
+from producers.client import Client
+from tests.support.processes import DEMO, Cluster, Worker
+from tests.support.waiting import wait_until
+
+GREEDY = Sampling(max_tokens=80, temperature=0)
+PROMPT = "".join(
+    f"Student {number} computes revenue by region, and a churn rate of {number % 9 + 20} percent for members.\n"
+    for number in range(90)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What one process makes of PROMPT, with nothing handed over."""
+
+    text: str
+    prompt_tokens: int
+    evaluated_tokens: int
+
+
+@pytest.fixture(scope="module")
+def alone() -> Alone:
+    engine = open_engine(DEMO.engine, EngineOptions(DEMO.weights, DEMO.context, slots=1, threads=DEMO.threads))
+    try:
+        tokens = engine.tokenize("", PROMPT, 0.0).ids
+        answer = engine.decode(tokens, None, GREEDY)
+    finally:
+        engine.close()
+    return Alone(answer.text, len(tokens), answer.evaluated_tokens)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, broker_url: str, store_url: str, model_name: str) -> Iterator[Cluster]:
+    with Cluster(tmp_path, broker_url, store_url, {model_name: DEMO}) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with connect(load_settings(config=cluster.config, environ=cluster.environment), cluster.models) as made:
+        yield made
+
+
+def test_a_prompt_prefilled_elsewhere_costs_one_token_and_withheld_kv_costs_all_of_them(
+    cluster: Cluster, client: Client, alone: Alone
+) -> None:
+    # Given the same prompt twice, prefilled by a process that is gone, and the second one's KV cache withheld
+    handed_over, withheld = _prefilled_twice(cluster, client)
+    _delete_blocks(cluster, withheld.job_id)
+
+    # When another process decodes both, one after the other, in the one slot it has
+    decode = cluster.worker("decode", cluster.models[0], "--slots", "1")
+    results = _results(client, handed_over, withheld)
+
+    # Then the engine's own counter tells them apart, and nothing else does
+    warm, cold = results[handed_over.job_id], results[withheld.job_id]
+    assert alone.prompt_tokens >= 1000
+    assert alone.evaluated_tokens == alone.prompt_tokens
+    assert (warm.decode.hand_over, warm.decode.evaluated_tokens) == ("kv", 1)
+    assert (cold.decode.hand_over, cold.decode.evaluated_tokens) == ("none", alone.prompt_tokens)
+    assert "is not in the store" in cold.decode.why_none
+    assert warm.text == cold.text == alone.text
+    assert {warm.decode.worker_id, cold.decode.worker_id} == {decode.card.worker_id}
+    assert warm.prefill.worker_id != warm.decode.worker_id
+
+
+def test_while_a_prefill_worker_lives_withheld_kv_is_computed_there_again(
+    cluster: Cluster, client: Client, alone: Alone
+) -> None:
+    # Given a prefilled prompt whose KV cache is gone, and the prefill worker still there
+    prefill = cluster.worker("prefill", cluster.models[0])
+    job = _submit(client, "lost", prefill)
+    _delete_blocks(cluster, job.job_id)
+
+    # When it is decoded
+    decode = cluster.worker("decode", cluster.models[0], "--slots", "1")
+    result = _results(client, job)[job.job_id]
+
+    # Then it went round once more, and the decoder still evaluated one token
+    assert [moment["job"] for moment in decode.moments("kv_gone")] == [job.job_id]
+    assert (result.decode.hand_over, result.decode.evaluated_tokens) == ("kv", 1)
+    assert result.text == alone.text
+    assert result.attempts == 1
+
+
+def _prefilled_twice(cluster: Cluster, client: Client) -> tuple[PrefillJob, PrefillJob]:
+    prefill = cluster.worker("prefill", cluster.models[0])
+    jobs = _submit(client, "handed-over", prefill), _submit(client, "withheld", prefill)
+    assert prefill.terminate() == 0
+    assert not [card for card in client.workers() if card.model in cluster.models]
+    return jobs
+
+
+def _submit(client: Client, batch_id: str, prefill: Worker) -> PrefillJob:
+    """A job whose KV cache is stored and whose decode job is queued. All of the prompt is its own, none is shared."""
+    job = client.new_job(f"{batch_id}-{uuid.uuid4().hex[:8]}", "item", client.models[0], "", PROMPT, GREEDY)
+    client.submit([job])
+    wait_until(
+        lambda: job.job_id in {moment["job"] for moment in prefill.moments("passed_on")}, "the decode job is queued", 60
+    )
+    return job
+
+
+def _results(client: Client, *jobs: PrefillJob) -> dict[str, JobResult]:
+    results = [result for job in jobs for result in client.gather(job.batch_id, [job.job_id], timeout_s=60)]
+    return {result.job_id: result for result in results}
+
+
+def _delete_blocks(cluster: Cluster, job_id: str) -> None:
+    with redis.Redis.from_url(cluster.store_url) as store:
+        keys = list(store.scan_iter(match=f"kv:*:{job_id}:*", count=1000))
+        assert len(keys) > 30  # blocks of 32 tokens
+        store.delete(*keys)
