@@ -399,8 +399,9 @@ class Pipeline:
         looking.close()
         return found
 
-    def dead_letters(self) -> list[Message]:
-        """The graveyard."""
+    def dead_letters(self, buried: int = 1) -> list[Message]:
+        """The graveyard, once so many are buried: a failed job is answered first."""
+        wait_until(lambda: self.ready(topology.DEAD_LETTERS) >= buried, f"{buried} jobs are buried")
         return self.lying_in(topology.DEAD_LETTERS)
 
     def work_left(self) -> dict[str, int]:

@@ -263,7 +263,7 @@ def test_a_job_with_absurd_headers_is_worked_on_all_the_same() -> None:
         pipeline.broker.publish(to, absurd)
 
         assert pipeline.result(job).text == pipeline.undisturbed_text(job)
-        assert pipeline.dead_letters() == []
+        assert pipeline.dead_letters(0) == []
 
 
 def test_a_job_of_a_newer_version_waits_while_others_are_done() -> None:
@@ -277,4 +277,4 @@ def test_a_job_of_a_newer_version_waits_while_others_are_done() -> None:
         (waiting,) = pipeline.lying_in("retry.1m")
         assert waiting.headers["kvasir-attempts"] == 0
         assert len(prefill.engine.prefilled) == 1
-        assert pipeline.dead_letters() == []
+        assert pipeline.dead_letters(0) == []

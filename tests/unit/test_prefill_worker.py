@@ -198,7 +198,7 @@ def test_a_job_past_its_deadline_is_not_prefilled(pipeline: Pipeline) -> None:
 
     assert pipeline.run(job).state == "expired"
     assert prefill.engine.prefilled == []
-    assert pipeline.dead_letters() == []
+    assert pipeline.dead_letters(0) == []
 
 
 def test_a_worker_that_stops_finishes_its_prefill_and_hands_back_what_it_was_given_meanwhile(

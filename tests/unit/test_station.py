@@ -245,7 +245,7 @@ def test_a_death_with_an_absurd_model_is_buried_and_housekeeping_goes_on(model: 
         pipeline.broker.publish(Address(topology.DEAD, topology.DEATHS), death)
         pipeline.start_prefill()  # a new station looks at once
 
-        wait_until(lambda: len(pipeline.dead_letters()) == 1, "it is buried")
+        assert len(pipeline.dead_letters()) == 1
         assert pipeline.ready(topology.RESULTS_PARKED) == 1
 
 
