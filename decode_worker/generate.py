@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engines.base import Answer, DecodeEngine
+from engines.base import Answer, DecodeEngine, DecodesText
 from infra import topology
 from infra.broker import Address, Broker, Message
 from kvstore.base import Board, KVStore
@@ -126,9 +126,7 @@ class Generation:
     def _generate(self, cache: KVCache | None, get_s: float, why_none: str = "") -> Generated:
         stream = _Stream(self._broker, self._job)
         before_s = self._since_submission()
-        answer = self._engine.decode(
-            self._job.job.tokens, cache, self._job.job.sampling, stream.piece if stream.wanted else None, self._stop
-        )
+        answer = self._answer(cache, stream.piece if stream.wanted else None)
         stream.end()
         handed_over = cache.num_tokens if cache else 0
         expected = len(self._job.job.tokens) - handed_over
@@ -140,12 +138,20 @@ class Generation:
             answer.text, answer.finish_reason, self._report(answer, handed_over, get_s, before_s, why_none)
         )
 
+    def _answer(self, cache: KVCache | None, on_text: Callable[[str], None] | None) -> Answer:
+        """The engine's answer. A job that no prefill worker tokenized travels as text, and is tokenized here."""
+        job = self._job.job
+        if isinstance(self._engine, DecodesText):
+            return self._engine.decode_text(job.shared + job.own, job.sampling, on_text, self._stop)
+        tokens = job.tokens or self._engine.tokenize(job.shared, job.own, job.submitted_at).ids
+        return self._engine.decode(tokens, cache, job.sampling, on_text, self._stop)
+
     def _report(self, answer: Answer, handed_over: int, get_s: float, before_s: float, why_none: str) -> DecodeReport:
         return DecodeReport(
             engine=self._engine.info.engine,
             hand_over="none" if why_none or not handed_over else "kv",
             why_none=why_none,
-            prompt_tokens=len(self._job.job.tokens),
+            prompt_tokens=len(self._job.job.tokens) or answer.evaluated_tokens,
             handed_over_tokens=0 if why_none else handed_over,
             evaluated_tokens=answer.evaluated_tokens,
             completion_tokens=answer.completion_tokens,

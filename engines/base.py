@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Window
@@ -47,7 +47,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A rendered and tokenized prompt. Its first `shared` ids are those of every prompt with this shared part."""
+    """A rendered and tokenized prompt. Its first `shared` ids are those of every prompt with this shared part.
+
+    No ids: the engine keeps them to itself (see DecodesText); the job then travels as text.
+    """
 
     ids: tuple[int, ...]
     shared: int
@@ -149,3 +152,20 @@ class DecodeEngine(Tokenizes, Protocol):
             HandOverFailed: the cache has another layout, doesn't cover tokens[:-1], or can't be restored.
             EngineUnavailable, Cancelled.
         """
+
+
+@runtime_checkable
+class DecodesText(Protocol):
+    """A decode engine that renders and tokenizes by itself and tells nobody the ids. Nothing is handed over to it.
+
+    Its `tokenize` gives no ids, and `decode_text` takes the place of `decode`.
+    """
+
+    def decode_text(
+        self,
+        prompt: str,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """Generate an answer to the user message `prompt`. Arguments and errors as for `DecodeEngine.decode`."""
