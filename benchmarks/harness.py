@@ -1,9 +1,9 @@
 """What the benchmarks share: arguments, services, fresh processes, and the line of JSON at the end.
 
-    options = harness.options(__doc__)
-    with harness.store() as url:
-        rounds = [harness.fresh_process("benchmarks.kvstore", "--way", "raw", store_url=url) for _ in range(9)]
-    harness.finish(seconds=...)
+options = harness.options(__doc__)
+with harness.store() as url:
+    rounds = [harness.fresh_process("benchmarks.kvstore", "--way", "raw", store_url=url) for _ in range(9)]
+harness.finish(seconds=...)
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.support import services
@@ -85,6 +86,22 @@ def machine() -> str:
     """Where the figures come from, and how busy it was: a figure without that says little."""
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores{load}, Python {platform.python_version()}"
+
+
+def peak_growth(action: Callable[[], object]) -> int | None:
+    """How far the most memory that this process held while `action` ran lies above what it held before."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the present (Linux, proc(5))
+    except OSError:
+        return None
+    before = _status("VmRSS")
+    action()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]
+    return int(line.split()[1]) * 1024
 
 
 def finish(**figures: object) -> None:

@@ -12,6 +12,8 @@ import mmap
 import socket
 import struct
 import threading
+import weakref
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +28,10 @@ SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
 SETS_AHEAD = 8  # replies not yet read: soon enough to notice a full store
-# Values are received into chunks of this size: fresh memory costs as much as the transfer, less so in huge pages. Small
-# enough that a kept block holds little else alive.
+# Values are received into chunks of this size: a multiple of any huge page, and small enough that a kept block holds
+# little else alive. Fresh memory costs as much as the transfer, so some chunks are kept for the next `get`.
 CHUNK_BYTES = 16 << 20
-HUGE_PAGE_BYTES = 2 << 20
+IDLE_CHUNKS = 16
 ALIGNMENT = 64
 GETS_AHEAD = 2  # the server and the network work while a value is checked; a third reply in the making slows both down
 
@@ -72,6 +74,7 @@ class Bulk:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
+        self._arena = _Arena()
 
     def put(self, items: Iterable[tuple[str, bytes, memoryview]], ttl_s: int) -> int:
         """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
@@ -93,9 +96,9 @@ class Bulk:
         with self._connection() as connection:
             for key in keys[:GETS_AHEAD]:
                 connection.send("GETEX", key, "EX", str(ttl_s))
-            chunks = _Chunks()
+            values = _Values(self._arena)
             for index in range(len(keys)):
-                value = connection.read_value(chunks, len(keys) - index)
+                value = connection.read_value(values, len(keys) - index)
                 if index + GETS_AHEAD < len(keys):
                     connection.send("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s))
                 yield value
@@ -171,13 +174,13 @@ class _Connection:
         if (line := self._line()) != b"+OK":
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
 
-    def read_value(self, chunks: _Chunks, values_left: int) -> memoryview | None:
+    def read_value(self, values: _Values, values_left: int) -> memoryview | None:
         line = self._line()
         if line == b"$-1":
             return None
         if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > MAX_VALUE_BYTES:
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
-        value = chunks.take(int(line[1:]), values_left)
+        value = values.place(int(line[1:]), values_left)
         self._fill(value)
         if self._line():
             raise exceptions.InvalidResponse("a value is longer than announced")
@@ -208,29 +211,47 @@ class _Connection:
         self._socket.close()
 
 
-class _Chunks:
-    """Memory for the values of one `get`."""
+class _Arena:
+    """Chunks of memory for values. One is used again as soon as no block in it is alive: without page faults."""
 
     def __init__(self) -> None:
+        # Filled by finalizers, in any thread and between any two instructions: what needs a lock might wait for itself.
+        self._idle: deque[mmap.mmap] = deque(maxlen=IDLE_CHUNKS)
+
+    def chunk(self, size: int) -> memoryview:
+        """At least `size` bytes."""
+        if not CHUNK_BYTES // 2 <= size <= CHUNK_BYTES:
+            return np.empty(size, np.uint8).data  # not zeroed first, unlike a bytearray
+        try:
+            chunk = self._idle.pop()
+        except IndexError:
+            chunk = _fresh_chunk()
+        lent = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over one, keeps it alive
+        weakref.finalize(lent, self._idle.append, chunk).atexit = False
+        return lent.data
+
+
+def _fresh_chunk() -> mmap.mmap:
+    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc's would be cut across huge pages
+    with contextlib.suppress(AttributeError, OSError):  # a system without them
+        chunk.madvise(mmap.MADV_HUGEPAGE)
+    return chunk
+
+
+class _Values:
+    """Places for the values of one `get`."""
+
+    def __init__(self, arena: _Arena) -> None:
+        self._arena = arena
         self._free = memoryview(b"")
 
-    def take(self, size: int, values_left: int) -> memoryview:
-        """`size` bytes of it, aligned; `values_left` (this one included) bounds how much is set aside."""
+    def place(self, size: int, values_left: int) -> memoryview:
+        """`size` bytes, aligned; `values_left` (this one included) bounds how much is set aside."""
         step = _whole(size, ALIGNMENT)
         if step > len(self._free):
-            self._free = _memory(max(step, min(CHUNK_BYTES, step * values_left)))
+            self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
         taken, self._free = self._free[:size], self._free[step:]
         return taken
-
-
-def _memory(size: int) -> memoryview:
-    """At least `size` bytes. Much of it comes in whole huge pages: it is had from the kernel, not through malloc."""
-    if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.empty(size, np.uint8).data  # not zeroed first, unlike a bytearray
-    chunk = mmap.mmap(-1, _whole(size, HUGE_PAGE_BYTES), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        chunk.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(chunk)
 
 
 def _whole(size: int, unit: int) -> int:
