@@ -1,9 +1,9 @@
 """Whether the store has room for one more prompt's KV cache.
 
 Prefill takes no job while there is none, and reserves what a job will take before it starts; so two prefills never
-meet at a full store with half a cache each. Decode never waits for any of this. There is always a way out: with
-nothing waiting for decode the shared blocks that were not used for longest go, and a job that does not fit at all is
-passed on without its KV cache.
+meet at a full store with half a cache each. Decode never waits for any of this. While jobs wait for decode, waiting
+is right: each of them frees its blocks. With nothing waiting there the shared blocks that were not used for longest
+go; and where even that makes no room, jobs go on without their KV cache.
 """
 
 from __future__ import annotations
@@ -11,110 +11,156 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
-from kvstore.base import Board, KVStore
+from kvstore.base import Board, KVStore, StoreUsage
 from messages.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
+Clock = Callable[[], float]  # seconds; never goes back
+
 # Of the store's maximum: the rest is for results, cards, and what a reservation did not foresee.
 HIGH_WATER = 0.85
-RESERVATION_TTL_S = 60.0
+# A dead worker's reservation ends this soon.
+RESERVATION_TTL_S = 10.0
+RENEW_EVERY_S = 1.0
+_NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-# Shut for longer than this, the door opens all the same: the job then goes on without KV, but it goes on.
-MAX_SHUT_S = 20.0
+# A queue's depth may be read as zero by mistake: once is not enough to throw a class's prefix away.
+_IDLE_FOR_SURE_S = 1.0
+# Nothing waited for decode for this long, and still there is no room: whoever fills the store will not leave it soon.
+_PATIENCE_S = 10.0
+_HOPELESS_FOR_S = 30.0
+# Freed beyond what one job needs, as a share of the mark: or every single job would have to wait for the next look.
+_SPARE = 1 / 16
+
+
+class NoRoom(Exception):
+    """The store has no room for this job now; nothing was done, and admission is shut until there may be some."""
+
+
+def high_water_mark(usage: StoreUsage) -> int:
+    """Bytes up to which prefill fills the store; 0: it has no limit."""
+    return int(usage.max_bytes * HIGH_WATER)
 
 
 class Admission:
-    """One prefill worker's door to the store.
+    """One prefill worker's door to the store. Used from one thread.
 
-    `decode_waits` says whether any job of this model waits for decode: its blocks are then about to be used and freed.
+    `decode_waits` says whether any job waits for decode: its blocks are then about to be used and freed.
     """
 
-    def __init__(self, kv: KVStore, board: Board, name: str, decode_waits: Callable[[], bool]) -> None:
+    def __init__(
+        self, kv: KVStore, board: Board, name: str, decode_waits: Callable[[], bool], clock: Clock = time.monotonic
+    ) -> None:
         self._kv = kv
         self._board = board
         self._name = name
         self._decode_waits = decode_waits
-        self._wanted = 0  # bytes of the last job that found no room
-        self._shut_since = 0.0
+        self._clock = clock
+        self._wanted = 0  # bytes of the last job that found no room; 0: the door is open
         self._next_look = 0.0
+        self._idle_since = 0.0  # at every look since then nothing waited for decode
+        self._hopeless_until = 0.0
 
     def is_open(self) -> bool:
         """Whether to take a job now. Looks at the store at most twice a second, and makes room where it may."""
         if not self._wanted:
             return True
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next_look:
             return False
         self._next_look = now + _LOOK_EVERY_S
-        if self._has_room(self._wanted) or now - self._shut_since > MAX_SHUT_S:
-            self._wanted = 0
-            return True
-        return False
-
-    def try_reserve(self, size_bytes: int) -> bool:
-        """Reserve room for a job; False: shut the door until there may be some. A store that can't say grants it."""
         try:
-            room = self._room()
+            may_try = self._find_room(self._wanted) or self._is_hopeless()
         except StoreUnavailable:
-            return True
-        if room is None or self._board.reserve(self._name, size_bytes, room, RESERVATION_TTL_S):
+            may_try = True  # the job will find out, and go on without
+        if may_try:
             self._wanted = 0
-            return True
-        if not self._wanted:
-            log.info("the store has no room for %s bytes: waiting", f"{size_bytes:,}")
-            self._shut_since = time.monotonic()
-        self._wanted = size_bytes
-        return False
+        return may_try
 
-    def never_fits(self, size_bytes: int) -> bool:
-        """Whether the store is too small for this job even when empty."""
-        try:
-            limit = self._kv.usage().max_bytes
-        except StoreUnavailable:
-            return False
-        return bool(limit) and size_bytes > limit * HIGH_WATER
+    def reserve(self, measure: Callable[[], int]) -> Reservation:
+        """Reserve what a job will store: `measure()` says how many bytes are not stored yet, now and later.
 
-    def waited_long(self) -> bool:
-        """Whether the door was shut as long as it may be."""
-        return bool(self._shut_since) and time.monotonic() - self._shut_since > MAX_SHUT_S
-
-    @contextmanager
-    def held(self, size_bytes: int) -> Iterator[None]:
-        """Keep a granted reservation alive, and give it up at the end."""
-        done = threading.Event()
-        thread = threading.Thread(target=self._renew, args=(size_bytes, done), name="reservation", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            self._shut_since = 0.0
-            self._board.unreserve(self._name)
-
-    def _renew(self, size_bytes: int, done: threading.Event) -> None:
-        while not done.wait(RESERVATION_TTL_S / 3):
-            self._board.reserve(self._name, size_bytes, 1 << 62, RESERVATION_TTL_S)
-
-    def _room(self) -> int | None:
-        """Bytes that reservations may add up to; None: the store has no limit."""
+        Raises NoRoom, and shuts the door until there may be some. Raises StoreUnavailable if there will be none, or
+        if the store can't say.
+        """
+        size = measure()
         usage = self._kv.usage()
-        return int(usage.max_bytes * HIGH_WATER) - usage.used_bytes if usage.max_bytes else None
+        mark = high_water_mark(usage)
+        if usage.max_bytes and size > mark:
+            raise StoreUnavailable(f"{size:,} bytes are more than the {mark:,} that all KV caches may take together")
+        room = mark - usage.used_bytes if usage.max_bytes else _NO_LIMIT
+        if not size or self._board.reserve(self._name, size, room, RESERVATION_TTL_S):
+            self._hopeless_until = 0.0
+            return Reservation(self._board, self._name, measure)
+        if self._clock() < self._hopeless_until and not self._decode_waits():
+            raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
+        self._shut(size)
+        raise NoRoom(f"no room for {size:,} bytes for now")
 
-    def _has_room(self, size_bytes: int) -> bool:
-        try:
-            room = self._room()
-            if room is None:
-                return True
-            missing = size_bytes + self._board.reserved_bytes() - room
-            if missing > 0 and not self._decode_waits():
-                freed = self._kv.free_shared(missing)
-                log.info("freed %s bytes of shared blocks", f"{freed:,}")
-                missing -= freed
-        except StoreUnavailable:
+    def _shut(self, size: int) -> None:
+        log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")
+        self._wanted = size
+        self._idle_since = self._clock()
+        self._next_look = 0.0
+
+    def _find_room(self, size: int) -> bool:
+        """Whether `size` bytes would be granted now, after shared blocks were freed if they may be."""
+        usage = self._kv.usage()
+        if not usage.max_bytes:
             return True
-        return missing <= 0
+        mark = high_water_mark(usage)
+        lacking = size + self._board.reserved_bytes() + usage.used_bytes - mark
+        if lacking > 0 and self._idle_s() >= _IDLE_FOR_SURE_S:
+            freed = self._kv.free_shared(lacking + int(mark * _SPARE))
+            log.info("freed %s bytes of shared blocks, the least recently used ones", f"{freed:,}")
+            lacking -= freed
+        return lacking <= 0
+
+    def _is_hopeless(self) -> bool:
+        if self._idle_s() < _PATIENCE_S:
+            return False
+        log.warning("the store stays full, and nothing waits for decode: going on without KV caches for a while")
+        self._hopeless_until = self._clock() + _HOPELESS_FOR_S
+        return True
+
+    def _idle_s(self) -> float:
+        """For how long no look has found a job that waits for decode."""
+        now = self._clock()
+        if self._decode_waits():
+            self._idle_since = now
+        return now - self._idle_since
+
+
+class Reservation:
+    """Room in the store for one job, until it is left. It shrinks as the job's records arrive there.
+
+    Without that they would count twice, and keep the neighbours waiting.
+    """
+
+    def __init__(self, board: Board, name: str, measure: Callable[[], int]) -> None:
+        self._board = board
+        self._name = name
+        self._measure = measure
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="reservation", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._left.set()
+        self._thread.join()
+        self._board.unreserve(self._name)
+
+    def _keep(self) -> None:
+        while not self._left.wait(RENEW_EVERY_S):
+            try:
+                self._board.reserve(self._name, self._measure(), _NO_LIMIT, RESERVATION_TTL_S)
+            except StoreUnavailable as error:  # what was put there shows it too
+                log.info("the reservation was not renewed: %s", error)

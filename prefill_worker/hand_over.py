@@ -5,25 +5,34 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import suppress
 from dataclasses import dataclass
 
 from engines.base import PrefillEngine
 from kvstore.base import Board, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, window_ref
 from kvstore.uploader import Uploader
-from messages.errors import ContextExceeded, HandOverFailed, StoreUnavailable
+from messages.errors import ContextExceeded, HandOverFailed, KvasirError, StoreUnavailable
 from messages.jobs import PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Window
-from prefill_worker.admission import Admission
+from prefill_worker.admission import Admission, NoRoom
 from prefill_worker.prefix import PrefixLeases
+
+__all__ = ["HandOvers", "HandedOver", "NoRoom"]
 
 log = logging.getLogger(__name__)
 
 # Restoring costs a transfer and a slot write; below this many tokens computing is as quick.
 MIN_RESUME_TOKENS = 64
-# How fast a worker is taken to compute before it has measured itself.
-_FIRST_GUESS_TOKENS_PER_S = 500.0
+# How fast a worker is taken to compute before it has measured itself. Low: to wait for a neighbour who is alive costs
+# less than to compute the same twice.
+_FIRST_GUESS_TOKENS_PER_S = 100.0
+# A neighbour's prefix is of use once it is stored, not once it is computed.
+_STORING_TOO = 1.5
+
+_HEADER_BYTES = 512  # of a record, and its key
+
+_Records = list[tuple[type[Block] | type[Window], BlockRef]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +42,6 @@ class HandedOver:
     kv: StoredKV | None
     report: PrefillReport
     why_no_kv: str = ""
-
-
-class NoRoom(Exception):
-    """The store has no room for this job now; nothing was done, and admission is shut until there may be some."""
 
 
 class HandOvers:
@@ -71,16 +76,23 @@ class HandOvers:
         layout = self._engine.info.layout
         why = self._why_none(job)
         if not why and layout:
-            one = _HandOver(self, self._engine, layout, self._kv, job)
             try:
-                return one.run(stop)
+                return self._hand_over(_HandOver(self, self._engine, layout, self._kv, job), stop)
             except StoreUnavailable as error:
-                one.drop_own()
                 why = f"the store did not take it: {error}"
             except HandOverFailed as error:
                 why = f"the engine did not give it out: {error}"
             log.warning("job %s goes on without its KV cache: %s", job.job_id, why)
         return HandedOver(None, PrefillReport(engine=self._engine.info.engine), why)
+
+    def _hand_over(self, one: _HandOver, stop: threading.Event) -> HandedOver:
+        try:
+            return one.run(stop)
+        except NoRoom:
+            raise
+        except Exception:  # whatever it is: no decode job will point at these blocks, so nobody else would delete them
+            one.drop_own()
+            raise
 
     def note_rate(self, tokens: int, seconds: float) -> None:
         """Learn how fast this worker is."""
@@ -89,8 +101,8 @@ class HandOvers:
             self.tokens_per_s = 0.8 * self.tokens_per_s + 0.2 * rate if self.tokens_per_s else rate
 
     def expected_s(self, tokens: int) -> float:
-        """About how long computing this many tokens takes here."""
-        return tokens / (self.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
+        """About how long computing and storing this many tokens takes here."""
+        return _STORING_TOO * tokens / (self.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
 
     def _why_none(self, job: PrefillJob) -> str:
         info = self._engine.info
@@ -129,7 +141,7 @@ class _HandOver:
 
     def run(self, stop: threading.Event) -> HandedOver:
         """Compute what is absent, upload it meanwhile, and report when all lies in the store."""
-        with self._reserved():
+        with self._owner.admission.reserve(self._bytes_to_store):
             if self._resumes and self._shared >= MIN_RESUME_TOKENS:
                 self._compute_prefix(stop)
             self._compute(self._covered, stop)
@@ -146,26 +158,22 @@ class _HandOver:
         return HandedOver(StoredKV(self._fingerprint, self._layout, self._covered, self._shared, size), report)
 
     def drop_own(self) -> None:
-        """Delete what was stored for this job alone: a full store needs the room."""
+        """Delete what was stored for this job alone."""
         try:
-            self._kv.delete([ref for ref in self._refs if not ref.shared])
+            self._kv.delete([ref for _, ref in self._records(self._covered) if not ref.shared])
         except StoreUnavailable as error:  # their TTL ends them
             log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
 
-    def _reserved(self) -> AbstractContextManager[None]:
-        absent = sum(ref.end - ref.start for ref in self._kv.missing(self._refs)) * self._layout.token_bytes
-        if self._owner.admission.never_fits(absent):
-            raise StoreUnavailable(f"{absent:,} bytes are more than the whole store may hold")
-        if not self._owner.admission.try_reserve(absent):
-            raise NoRoom
-        return self._owner.admission.held(absent)
+    def _bytes_to_store(self) -> int:
+        """About what this job will still add to the store."""
+        return sum(_stored_bytes(self._layout, type_, ref) for type_, ref in self._absent(self._covered))
 
     def _compute_prefix(self, stop: threading.Event) -> None:
         """The class-wide part by itself, by one worker: the others wait for it and resume from it."""
-        patience_s = self._owner.expected_s(self._shared)
-        chain = next(ref.chain for ref in self._refs if ref.end == self._shared)
         if not self._absent(self._shared):
             return
+        chain = next(ref.chain for ref in self._refs if ref.end == self._shared)
+        patience_s = self._owner.expected_s(self._shared)
         with self._owner.leases.turn(chain, lambda: not self._absent(self._shared), patience_s, stop) as ours:
             if ours:
                 self._compute(self._shared, stop)
@@ -175,24 +183,21 @@ class _HandOver:
         absent = self._absent(end)
         if not absent:
             return
-        wanted = {(type_, ref.end): ref for type_, ref in absent}
-
-        def emit(record: Block | Window) -> None:
-            position = record.position if isinstance(record, Window) else record.end
-            ref = wanted.get((type(record), position))
-            if ref:
-                uploader.put(ref, record)
-
         first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
         try:
-            resume = self._stored_prefix(min(first, end - 1))
+            resume = self._stored_start(min(first, end - 1))
         except HandOverFailed as error:
-            log.warning("job %s: deleting its stored start, which can't be used: %s", self._job.job_id, error)
-            self._kv.delete([ref for ref in self._refs if ref.end <= first])
+            log.warning("job %s: deleted its stored start, which can't be used: %s", self._job.job_id, error)
             return self._compute(end, stop)
-        with Uploader(self._kv, self._fingerprint, self._layout) as uploader:
-            self._prefill(self._job.tokens[:end], emit, first, resume, stop)
-            uploaded = uploader.finish()
+        uploader = Uploader(self._kv, self._fingerprint, self._layout)
+        try:
+            self._prefill(self._job.tokens[:end], _emit_to(uploader, absent), first, resume, stop)
+        except BaseException:
+            uploader.abandon()
+            with suppress(KvasirError):
+                uploader.finish()  # or its thread might store a block after all of them were deleted
+            raise
+        uploaded = uploader.finish()
         self._put_s += uploaded.exposed_s
         self._put_bytes += uploaded.bytes
 
@@ -214,26 +219,71 @@ class _HandOver:
         self._computed += done.computed_tokens
         self._prefill_s += done.seconds
 
-    def _absent(self, end: int) -> list[tuple[type[Block] | type[Window], BlockRef]]:
-        """The records up to position `end` that are not stored, the sliding-window layers' at `end` included."""
-        refs: list[tuple[type[Block] | type[Window], BlockRef]]
-        refs = [(Block, ref) for ref in self._refs if ref.end <= end]
+    def _records(self, end: int) -> _Records:
+        """All records up to position `end`, the sliding-window layers' at `end` included."""
+        records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
         if self._layout.window_layers:
-            refs.append((Window, window_ref(refs[-1][1])))
-        missing = set(self._kv.missing([ref for _, ref in refs]))
-        return [(type_, ref) for type_, ref in refs if ref in missing]
+            records.append((Window, window_ref(records[-1][1])))
+        return records
 
-    def _stored_prefix(self, end: int) -> KVCache | None:
-        """The stored start of the prompt as a cache, if the engine can go on from it and it is worth the transfer.
+    def _absent(self, end: int) -> _Records:
+        """Those of them that are not stored."""
+        records = self._records(end)
+        missing = set(self._kv.missing([ref for _, ref in records]))
+        return [(type_, ref) for type_, ref in records if ref in missing]
 
-        Raises HandOverFailed if it is damaged.
+    def _stored_start(self, end: int) -> KVCache | None:
+        """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
+
+        Raises HandOverFailed if it is damaged: it has been deleted then, since what is there is not stored again.
         """
-        blocks = [ref for ref in self._refs if ref.end <= end]
-        if self._layout.window_layers:  # only where the sliding layers' state was kept can it be resumed
-            blocks = [ref for ref in blocks if ref.end <= self._shared] if end >= self._shared else []
-        if not self._resumes or not blocks or blocks[-1].end < MIN_RESUME_TOKENS:
+        start = self._resumable(end)
+        if start < MIN_RESUME_TOKENS:
             return None
-        window = None
+        *refs, last = [ref for _, ref in self._records(start)]
+        windowed = bool(self._layout.window_layers)
+        if windowed and self._kv.missing([last]):
+            return None
+        try:
+            blocks = self._kv.get(self._fingerprint, self._layout, refs if windowed else [*refs, last])
+            window = self._kv.get_window(self._fingerprint, self._layout, last) if windowed else None
+            return KVCache(self._layout, tuple(blocks), window)
+        except HandOverFailed:
+            self._kv.delete([*refs, last])
+            raise
+
+    def _resumable(self, end: int) -> int:
+        """The last position up to `end` at which the engine could resume; 0: none.
+
+        Sliding layers keep no more than their window, so with them only the class-wide part's end will do.
+        """
+        if not self._resumes:
+            return 0
         if self._layout.window_layers:
-            window = self._kv.get_window(self._fingerprint, self._layout, window_ref(blocks[-1]))
-        return KVCache(self._layout, tuple(self._kv.get(self._fingerprint, self._layout, blocks)), window)
+            return self._shared if self._shared <= end else 0
+        return max([ref.end for ref in self._refs if ref.end <= end], default=0)
+
+
+def _emit_to(uploader: Uploader, absent: _Records) -> Callable[[Block | Window], None]:
+    """Upload those records that are not stored yet."""
+    wanted = {(type_, ref.end): ref for type_, ref in absent}
+
+    def emit(record: Block | Window) -> None:
+        end = record.position if isinstance(record, Window) else record.end
+        ref = wanted.get((type(record), end))
+        if ref:
+            uploader.put(ref, record)
+
+    return emit
+
+
+def _stored_bytes(layout: KVLayout, type_: type[Block] | type[Window], ref: BlockRef) -> int:
+    """About what a record takes in the store."""
+    payload = (ref.end - ref.start) * layout.token_bytes
+    if type_ is Window:
+        rows = min(ref.end, layout.window) * len(layout.window_layers)
+        payload = rows * 2 * layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
+    size = payload + _HEADER_BYTES
+    # Redis' allocator (jemalloc) has four sizes in each doubling: a record of 4 MiB and a header takes 5.
+    step = 1 << max(0, size.bit_length() - 3)
+    return -(-size // step) * step

@@ -15,7 +15,7 @@ from kvstore.base import Board
 from kvstore.heartbeat import CLAIM_TTL_S
 from messages.errors import Cancelled
 
-_LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S = 0.1
 
 
 class PrefixLeases:
@@ -36,23 +36,29 @@ class PrefixLeases:
     ) -> Iterator[bool]:
         """Whether it is for us to compute the prefix whose last block has this chain hash; False: it is there.
 
-        Waits at most `patience_s` for another worker that computes it. Raises Cancelled if `stop` is set meanwhile.
+        Waits at most `patience_s` for another worker that computes it, then both do. Raises Cancelled if `stop` is set
+        meanwhile, and what `is_there` raises.
         """
         name = (f"prefix-{chain}", 1)
-        give_up = time.monotonic() + patience_s
-        while not self._board.claim(*name, self._worker_id, CLAIM_TTL_S):
-            if is_there():
-                yield False
-                return
-            if time.monotonic() > give_up:
-                yield True
-                return
-            if stop.wait(_LOOK_EVERY_S):
-                raise Cancelled("cancelled while another worker computed the shared prefix")
-        self._held.append(name)
+        ours = self._wait(name, is_there, patience_s, stop)
+        if ours:
+            self._held.append(name)
         try:
             # Whoever held the lease until just now may have finished.
             yield not is_there()
         finally:
-            self._held.remove(name)
-            self._board.release(*name, self._worker_id)
+            if ours:
+                self._held.remove(name)
+                self._board.release(*name, self._worker_id)
+
+    def _wait(
+        self, name: tuple[str, int], is_there: Callable[[], bool], patience_s: float, stop: threading.Event
+    ) -> bool:
+        """Whether we hold the lease: if not, the prefix is there or our patience is at its end."""
+        give_up = time.monotonic() + patience_s
+        while not self._board.claim(*name, self._worker_id, CLAIM_TTL_S):
+            if is_there() or time.monotonic() > give_up:
+                return False
+            if stop.wait(_LOOK_EVERY_S):
+                raise Cancelled("cancelled while another worker computed the shared prefix")
+        return True
