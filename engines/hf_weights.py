@@ -1,0 +1,208 @@
+"""What a Hugging Face model folder tells of its KV caches: shape and family name; and whether its weights are whole.
+
+A safetensors file: u64 header length, a JSON header (name: dtype, shape, data_offsets), the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.hf_prompt import read_json
+from messages.errors import ConfigError, HandOverFailed, InvalidMessage
+from messages.kv import DType, KVLayout
+
+FORMAT = "hf/1"  # changes when the same weights would give blocks that are laid out differently
+DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+# Architectures whose keys are rotated in halves, all of each key, in PyTorch and MLX alike.
+_HALVES = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss"}
+# Keys of config.json that change no number that the model computes.
+_IRRELEVANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures",
+               "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "tokenizer_class"}  # fmt: skip
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100 << 20
+_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True)
+class HFFolder:
+    """A checked model folder: its config.json, its safetensors files, and the dtype asked for ("": the folder's)."""
+
+    path: Path
+    config: dict[str, Any]
+    files: tuple[Path, ...]
+    dtype: str
+
+    @property
+    def model_type(self) -> str:
+        """Such as "qwen3" or "gpt_oss"."""
+        return str(self.config.get("model_type", ""))
+
+
+def open_folder(weights: str) -> HFFolder:
+    """The folder named by `FOLDER` or `FOLDER?dtype=float32`, or by a hub name such as `org/model`.
+
+    Raises ConfigError, in one sentence, if it is missing, incomplete, damaged or cut short.
+    """
+    name, _, wanted = weights.partition("?dtype=")
+    if wanted and wanted not in DTYPES:
+        raise ConfigError(f"{weights}: the dtype must be one of {', '.join(DTYPES)}, not {wanted!r:.40}")
+    path = _local_folder(name)
+    config = read_json(path / "config.json")
+    files = tuple(_weight_files(path))
+    for file in files:
+        for _ in _tensors(file):
+            pass
+    return HFFolder(path, config, files, wanted)
+
+
+def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
+    """The model's KV layout, by its config.json. Raises HandOverFailed with why its KV cache can't be handed over."""
+    config, kind = folder.config, folder.model_type
+    if kind not in _HALVES:
+        raise HandOverFailed(f"how a {kind!r} model keeps its keys is not known here")
+    if config.get("rope_traditional") or config.get("partial_rotary_factor", 1) != 1 or "kv_lora_rank" in config:
+        raise HandOverFailed(f"{folder.path.name} rotates or compresses its keys in a way not known here")
+    try:
+        layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+        windowed = _window_layers(config, kind, layers)
+        window = int(config["sliding_window"]) if windowed else 0
+        return KVLayout(layers, kv_heads, head_dim, dtype, window, windowed)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise HandOverFailed(f"{folder.path / 'config.json'} states no attention sizes: {error!r}") from None
+    except InvalidMessage as error:
+        raise HandOverFailed(str(error)) from None
+
+
+def fingerprint(folder: HFFolder, layout: KVLayout, tokenizer_hash: str) -> str:
+    """Names the KV family: configuration (RoPE is part of it), tokenizer, weights, format, block length.
+
+    The same for MLX and PyTorch from the same files.
+    """
+    parts = {
+        "format": FORMAT,
+        "config": {key: value for key, value in folder.config.items() if key not in _IRRELEVANT},
+        "tokenizer": tokenizer_hash,
+        "weights": weights_digest(folder),
+        "block_tokens": layout.block_tokens,
+    }
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def weights_digest(folder: HFFolder) -> str:
+    """SHA-256 over every tensor's name, type, shape and bytes, however they are cut into files.
+
+    Kept in the user's cache folder for the files' paths, sizes and times: 60 GB take a minute to read.
+    """
+    stats = [(file, file.stat()) for file in folder.files]
+    identity = "\0".join(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}" for file, stat in stats)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    note = Path(base) / "kvasir" / "weights" / hashlib.sha256(identity.encode()).hexdigest()
+    try:
+        known = note.read_text()
+        if len(known) == 64:
+            return known
+    except OSError:
+        pass
+    digests = sorted(digest for file in folder.files for digest in _tensor_digests(file))
+    digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        draft = note.with_name(f"{note.name}.{os.getpid()}")
+        draft.write_text(digest)
+        draft.replace(note)
+    except OSError:
+        pass  # read again next time
+    return digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # in the file
+    end: int
+
+
+def _local_folder(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        return path
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
+    except Exception as error:  # noqa: BLE001  the hub client raises families of its own and those of its HTTP client
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"there is no model folder {name}, and the hub doesn't give it: {reason:.200}") from None
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if (path / _INDEX).exists():
+        listed = read_json(path / _INDEX).get("weight_map")
+        if not isinstance(listed, dict):
+            raise ConfigError(f"{path / _INDEX} has no weight_map")
+        files = [path / str(name) for name in sorted(set(listed.values()))]
+    else:
+        files = sorted(path.glob("model*.safetensors"))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        what = f"weights file {missing[0]}" if missing else "model*.safetensors"
+        raise ConfigError(f"{path} is not a complete Hugging Face model folder: it has no {what}")
+    return files
+
+
+def _tensors(file: Path) -> Iterator[_Tensor]:
+    """The file's tensors in the order of its header; raises ConfigError if it is damaged or cut short."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as source:
+            length = int.from_bytes(source.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER):
+                raise ValueError("it ends inside its header")
+            header = json.loads(source.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = (8 + length + int(offset) for offset in entry["data_offsets"])
+                if not 8 + length <= start <= end <= size:
+                    raise ValueError(f"{end - size:,} bytes are missing at its end")
+                yield _Tensor(name, str(entry["dtype"]), tuple(map(int, entry["shape"])), start, end)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the weights file {file} is damaged: {error}; download or copy it again") from None
+
+
+def _tensor_digests(file: Path) -> Iterator[str]:
+    with file.open("rb") as source:
+        for tensor in sorted(_tensors(file), key=lambda tensor: tensor.start):
+            digest = hashlib.sha256()
+            source.seek(tensor.start)
+            left = tensor.end - tensor.start
+            while left and (chunk := source.read(min(left, _CHUNK))):
+                digest.update(chunk)
+                left -= len(chunk)
+            yield f"{tensor.name} {tensor.dtype} {tensor.shape} {digest.hexdigest()}"
+
+
+def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
+    """Layers that attend to a sliding window."""
+    kinds = config.get("layer_types")
+    if kinds is None and kind == "gpt_oss":
+        kinds = ["sliding_attention", "full_attention"] * layers
+    if kinds is None:
+        if config.get("sliding_window") and config.get("use_sliding_window", True):
+            raise HandOverFailed("its sliding window is not stated layer by layer (layer_types)")
+        return ()
+    unknown = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise HandOverFailed(f"it has layers of the kind {sorted(unknown)[0]!r:.40}")
+    return tuple(index for index, name in enumerate(kinds[:layers]) if name == "sliding_attention")
