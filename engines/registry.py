@@ -9,7 +9,12 @@ from typing import Any, Protocol
 from engines.base import DecodeEngine, PrefillEngine
 from messages.errors import ConfigError
 
-_MODULES = {"llamacpp": "engines.llamacpp", "simulated": "engines.simulated"}
+_MODULES = {
+    "llamacpp": "engines.llamacpp",
+    "ollama": "engines.ollama",
+    "simulated": "engines.simulated",
+    "transformers": "engines.transformers",
+}
 ENGINES = tuple(sorted(_MODULES))
 
 

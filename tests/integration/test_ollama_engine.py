@@ -1,0 +1,242 @@
+"""Ollama: the real client against a server that speaks its protocol, alone and as one job's whole way."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from engines.hand_over_proof import prove
+from engines.ollama import OllamaEngine, model_stops, parse_weights
+from engines.registry import EngineOptions, open_engine
+from infra.settings import load_settings
+from kvasir.connect import connect
+from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, InvalidSchema
+from messages.jobs import JobResult, Sampling
+from tests.support.fake_ollama import MODEL, TEMPLATE_TOKENS, TRAINED, FakeOllama
+from tests.support.pipeline import Pipeline, WatchedEngine
+
+SHORT = Sampling(max_tokens=64)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeOllama]:
+    with FakeOllama() as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: FakeOllama) -> Iterator[OllamaEngine]:
+    opened = load(server)
+    yield opened
+    opened.close()
+
+
+def load(server: FakeOllama, context: int = 1024, model: str = MODEL) -> OllamaEngine:
+    engine = open_engine("ollama", EngineOptions(f"{server.url}/{model}", context=context))
+    assert isinstance(engine, OllamaEngine)
+    return engine
+
+
+def test_an_answer_is_streamed_and_the_prompt_is_the_decoders(engine: OllamaEngine) -> None:
+    # When a prompt of three words is answered
+    pieces: list[str] = []
+    answer = engine.decode_text("grade this please", SHORT, pieces.append)
+    # Then the pieces are the text, and Ollama's own counts say what it spent
+    assert "".join(pieces) == answer.text == "".join(f"word{n} " for n in range(12))
+    assert len(pieces) == 12
+    assert (answer.evaluated_tokens, answer.completion_tokens) == (TEMPLATE_TOKENS + 3, 12)
+    assert (answer.finish_reason, answer.tokens) == ("stop", ())
+    assert engine.decode_text("x", Sampling(max_tokens=2)).finish_reason == "length"
+
+
+def test_every_sampling_parameter_reaches_the_server_and_its_own_defaults_are_neutral(
+    engine: OllamaEngine, server: FakeOllama
+) -> None:
+    sampling = Sampling(max_tokens=7, temperature=0.3, top_p=0.8, top_k=11, seed=5, stop=("END", ""))
+    engine.decode_text("hello", sampling)
+    asked = server.asked("/api/chat")
+    assert asked["options"] == {
+        "num_ctx": 1024,
+        "num_predict": 7,
+        "temperature": 0.3,
+        "top_p": 0.8,
+        "top_k": 11,
+        "seed": 5,
+        "stop": ["<|im_end|>", "END"],  # a request's words take the place of the model's own
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "repeat_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    assert (asked["truncate"], asked["shift"], asked["keep_alive"]) == (False, False, "60m")
+    assert asked["messages"] == [{"role": "user", "content": "hello"}]
+    engine.decode_text("hello", SHORT)
+    assert "stop" not in server.asked("/api/chat")["options"]
+
+
+def test_a_schema_travels_as_the_format_and_a_server_that_ignores_it_is_found_out(
+    engine: OllamaEngine, server: FakeOllama
+) -> None:
+    schema = {"type": "object", "properties": {"points": {"type": "integer"}}}
+    sampling = Sampling(max_tokens=64, json_schema=json.dumps(schema))
+    assert json.loads(engine.decode_text("grade", sampling).text) == {"points": 3}
+    assert server.asked("/api/chat")["format"] == schema
+    server.habits.keeps_schemas = False
+    with pytest.raises(InvalidSchema, match="did not keep"):
+        engine.decode_text("grade", sampling)
+
+
+def test_a_schema_that_can_not_be_enforced_is_refused(engine: OllamaEngine) -> None:
+    with pytest.raises(InvalidSchema, match="Unrecognized schema"):
+        engine.decode_text("grade", Sampling(max_tokens=8, json_schema='{"type": "nonsense"}'))
+
+
+@pytest.mark.parametrize(
+    "habits",
+    [{}, {"knows_truncate": False}, {"knows_truncate": False, "cuts_to_half": True}],
+    ids=["a server that can be told", "one that cuts to the context", "one that cuts to half of it"],
+)
+def test_a_prompt_longer_than_the_context_is_an_error_and_never_cut(
+    engine: OllamaEngine, server: FakeOllama, habits: dict[str, Any]
+) -> None:
+    for name, value in habits.items():
+        setattr(server.habits, name, value)
+    with pytest.raises(ContextExceeded):
+        engine.decode_text("def mean(values: list[float]) -> float: " * 400, SHORT)
+
+
+def test_prompt_and_answer_must_fit_together(engine: OllamaEngine) -> None:
+    prompt = "word " * 900
+    fitting = 1024 - 900 - TEMPLATE_TOKENS
+    assert engine.decode_text(prompt, Sampling(max_tokens=fitting)).evaluated_tokens == 900 + TEMPLATE_TOKENS
+    with pytest.raises(ContextExceeded, match="909 tokens"):
+        engine.decode_text(prompt, Sampling(max_tokens=fitting + 1))
+    with pytest.raises(ContextExceeded, match="2,000 tokens to answer"):
+        engine.decode_text("hi", Sampling(max_tokens=2000))
+
+
+def test_a_decode_is_stopped_while_the_server_is_silent(engine: OllamaEngine, server: FakeOllama) -> None:
+    # Given a server that says one word and then nothing
+    server.habits.hang.clear()
+    stop = threading.Event()
+    pieces: list[str] = []
+
+    def stop_now(piece: str) -> None:
+        pieces.append(piece)
+        stop.set()
+
+    # When it is stopped
+    with pytest.raises(Cancelled):
+        engine.decode_text("go", SHORT, stop_now, stop)
+    # Then no more came, and the engine works on
+    assert pieces == ["word0 "]
+    server.habits.hang.set()
+    assert engine.decode_text("go", SHORT).completion_tokens == 12
+
+
+def test_closing_ends_a_decode_in_progress_and_unloads_nothing(engine: OllamaEngine, server: FakeOllama) -> None:
+    server.habits.hang.clear()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        engine.decode_text("go", SHORT, lambda _: engine.close())
+    engine.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        engine.decode_text("go", SHORT)
+    assert all(body.get("keep_alive") != 0 for _, body in server.requests)
+
+
+def test_what_may_pass_is_an_unavailable_engine(engine: OllamaEngine, server: FakeOllama) -> None:
+    server.habits.fails_with = (500, "model runner has unexpectedly stopped")
+    with pytest.raises(EngineUnavailable, match="unexpectedly stopped"):
+        engine.decode_text("go", SHORT)
+    server.habits.fails_with = None
+    server.habits.done_reason = "unload"
+    with pytest.raises(EngineUnavailable, match="unload"):
+        engine.decode_text("go", SHORT)
+    server.models.clear()
+    with pytest.raises(EngineUnavailable, match="not found"):
+        engine.decode_text("go", SHORT)
+    server.close()
+    with pytest.raises(EngineUnavailable, match="does not answer"):
+        engine.decode_text("go", SHORT)
+
+
+def test_what_is_wrong_at_the_start_is_said_in_one_sentence(server: FakeOllama) -> None:
+    with pytest.raises(ConfigError, match=r"it has: qwen3-coder:30b\); run there: ollama pull llama9"):
+        load(server, model="llama9")
+    with pytest.raises(ConfigError, match="trained for a context of 4,096"):
+        load(server, context=TRAINED + 1)
+    server.habits.loads_context = 512
+    with pytest.raises(ConfigError, match="a context of 512, not 1,024"):
+        load(server)
+    server.close()
+    with pytest.raises(ConfigError, match="is it running there"):
+        load(server)
+
+
+@pytest.mark.parametrize("weights", ["127.0.0.1:11434/m", "http:///m", "http://127.0.0.1:11434", "ollama:", "m.gguf"])
+def test_weights_that_name_no_server_or_no_model_are_refused(weights: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_weights(weights)
+
+
+def test_weights_name_a_server_and_a_model() -> None:
+    assert parse_weights("http://127.0.0.1:11434/hf.co/org/m:Q4") == ("http://127.0.0.1:11434", "hf.co/org/m:Q4")
+    assert parse_weights("ollama:qwen3-coder:30b") == ("", "qwen3-coder:30b")
+    assert model_stops('stop   "<|a|>"\nstop      "\\"b\\""\ntop_k  20\nstop plain') == ["<|a|>", '"b"', "plain"]
+
+
+def test_the_device_is_where_ollama_put_the_model(server: FakeOllama, caplog: pytest.LogCaptureFixture) -> None:
+    devices = []
+    with caplog.at_level(logging.WARNING):
+        for in_gpu in (18_000_000_000, 9_000_000_000, 0):
+            server.habits.size_vram = in_gpu
+            engine = load(server)
+            devices.append(engine.info.device)
+            engine.close()
+    assert devices == ["gpu", "gpu", "cpu"]
+    assert "only 50%" in caplog.text
+
+
+def test_it_declares_that_it_hands_nothing_over(engine: OllamaEngine) -> None:
+    assert "gives no KV cache out" in prove(engine, engine)
+    assert (engine.info.layout, engine.info.fingerprint) == (None, "")
+    assert engine.tokenize("a", "b", 0.0).ids == ()
+    assert engine.count_tokens("word " * 100) > 20
+
+
+def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(server: FakeOllama, tmp_path: Path) -> None:
+    # Given a pipeline whose model is served by Ollama
+    weights = {"ollama": f"{server.url}/{MODEL}"}
+    settings = load_settings({"models": {"m": {"context": 1024, "weights": weights}}}, cwd=tmp_path, user_dir=tmp_path)
+    # When a prompt is asked
+    with connect(settings, ["m"]) as client:
+        *events, result = client.stream("m", "how many points", Sampling(max_tokens=32))
+    # Then the answer came in pieces, and the result says who did the prompt, and why
+    assert isinstance(result, JobResult)
+    assert (result.state, len(result.text.split())) == ("succeeded", 12)
+    assert "".join(event.text for event in events if not isinstance(event, JobResult)) == result.text
+    report = result.decode
+    assert (report.engine, report.hand_over) == ("ollama", "none")
+    assert report.why_none == "the ollama engine gives no KV cache out"
+    assert report.evaluated_tokens == report.prompt_tokens == TEMPLATE_TOKENS + 3
+    assert (result.prefill.engine, result.prefill.computed_tokens) == ("ollama", 0)
+
+
+def test_a_job_that_passed_as_text_is_tokenized_by_a_decoder_of_another_engine(engine: OllamaEngine) -> None:
+    # Given Ollama at the prefill stage, and an engine with ids of its own at the other
+    with Pipeline() as pipeline:
+        pipeline.start_prefill(cast(WatchedEngine, engine))
+        pipeline.start_decode()
+        # When a job crosses both
+        job = pipeline.job()
+        result = pipeline.run(job)
+        # Then its answer is that engine's, which did the prompt
+        assert result.text == pipeline.undisturbed_text(job)
+        assert (result.decode.hand_over, result.decode.engine) == ("none", "simulated")
+        assert result.decode.why_none == "engine ollama exports no KV cache"
+        assert result.decode.evaluated_tokens == result.decode.prompt_tokens > 10

@@ -1,0 +1,200 @@
+"""An Ollama server of ours, for the real client: its routes, its field names, its errors, and no model behind them.
+
+A token is a word. Shapes and sentences are those of Ollama 0.33; `Habits` are what other releases and bad days do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+MODEL = "qwen3-coder:30b"
+TRAINED = 4096
+TEMPLATE_TOKENS = 9  # what the chat template adds to a message
+_WHEN = "2026-03-02T08:00:00.000000Z"
+_PARAMETERS = 'repeat_penalty                 1.05\nstop                           "<|im_end|>"\ntop_k            20'
+
+
+@dataclass
+class Habits:
+    """How this server behaves; a test may change it at any time."""
+
+    knows_truncate: bool = True  # releases before 0.12.6 cut a prompt that is too long, and answer
+    cuts_to_half: bool = False  # and later ones, unless told otherwise, to half the context
+    keeps_schemas: bool = True
+    loads_context: int = 0  # 0: what was asked for
+    size_vram: int = 18_000_000_000
+    fails_with: tuple[int, str] | None = None
+    done_reason: str = ""
+    hang: threading.Event = field(default_factory=threading.Event)  # cleared: a chat stops after its first piece
+
+    def __post_init__(self) -> None:
+        self.hang.set()
+
+
+class FakeOllama:
+    """The server, on a loopback port, until the end of its `with` block."""
+
+    def __init__(self) -> None:
+        self.habits = Habits()
+        self.models = {MODEL}
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.context = 0  # of the model as loaded; 0: it isn't
+        self.connections: set[socket.socket] = set()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def close(self) -> None:
+        """Stop listening, drop who is connected. Idempotent."""
+        self.habits.hang.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def asked(self, path: str) -> dict[str, Any]:
+        """The last request to a route."""
+        return next(body for route, body in reversed(self.requests) if route == path)
+
+
+def _handler(server: FakeOllama) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        fake = server
+
+    return Handler
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fake: FakeOllama
+
+    def setup(self) -> None:
+        super().setup()
+        self.fake.connections.add(self.connection)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        if self.path == "/api/tags":
+            self._json(200, {"models": [{"model": name, "name": name} for name in sorted(self.fake.models)]})
+        elif self.path == "/api/ps":
+            self._json(200, {"models": self._loaded()})
+        else:
+            self._json(404, {"error": "page not found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.fake.requests.append((self.path, body))
+        try:
+            if body["model"] not in self.fake.models:
+                raise _Refused(404, f"model '{body['model']}' not found")
+            {"/api/show": self._show, "/api/generate": self._generate, "/api/chat": self._chat}[self.path](body)
+        except _Refused as refused:
+            self._json(refused.status, {"error": str(refused)})
+        except (BrokenPipeError, ConnectionResetError):  # the client has cancelled
+            self.close_connection = True
+
+    def _loaded(self) -> list[dict[str, Any]]:
+        if not self.fake.context:
+            return []
+        sizes = {"size": 18_000_000_000, "size_vram": self.fake.habits.size_vram}
+        return [{"model": MODEL, "name": MODEL, "context_length": self.fake.context, **sizes}]
+
+    def _show(self, _body: dict[str, Any]) -> None:
+        info = {"general.architecture": "qwen3moe", "qwen3moe.context_length": TRAINED}
+        self._json(200, {"model_info": info, "parameters": _PARAMETERS, "template": "{{ .Prompt }}"})
+
+    def _generate(self, body: dict[str, Any]) -> None:
+        self._load(body)
+        counts = {"prompt_eval_count": len(body["prompt"].split()), "eval_count": 1, "done_reason": "length"}
+        self._json(200, {"model": MODEL, "created_at": _WHEN, "response": "a", "done": True, **counts})
+
+    def _chat(self, body: dict[str, Any]) -> None:
+        habits = self.fake.habits
+        if habits.fails_with:
+            raise _Refused(*habits.fails_with)
+        if isinstance(body.get("format"), dict) and body["format"].get("type") == "nonsense":
+            raise _Refused(400, '{"error":{"code":400,"message":"JSON schema conversion failed: Unrecognized schema"}}')
+        self._load(body)
+        count, cut = self._count(body), 0
+        if count > self.fake.context:
+            cut = self._cut(body, count)
+        words, reason = self._words(body)
+        self._stream(words, habits.done_reason or reason, cut or count)
+
+    def _load(self, body: dict[str, Any]) -> None:
+        self.fake.context = min(TRAINED, self.fake.habits.loads_context or body["options"]["num_ctx"])
+
+    def _count(self, body: dict[str, Any]) -> int:
+        return TEMPLATE_TOKENS + len(body["messages"][0]["content"].split())
+
+    def _cut(self, body: dict[str, Any], count: int) -> int:
+        context, habits = self.fake.context, self.fake.habits
+        if habits.knows_truncate and body.get("truncate") is False:
+            said = f"request ({count} tokens) exceeds the available context size ({context} tokens), try increasing it"
+            detail = {"code": 400, "message": said, "type": "exceed_context_size_error"}
+            raise _Refused(400, json.dumps({"error": detail}))
+        return context // 2 if habits.cuts_to_half else context
+
+    def _words(self, body: dict[str, Any]) -> tuple[list[str], str]:
+        """The answer's tokens: JSON under a schema, else the options as this server understood them."""
+        if body.get("format") and self.fake.habits.keeps_schemas:
+            return ['{"points"', ": ", "3}"], "stop"
+        limit = body["options"]["num_predict"]
+        words = [f"word{number} " for number in range(12)]
+        return words[:limit], "length" if limit < len(words) else "stop"
+
+    def _stream(self, words: list[str], reason: str, count: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for word in words:
+            self._line({"message": {"role": "assistant", "content": word}, "done": False})
+            self.fake.habits.hang.wait(20)
+        counts = {"prompt_eval_count": count, "eval_count": len(words), "total_duration": 5_000_000}
+        end = {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": reason, **counts}
+        self._line(end)
+        self._chunk(b"")
+
+    def _line(self, event: dict[str, Any]) -> None:
+        self._chunk(json.dumps({"model": MODEL, "created_at": _WHEN, **event}).encode() + b"\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    def _json(self, status: int, value: dict[str, Any]) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
