@@ -13,6 +13,7 @@ from messages.lifecycle import Step
 from tests.support.pipeline import (
     BATCH,
     SLOW,
+    Died,
     Gate,
     Pipeline,
     Started,
@@ -445,6 +446,20 @@ def test_a_job_that_kills_its_worker_ends_as_poison_and_its_neighbours_succeed()
 
         # and its neighbours are answered
         assert [pipeline.result(job).state for job in neighbours] == ["succeeded"] * 4
+
+
+def test_a_delivery_whose_slot_died_is_left_to_the_broker() -> None:
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job in whose decode a slot dies, its channel still open
+        _, decode = pipeline.start()
+        decode.engine.before_decode = fails(Died())
+        job = pipeline.job()
+        pipeline.submit(job)
+        wait_until(lambda: decode.engine.decoded and not decode.worker.holding(), "the slot has died")
+
+        # When the channel closes, then the broker hands the job out again
+        decode.broker.drop()
+        assert pipeline.result(job).state == "succeeded"
 
 
 def test_a_suspect_runs_while_nothing_else_does():

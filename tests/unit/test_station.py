@@ -249,11 +249,15 @@ def test_a_death_with_an_absurd_model_is_buried_and_housekeeping_goes_on(model: 
         assert pipeline.ready(topology.RESULTS_PARKED) == 1
 
 
-def test_housekeeping_outlives_a_missing_queue(site: Site) -> None:
-    site.server.delete_queue(topology.DEATHS)
+def test_housekeeping_outlives_a_missing_queue(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a station that looks for deaths all the time, and a queue of deaths that somebody deleted
+    monkeypatch.setattr("infra.station._DEATHS_EVERY_S", 0.0)
     site.open()
-    wait_until(lambda: site.desk.ticks >= 2, "it has looked for deaths, and goes on")
+    site.server.delete_queue(topology.DEATHS)
+    seen = site.desk.ticks
+    wait_until(lambda: site.desk.ticks >= seen + 2, "it has looked there, and goes on")
 
+    # When something else happens, then it is heard
     announce_cancel(site.broker, "a-batch")
 
     wait_until(lambda: site.desk.cancelled == ["a-batch"], "the cancel is heard")
