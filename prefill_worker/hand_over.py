@@ -142,9 +142,7 @@ class _HandOver:
     def run(self, stop: threading.Event) -> HandedOver:
         """Compute what is absent, upload it meanwhile, and report when all lies in the store."""
         with self._owner.admission.reserve(self._bytes_to_store):
-            if self._resumes and self._shared >= MIN_RESUME_TOKENS:
-                self._compute_prefix(stop)
-            self._compute(self._covered, stop)
+            self._compute_in_parts(stop)
         self._owner.note_rate(self._computed, self._prefill_s)
         report = PrefillReport(
             engine=self._engine.info.engine,
@@ -168,6 +166,11 @@ class _HandOver:
         """About what this job will still add to the store."""
         return sum(_stored_bytes(self._layout, type_, ref) for type_, ref in self._absent(self._covered))
 
+    def _compute_in_parts(self, stop: threading.Event) -> None:
+        if self._resumes and self._shared >= MIN_RESUME_TOKENS:
+            self._compute_prefix(stop)
+        self._compute(self._covered, stop)
+
     def _compute_prefix(self, stop: threading.Event) -> None:
         """The class-wide part by itself, by one worker: the others wait for it and resume from it."""
         if not self._absent(self._shared):
@@ -188,7 +191,7 @@ class _HandOver:
             resume = self._stored_start(min(first, end - 1))
         except HandOverFailed as error:
             log.warning("job %s: deleted its stored start, which can't be used: %s", self._job.job_id, error)
-            return self._compute(end, stop)
+            return self._compute_in_parts(stop) if end > self._shared else self._compute(end, stop)
         uploader = Uploader(self._kv, self._fingerprint, self._layout)
         try:
             self._prefill(self._job.tokens[:end], _emit_to(uploader, absent), first, resume, stop)
