@@ -18,10 +18,13 @@ from producers.client import Client
 from tests.support.processes import DEMO, Cluster, Worker
 from tests.support.waiting import wait_until
 
-GREEDY = Sampling(max_tokens=80, temperature=0)
+# llama.cpp rounds a token's attention otherwise when it is evaluated alone than in a batch (to the third digit, with
+# an f16 cache). Random weights are often undecided to the third digit: of the prompts tried this one is never so, its
+# best two candidates for each of 48 tokens being 4% apart. Another model needs another prompt.
+GREEDY = Sampling(max_tokens=48, temperature=0)
 PROMPT = "".join(
-    f"Student {number} computes revenue by region, and a churn rate of {number % 9 + 20} percent for members.\n"
-    for number in range(90)
+    f"Student {number} computes churn by region, and a churn rate of {number % 9 + 20} percent for members.\n"
+    for number in range(72)
 )
 
 
@@ -75,7 +78,8 @@ def test_a_prompt_prefilled_elsewhere_costs_one_token_and_withheld_kv_costs_all_
     assert (warm.decode.hand_over, warm.decode.evaluated_tokens) == ("kv", 1)
     assert (cold.decode.hand_over, cold.decode.evaluated_tokens) == ("none", alone.prompt_tokens)
     assert "is not in the store" in cold.decode.why_none
-    assert warm.text == cold.text == alone.text
+    assert cold.text == alone.text
+    assert warm.text == alone.text
     assert {warm.decode.worker_id, cold.decode.worker_id} == {decode.card.worker_id}
     assert warm.prefill.worker_id != warm.decode.worker_id
 
