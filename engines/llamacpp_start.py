@@ -1,4 +1,4 @@
-"""Gets hold of a llama.cpp server: one inside this process (xllamacpp), or one that runs already (a URL)."""
+"""Gets hold of a llama.cpp server: in this process (xllamacpp), a `llama-server` of ours, or one that runs already."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from engines.gguf_file import GGUFFile, read_gguf
+from engines.llama_server import PROGRAM, Launch, LlamaServerProcess, find_program
 from engines.llamacpp_http import LlamaServer
 from engines.llamacpp_model import heads
+from engines.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, HandOverFailed
 
+_OWN_PROGRAM = f"{PROGRAM}:"
+_Running = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
 _SHARED_MEMORY = Path("/dev/shm")
 _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to it
 
@@ -43,34 +47,77 @@ class Backing:
 
 
 def start(options: EngineOptions) -> Backing:
-    """A server in this process for a GGUF file, with one seat more than `options.slots`: that one is for prefill.
+    """A server of our own for a GGUF file, with one seat more than `options.slots`: that one is for prefill.
 
-    Raises ConfigError if the extra or the file is missing, the file is damaged, or llama.cpp refuses it.
+    The weights are a path, or `ollama:NAME` for a model that was pulled with Ollama. With `llama-server:` before that,
+    or without the package xllamacpp, the server is the program llama-server on PATH, else it is in this process.
+
+    Raises ConfigError if package and program or the file are missing, the file is damaged or in a dialect that
+    llama.cpp doesn't read, or llama.cpp refuses it.
     """
-    try:
-        import xllamacpp
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "the llamacpp engine needs the package 'xllamacpp': pip install 'kvasir-inference[llamacpp]'"
-        ) from None
-    gguf = read_gguf(Path(options.weights).expanduser())
+    weights = options.weights.removeprefix(_OWN_PROGRAM)
+    program = _program(weights != options.weights)
+    gguf = read_gguf(_file(weights))
+    check_dialect(gguf)
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     seats = options.slots + 1
     folder = Path(tempfile.mkdtemp(prefix="kvasir-slots-", dir=_roomy_folder(gguf, context * seats)))
     remove_folder = partial(shutil.rmtree, folder, True)
     atexit.register(remove_folder)  # an engine that nobody closes leaves nothing in memory either
+    # The server wants one position more than the prompt and answer that it is given.
+    tokens = seats * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
+    launch = Launch(gguf.path, tokens, seats, folder, options.threads)
+    try:
+        server, device, end = _run_program(program, launch) if program else _run_here(launch)
+    except BaseException:
+        remove_folder()
+        raise
+    return Backing(server, gguf, folder, seats, context, device, [remove_folder, end])
+
+
+def _file(weights: str) -> Path:
+    return find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
+
+
+def _program(wanted: bool) -> str:
+    """Path of llama-server if that is what serves; "": it is the package. Raises ConfigError if there is neither."""
+    if not wanted and _has_package():
+        return ""
+    program = find_program()
+    if not program and wanted:
+        raise ConfigError(f"there is no {PROGRAM} on PATH: install llama.cpp, or leave {_OWN_PROGRAM!r} out of weights")
+    if not program:
+        raise ConfigError(
+            "the llamacpp engine needs the package 'xllamacpp' (pip install 'kvasir-inference[llamacpp]'), "
+            f"or {PROGRAM} on PATH"
+        )
+    return program
+
+
+def _has_package() -> bool:
+    try:
+        import xllamacpp  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _run_program(program: str, launch: Launch) -> _Running:
+    process = LlamaServerProcess(program, launch)
+    atexit.register(process.close)
+    return process.server, process.device, process.close
+
+
+def _run_here(launch: Launch) -> _Running:
+    import xllamacpp
+
     # The list holds the only reference: dropping it ends the server.
     running: list[Any] = []
     try:
-        running.append(xllamacpp.Server(_parameters(xllamacpp, gguf.path, context, seats, folder, options.threads)))
-        device = _device(xllamacpp)
-    except BaseException as error:
-        remove_folder()
-        if isinstance(error, RuntimeError):
-            raise ConfigError(f"llama.cpp can't load {gguf.path}: {error}") from None
-        raise
-    server = LlamaServer(running[0].listening_address)
-    return Backing(server, gguf, folder, seats, context, device, [remove_folder, running.clear])
+        running.append(xllamacpp.Server(_parameters(xllamacpp, launch)))
+    except RuntimeError as error:
+        raise ConfigError(f"llama.cpp can't load {launch.weights}: {error}") from None
+    return LlamaServer(running[0].listening_address), _device(xllamacpp), running.clear
 
 
 def attach(options: EngineOptions) -> Backing:
@@ -108,17 +155,16 @@ def _reported_gguf(given: str, reported: str) -> GGUFFile | None:
         return None
 
 
-def _parameters(xllamacpp: Any, path: Path, context: int, seats: int, folder: Path, threads: int) -> Any:
+def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    # The server wants one position more than the prompt and answer that it is given.
-    params.n_ctx = seats * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
-    params.n_parallel = seats
+    params.model.path = str(launch.weights)
+    params.n_ctx = launch.tokens
+    params.n_parallel = launch.seats
     params.kv_unified = False  # else a restored seat is cleared when its neighbour starts
     params.swa_full = True  # else sliding-window layers forget what a restored seat needs, and it starts over
     params.cache_ram_mib = 0  # a seat holds what was put there, and nothing that the server remembers
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
-    params.slot_save_path = f"{folder}{os.sep}"
+    params.slot_save_path = f"{launch.slot_folder}{os.sep}"
     params.endpoint_slots = True
     params.hostnames = ["127.0.0.1"]
     params.port = 0
@@ -127,7 +173,7 @@ def _parameters(xllamacpp: Any, path: Path, context: int, seats: int, folder: Pa
     params.verbosity = -1
     # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
     # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.
-    threads = threads or max(1, (os.cpu_count() or 2) // 2)
+    threads = launch.threads or max(1, (os.cpu_count() or 2) // 2)
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     return params
