@@ -11,6 +11,7 @@ from messages.errors import ConfigError
 
 _MODULES = {
     "llamacpp": "engines.llamacpp",
+    "mlx": "engines.mlx",
     "ollama": "engines.ollama",
     "simulated": "engines.simulated",
     "transformers": "engines.transformers",
