@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from kvasir import batch_commands, query_commands, worker_commands
+from kvasir import batch_commands, engine_commands, query_commands, worker_commands
 from kvasir.options import global_options
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
 
@@ -32,7 +32,7 @@ def kvasir() -> None:
     """
 
 
-for module in (batch_commands, query_commands, worker_commands):
+for module in (batch_commands, query_commands, engine_commands, worker_commands):
     for command in module.COMMANDS:
         kvasir.add_command(command)
 

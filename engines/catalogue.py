@@ -1,0 +1,68 @@
+"""What each engine can do at its best, before any model is loaded, and whether this machine has it.
+
+A loaded model may do less (`EngineInfo.capabilities`, proved when a worker starts): an architecture whose keys nobody
+here knows hands nothing over, whatever its engine can.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from engines.base import Capabilities
+from engines.llama_server import PROGRAM, find_program
+
+_ALL = Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One engine. `packages` are what it imports, `extra` the extra of the distribution that brings them."""
+
+    name: str
+    capabilities: Capabilities
+    packages: tuple[str, ...]
+    extra: str
+    weights: str  # what `--weights` takes
+    family: str  # engines of one family read each other's KV caches, where the weights are the same
+    note: str = ""
+
+    @property
+    def missing(self) -> str:
+        """What has to be installed before it runs here, as a command; "": nothing."""
+        absent = [package for package in self.packages if importlib.util.find_spec(package) is None]
+        if not absent or (self.name == "llamacpp" and find_program()):
+            return ""
+        return f"pip install 'kvasir-inference[{self.extra}]'" if self.extra else f"pip install {' '.join(absent)}"
+
+    def partners(self) -> tuple[str, ...]:
+        """Engines that can decode from what this one prefilled."""
+        if not self.capabilities.exports_kv:
+            return ()
+        return tuple(other.name for other in CATALOGUE if other.capabilities.imports_kv and other.family == self.family)
+
+
+CATALOGUE = (
+    Entry(
+        "llamacpp",
+        Capabilities(True, True, True, True, resumes=True),
+        ("xllamacpp",),
+        "llamacpp",
+        "FILE.gguf, ollama:NAME, llama-server:FILE.gguf, http://HOST:PORT?slots=FOLDER",
+        "canonical",
+        f"a GPU that the wheel has no build for needs {PROGRAM} on PATH",
+    ),
+    Entry("mlx", _ALL, ("mlx", "mlx_lm"), "mlx", "FOLDER or hub name", "canonical"),
+    Entry(
+        "ollama",
+        Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False),
+        ("ollama",),
+        "",
+        "http://HOST:11434/MODEL, ollama:MODEL",
+        "",
+        "the decoder does the prompt; llamacpp hands over with the same model (--weights ollama:MODEL)",
+    ),
+    Entry("simulated", _ALL, (), "", "sim:prefill=2000,decode=60,…", "synthetic", "no model: tests and planning"),
+    Entry("transformers", _ALL, ("torch", "transformers"), "torch", "FOLDER or hub name", "canonical"),
+)
+BY_NAME = {entry.name: entry for entry in CATALOGUE}
