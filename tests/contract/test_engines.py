@@ -15,9 +15,10 @@ from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ContextExceeded, EngineUnavailable, HandOverFailed, InvalidSchema
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout
-from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_gguf import TinyModel, write_gguf
+from tests.support.tiny_hf import write_hf
 
-ENGINES = ("llamacpp", "simulated")
+ENGINES = ("llamacpp", "mlx", "simulated")
 CONTEXT, SLOTS = 4096, 3
 SHARED = "".join(f"Criterion {n}: the program reads its input and prints line {n} of the report.\n" for n in range(70))
 GREEDY = Sampling(max_tokens=16, temperature=0)
@@ -58,8 +59,11 @@ def blocks_of(engine: Engine, tokens: tuple[int, ...], **how: object) -> list[Bl
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    path = write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
-    return {"simulated": "sim:scale=0.001", "llamacpp": str(path)}
+    folder = tmp_path_factory.mktemp("model")
+    path = write_gguf(folder / "tiny.gguf")
+    small = TinyModel(layers=1)  # MLX is slow on CPUs
+    hf = write_hf(folder / "tiny", write_gguf(folder / "small.gguf", small), small)
+    return {"simulated": "sim:scale=0.001", "llamacpp": str(path), "mlx": str(hf)}
 
 
 @pytest.fixture(scope="module", params=ENGINES)

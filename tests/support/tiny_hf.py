@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.tiny_gguf import TinyModel
 
@@ -29,8 +29,8 @@ _IN_LAYER = {
 }  # fmt: skip
 
 
-def write_hf(folder: Path, source: Path, model: TinyModel = TinyModel()) -> Path:
-    """Write the GGUF file `source`, of a qwen2, qwen3 or gpt-oss, as a folder. A gpt-oss has MLX's names for experts."""
+def write_hf(folder: Path, source: Path, model: TinyModel) -> Path:
+    """Write the GGUF file of a qwen2, qwen3 or gpt-oss as a folder; a gpt-oss's experts get MLX's names."""
     folder.mkdir(parents=True, exist_ok=True)
     reader = gguf.GGUFReader(source)
     texts = [bytes(reader.fields["tokenizer.ggml.tokens"].parts[i]).decode() for i in _items(reader, "tokens")]
@@ -49,10 +49,7 @@ def _tensors(reader: gguf.GGUFReader) -> Iterator[tuple[str, NDArray[np.float32]
     for tensor in reader.tensors:
         name, _, kind = tensor.name.rpartition(".")
         parts = name.split(".")
-        if parts[0] == "blk":
-            target = f"model.layers.{parts[1]}.{_IN_LAYER[parts[2]]}"
-        else:
-            target = _TOP[name]
+        target = f"model.layers.{parts[1]}.{_IN_LAYER[parts[2]]}" if parts[0] == "blk" else _TOP[name]
         suffix = "" if target.endswith("sinks") else f".{kind}"
         yield target + suffix, np.array(tensor.data)
 
@@ -77,7 +74,6 @@ def _config(model: TinyModel, vocabulary: int) -> dict[str, Any]:
         kinds = ["sliding_attention", "full_attention"] * model.layers
         config |= {"sliding_window": model.window, "layer_types": kinds[: model.layers]}
         config |= {"num_local_experts": model.experts, "num_experts_per_tok": 2, "swiglu_limit": 7.0}
-        config |= {"rms_norm_eps": 1e-6, "rope_scaling": None}
     return config
 
 
@@ -85,7 +81,7 @@ def _write_tokenizer(folder: Path, texts: list[str], merges: list[str], chat_tem
     control = [text for text in texts if text.startswith("<|")]
     vocabulary = {text: number for number, text in enumerate(texts) if text not in control}
     tokenizer = Tokenizer(models.BPE(vocabulary, [(pair.split(" ")[0], pair.split(" ")[1]) for pair in merges]))
-    split = pre_tokenizers.Split(_regex(_QWEN2_SPLIT), "isolated")
+    split = pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
@@ -93,12 +89,6 @@ def _write_tokenizer(folder: Path, texts: list[str], merges: list[str], chat_tem
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": chat_template}
     _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
-
-
-def _regex(pattern: str) -> Any:
-    from tokenizers import Regex
-
-    return Regex(pattern)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
