@@ -1,0 +1,261 @@
+"""What a class's shared prefix costs: 50 jobs that share 6,000 of 7,500 tokens, with two prefill workers.
+
+The ideal is `shared + Σ unique` tokens computed, and their KV bytes stored. The same batch is then run without sharing
+(all of each prompt is a job's own), for comparison. Two engines: the simulated one, at 5,000 tokens/s a worker, and
+llama.cpp with the demo model, a thread a worker.
+
+All in one process: an in-process broker, a real Redis over loopback, two prefill workers with an engine each, and a
+decode worker that answers 4 tokens a job. Tokens are those that the engines say they evaluated, bytes those that were
+put into the store, headers included. Seconds go from the submission of the batch to its last result, so decoding from
+the stored KV is in them, and proves that it is of use: a job without a hand-over ends the benchmark.
+
+Two losses are in the ratios: the shared part is rounded down to whole blocks of 32 tokens, so each job computes up to
+31 tokens more; and each record has a header. The figures don't show a network, nor what several classes at once would
+do to one another. The demo model is so small that moving a token's KV costs more, next to computing it, than with a
+model of real size; and two workers on one machine share its cores.
+
+`--quick` has fewer jobs, which cost and ideal follow. The keys at the top are those of llama.cpp; `rows` has both.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import redis
+
+from benchmarks import harness
+from decode_worker.worker import DecodeWorker
+from engines.registry import Engine, EngineOptions, open_engine
+from examples.model.corpus import ADJECTIVES, NOUNS, VERBS
+from infra.embedded import EmbeddedBroker, EmbeddedServer
+from kvstore.blocks import block_refs, shared_boundary
+from kvstore.redis_board import RedisBoard
+from kvstore.redis_store import RedisKVStore
+from messages.jobs import JobResult, PrefillJob, Sampling
+from prefill_worker.worker import PrefillWorker
+from producers.client import Client
+
+MODEL = "prefix-benchmark:1b"
+SHARED_TOKENS, PROMPT_TOKENS = 6000, 7500
+JOBS = 50
+QUICK_JOBS = {"simulated": 8, "llamacpp": 4}
+CONTEXT = 8192
+ALLOWED = 1.03  # times the ideal
+PATIENCE_S = 600.0
+DEMO_MODEL = Path(__file__).parents[1] / "examples" / "model" / "kvasir-demo.gguf"
+WEIGHTS = {
+    "simulated": "sim:prefill=5000,decode=1000,scale=1,layers=8,kv_heads=2,head_dim=32",  # 2 KiB of KV a token
+    "llamacpp": str(DEMO_MODEL),
+}
+SAMPLING = Sampling(max_tokens=4, temperature=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a batch took."""
+
+    tokens: int
+    stored_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine's batch, with sharing and without."""
+
+    engine: str
+    jobs: int
+    computed_tokens: int
+    ideal_tokens: int
+    tokens_ratio: float
+    stored_bytes: int
+    ideal_bytes: int
+    bytes_ratio: float
+    seconds: float
+    tokens_without_sharing: int
+    bytes_without_sharing: int
+    seconds_without_sharing: float
+
+
+class Fleet:
+    """Two prefill workers and a decode worker, each with an engine of its own, over a Redis."""
+
+    def __init__(self, engine: str, store_url: str) -> None:
+        self._engine_name = engine
+        self._stack = ExitStack()
+        self._server = EmbeddedServer()
+        self._kv = RedisKVStore(store_url)
+        self._board = RedisBoard(store_url)
+        self._redis = redis.Redis.from_url(store_url)
+        for opened in (self._kv, self._board, self._redis):
+            self._stack.callback(opened.close)
+        self._client = Client(self._broker(), self._board, [MODEL])
+        self.engine = self._start(PrefillWorker)
+        self._start(PrefillWorker)
+        self._start(DecodeWorker)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._stack.close()
+
+    def jobs(self, texts: Sequence[tuple[str, str]]) -> list[PrefillJob]:
+        """A batch of (shared, own) texts."""
+        batch = f"prefix-{secrets.token_hex(6)}"
+        return [
+            self._client.new_job(batch, f"item-{number}", MODEL, shared, own, SAMPLING)
+            for number, (shared, own) in enumerate(texts)
+        ]
+
+    def run(self, jobs: Sequence[PrefillJob]) -> Cost:
+        """Submit a batch, wait for its last result, and take its keys out of the store."""
+        replies = self._client.replies(jobs[0].batch_id)
+        started = time.monotonic()
+        self._client.submit(jobs)
+        results: list[JobResult] = []
+        while len(results) < len(jobs):
+            for reply in replies.take(1.0):
+                results.append(_checked(reply.result))
+                reply.delivery.ack()
+            if time.monotonic() - started > PATIENCE_S:
+                raise SystemExit(f"{len(results)} of {len(jobs)} results after {PATIENCE_S:.0f} s")
+        seconds = time.monotonic() - started
+        replies.close(delete=True)
+        self._forget(jobs)
+        return Cost(
+            sum(result.prefill.computed_tokens for result in results),
+            sum(result.prefill.put_bytes for result in results),
+            seconds,
+        )
+
+    def _forget(self, jobs: Sequence[PrefillJob]) -> None:
+        info = self.engine.info
+        assert info.layout is not None
+        for job in jobs:
+            prompt = self.engine.tokenize(job.shared, job.own, job.submitted_at)
+            shared = shared_boundary(info.layout, prompt.shared)
+            self._kv.delete(block_refs(info.fingerprint, info.layout, prompt.ids, shared, shared, job.job_id))
+            self._redis.delete(f"result:{job.job_id}:{job.run}")
+
+    def _start(self, kind: type[PrefillWorker] | type[DecodeWorker]) -> Engine:
+        options = EngineOptions(WEIGHTS[self._engine_name], context=CONTEXT, slots=1, threads=1)
+        engine = open_engine(self._engine_name, options)
+        self._stack.callback(engine.close)
+        worker = kind(MODEL, engine, self._broker(), self._kv, self._board, lambda _moment: None)
+        thread = threading.Thread(target=worker.run, name=kind.__name__, daemon=True)
+        thread.start()
+        self._stack.callback(thread.join)
+        self._stack.callback(worker.stop, abort=True)
+        return engine
+
+    def _broker(self) -> EmbeddedBroker:
+        broker = EmbeddedBroker(self._server)
+        self._stack.callback(broker.close)
+        return broker
+
+
+@contextmanager
+def fleet(engine: str, store_url: str) -> Iterator[Fleet]:
+    """A fleet for the length of the block."""
+    opened = Fleet(engine, store_url)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def measure(engine: str, store_url: str, jobs: int, seed: int) -> Row:
+    """One engine's batch, with sharing and without."""
+    with fleet(engine, store_url) as running:
+        texts = class_texts(running.engine, jobs, seed)
+        ideal_tokens = _ideal(running.engine, texts)
+        cost = running.run(running.jobs(texts))
+        alone = running.run(running.jobs([("", shared + own) for shared, own in texts]))
+        layout = running.engine.info.layout
+    assert layout is not None
+    ideal_bytes = ideal_tokens * layout.token_bytes
+    return Row(
+        engine,
+        jobs,
+        cost.tokens,
+        ideal_tokens,
+        cost.tokens / ideal_tokens,
+        cost.stored_bytes,
+        ideal_bytes,
+        cost.stored_bytes / ideal_bytes,
+        cost.seconds,
+        alone.tokens,
+        alone.stored_bytes,
+        alone.seconds,
+    )
+
+
+def class_texts(engine: Engine, jobs: int, seed: int) -> list[tuple[str, str]]:
+    """The (shared, own) texts of a class. They differ from run to run: what another run stored must not help."""
+    source = random.Random(seed)
+    shared = _text(engine, SHARED_TOKENS, source, f"Class {secrets.token_hex(8)}.")
+    return [
+        (shared, _text(engine, PROMPT_TOKENS - SHARED_TOKENS, source, f" Student {number}.")) for number in range(jobs)
+    ]
+
+
+def _text(engine: Engine, tokens: int, source: random.Random, beginning: str) -> str:
+    """Words, as many as make about this many tokens."""
+    words = [beginning, *source.choices(ADJECTIVES + NOUNS + VERBS, k=tokens)]
+    count = bisect.bisect_left(range(tokens), tokens, key=lambda n: engine.count_tokens(" ".join(words[:n])))
+    return " ".join(words[:count])
+
+
+def _ideal(engine: Engine, texts: Sequence[tuple[str, str]]) -> int:
+    """shared + Σ unique, in tokens."""
+    prompts = [engine.tokenize(shared, own, 0.0) for shared, own in texts]
+    return prompts[0].shared + sum(len(prompt.ids) - prompt.shared for prompt in prompts)
+
+
+def _checked(result: JobResult) -> JobResult:
+    if result.state != "succeeded" or result.decode.hand_over != "kv":
+        why = result.error.message if result.error else result.decode.why_none
+        raise SystemExit(f"job {result.item_id} {result.state}, hand-over {result.decode.hand_over}: {why}")
+    return result
+
+
+def report(row: Row) -> str:
+    """One engine's row, for people."""
+    lines = [
+        f"{row.engine}, {row.jobs} jobs, two prefill workers",
+        f"{'':24}{'shared':>14}{'ideal':>14}{'ratio':>8}{'not shared':>14}",
+        f"{'tokens computed':24}{row.computed_tokens:14,}{row.ideal_tokens:14,}{row.tokens_ratio:8.3f}"
+        f"{row.tokens_without_sharing:14,}",
+        f"{'bytes stored':24}{row.stored_bytes:14,}{row.ideal_bytes:14,}{row.bytes_ratio:8.3f}"
+        f"{row.bytes_without_sharing:14,}",
+        f"{'seconds':24}{row.seconds:14.1f}{'':22}{row.seconds_without_sharing:14.1f}",
+    ]
+    if max(row.tokens_ratio, row.bytes_ratio) > ALLOWED:
+        lines.append(f"more than {ALLOWED - 1:.0%} above the ideal")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run it."""
+    options = harness.options(__doc__, arguments)
+    print(f"jobs that share about {SHARED_TOKENS:,} of {PROMPT_TOKENS:,} tokens; {harness.machine()}\n", flush=True)
+    rows = []
+    with harness.store() as store_url:
+        for engine in WEIGHTS:
+            rows.append(measure(engine, store_url, QUICK_JOBS[engine] if options.quick else JOBS, options.seed))
+            print(report(rows[-1]), flush=True)
+    real = asdict(rows[-1])
+    harness.finish(
+        **{name: real[name] for name in real if name not in ("engine", "jobs")}, rows=list(map(asdict, rows))
+    )
+
+
+if __name__ == "__main__":
+    main()
