@@ -11,7 +11,8 @@ import benchmarks
 
 def main() -> int:
     """Each benchmark in a process of its own; 0 if all of them ended well."""
-    names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
+    modules = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - {"__main__", "harness"}
+    names = sorted(modules)
     failed = []
     for name in names:
         print(f"\n== {name}", flush=True)

@@ -8,12 +8,17 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # So that `pytest` finds `tests.support` and `examples` as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support import services
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("kvasir", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("kvasir")
 
 
 @pytest.fixture(autouse=True)
