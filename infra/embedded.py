@@ -222,7 +222,7 @@ class EmbeddedBroker(Broker):
     @property
     def connected(self) -> bool:
         """See `Broker`."""
-        return True
+        return not self.closed
 
     def close(self) -> None:
         """See `Broker`."""
