@@ -16,6 +16,7 @@ from kvasir.terminal import say, stderr, table
 from kvstore.base import StoreUsage
 from messages.cards import WorkerCard
 from messages.jobs import JobResult, Sampling, TokenEvent
+from prefill_worker.admission import high_water_mark
 from producers.client import Client
 
 
@@ -92,16 +93,27 @@ def status(given: Globals, as_json: bool) -> int:
 
 
 def _state(settings: Settings, client: Client) -> dict[str, Any]:
-    stores = open_stores(settings)
-    try:
-        usage = stores.kv.usage()
-    finally:
-        stores.close()
     return {
         "workers": [_worker(card) for card in client.workers()],
         "queues": _queues(client.broker, list(settings.models)),
         "unserved": client.unserved(settings.models),
-        "store": {"used_bytes": usage.used_bytes, "max_bytes": usage.max_bytes, "full": _full(usage)},
+        "store": store_state(settings),
+    }
+
+
+def store_state(settings: Settings) -> dict[str, Any]:
+    """How full the store is, what prefills under way have reserved, and where the next one has to wait."""
+    stores = open_stores(settings)
+    try:
+        usage, reserved = stores.kv.usage(), stores.board.reserved_bytes()
+    finally:
+        stores.close()
+    return {
+        "used_bytes": usage.used_bytes,
+        "reserved_bytes": reserved,
+        "mark_bytes": high_water_mark(usage),
+        "max_bytes": usage.max_bytes,
+        "full": _full(usage),
     }
 
 
@@ -142,10 +154,17 @@ def _print(state: dict[str, Any]) -> None:
     table(("worker", "role", "model", "engine", "busy", "done", "tokens/s", "hands over"), rows, right=_FIGURES)
     table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
     store = state["store"]
-    limit = f" of {store['max_bytes'] / 1e9:.1f} GB" if store["max_bytes"] else ""
-    say(f"Store: {store['used_bytes'] / 1e9:.2f} GB{limit} in use")
+    say(store_line(store))
     for model in state["unserved"]:
         say(f"Nobody serves {model}: it needs a prefill and a decode worker.")
+
+
+def store_line(store: dict[str, Any]) -> str:
+    """What the store holds, as one sentence."""
+    used, reserved, mark, limit = (store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max"))
+    line = f"Store: {used:.2f} GB{f' of {limit:.1f} GB' if limit else ''} in use"
+    line += f", {reserved:.2f} GB reserved by prefills under way"
+    return f"{line}; prefill fills it up to {mark:.1f} GB" if limit else line
 
 
 _FIGURES = ("busy", "done", "tokens/s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +12,10 @@ import redis
 
 from infra.broker import Depth
 from infra.embedded import EmbeddedBroker
+from infra.settings import load_settings
+from kvasir import query_commands
 from kvstore.blocks import block_refs
+from kvstore.redis_board import RedisBoard
 from messages.jobs import JobResult, PrefillJob
 from messages.lifecycle import Step
 from prefill_worker.admission import high_water_mark
@@ -164,6 +167,21 @@ def start_blind_prefill(pipeline: RedisPipeline) -> None:
     engine, broker = WatchedEngine(WEIGHTS), BlindBroker(pipeline.server)
     args = (MODEL, engine, broker, pipeline.kv, pipeline.board, pipeline.observe)
     pipeline.workers.append(Started(lambda: PrefillWorker(*args), engine, broker))
+
+
+def test_status_tells_what_is_reserved_and_where_prefill_stops() -> None:
+    with RedisServer(max_memory="100mb") as server, closing(RedisBoard(server.url)) as board:
+        # Given a prefill under way
+        settings = load_settings(environ={"KVASIR_BROKER_URL": "amqp://localhost", "KVASIR_STORE_URL": server.url})
+        board.reserve("worker-1", 30_000_000, 1 << 40, 60)
+
+        # When status looks at the store, and says so in a sentence
+        store = query_commands.store_state(settings)
+        line = query_commands.store_line(store)
+
+        # Then both show it
+        assert (store["reserved_bytes"], store["mark_bytes"]) == (30_000_000, int(0.85 * 100 * 2**20))
+        assert "of 0.1 GB in use, 0.03 GB reserved by prefills under way; prefill fills it up to 0.1 GB" in line
 
 
 @pytest.fixture(autouse=True)
