@@ -35,6 +35,8 @@ def observed_layout(caches: Sequence[Any]) -> KVLayout:
     windows = {cache.max_size for cache in caches if type(cache) is RingCache}
     if len(forms) != 1 or len(windows) > 1:
         raise HandOverFailed("MLX keeps keys, values or windows of different sizes")
+    if all(type(cache) is RingCache for cache in caches):
+        raise HandOverFailed("all of its layers slide: no block would hold anything")
     kv_heads, head_dim, dtype = forms.pop()
     names = [name for name, known in _TYPES.items() if known == dtype]
     if not names:
