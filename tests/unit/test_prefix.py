@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from tests.support.waiting import wait_until
 
 GREEDY = Sampling(max_tokens=16, temperature=0)
 RUBRIC = "the program reads its input line by line, and it prints the report.\n" * 12
-OWN_BLOCKS_DELAYED_S = 0.3
+OWN_BLOCKS_TAKE_S = 0.3
 
 
 class Class:
@@ -196,11 +197,13 @@ class FailsHalfway(WatchedEngine):
         super().__init__(context=8192)
         self._error = error
         self.emitted = 0
+        self.before_failing: Callable[[], object] = lambda: None
 
     def prefill(self, tokens: Any, emit: Any, first: int = 0, resume: Any = None, stop: Any = None) -> Any:
         def until_half(record: Any) -> None:
             self.emitted = record.end
             if record.end > 600:
+                self.before_failing()
                 raise self._error
             emit(record)
 
@@ -210,13 +213,14 @@ class FailsHalfway(WatchedEngine):
 def test_blocks_already_on_their_way_are_deleted_too() -> None:
     # Given a store that is slow to take a job's own blocks, and an engine that fails meanwhile
     room = Class()
-    room.kv = SlowStore()
+    room.kv = slow = SlowStore()
     job = room.job("a" * 4000)
-    worker = room.worker(engine=FailsHalfway(EngineUnavailable("lost its model")))
+    engine = FailsHalfway(EngineUnavailable("lost its model"))
+    engine.before_failing = lambda: slow.busy.wait(10)
 
     # When the prefill fails
     with pytest.raises(EngineUnavailable):
-        worker.compute_and_store(job, threading.Event())
+        room.worker(engine=engine).compute_and_store(job, threading.Event())
 
     # Then what the store took last is gone as well
     assert room.kv.stored[-1].end > room.boundary(job)
@@ -224,10 +228,15 @@ def test_blocks_already_on_their_way_are_deleted_too() -> None:
 
 
 class SlowStore(WatchedStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = threading.Event()
+
     def put(self, fingerprint: Any, layout: Any, records: Any) -> int:
         records = list(records)
         if not records[0][0].shared:
-            threading.Event().wait(OWN_BLOCKS_DELAYED_S)
+            self.busy.set()
+            time.sleep(OWN_BLOCKS_TAKE_S)
         return super().put(fingerprint, layout, records)
 
 
