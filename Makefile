@@ -9,9 +9,10 @@ PY = .venv/bin/python
 HERE := $(shell pwd | cksum | cut -d ' ' -f 1)
 STAMPS = .venv/.installed-$(HERE)
 ENGINES = llamacpp
+TEST_ENGINES = llamacpp,mlx
 
 DEMO_SIZE = 60 MB
-TEST_SIZE = 100 MB
+TEST_SIZE = 130 MB
 TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUDA
 
 .NOTPARALLEL:
@@ -61,7 +62,7 @@ $(STAMPS)/demo: pyproject.toml
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: pyproject.toml
-	@sh scripts/venv "$(TEST_SIZE)" ".[dev,$(ENGINES)]"
+	@sh scripts/venv "$(TEST_SIZE)" ".[dev,$(TEST_ENGINES)]"
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ui: pyproject.toml

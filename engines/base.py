@@ -36,9 +36,7 @@ class EngineInfo:
     device: str  # "cpu", "cuda", "metal", "simulated"
     context: int  # tokens, prompt and answer together
     slots: int  # sequences decoded at once
-    fingerprint: (
-        str  # names the KV family: architecture, shapes, RoPE, tokenizer, weights; "" if nothing is handed over
-    )
+    fingerprint: str  # of the KV family: shapes, RoPE, tokenizer, weights; "" if nothing is handed over
     tokenizer: str  # hash of the vocabulary
     layout: KVLayout | None  # None: no KV cache goes in or out
     capabilities: Capabilities

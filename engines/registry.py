@@ -40,8 +40,9 @@ def open_engine(name: str, options: EngineOptions) -> Engine:
     try:
         module: Any = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:
+        extra = {"transformers": "torch"}.get(name, name)
         raise ConfigError(
-            f"engine {name!r} needs the package {error.name!r}: pip install 'kvasir-inference[{name}]'"
+            f"engine {name!r} needs the package {error.name!r}: pip install 'kvasir-inference[{extra}]'"
         ) from error
     engine: Engine = module.open_engine(options)
     return engine

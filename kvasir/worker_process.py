@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from decode_worker.worker import DecodeWorker
+from engines.family import in_family
 from engines.hand_over_proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from infra.settings import Settings
@@ -79,7 +80,9 @@ def _load(settings: Settings, options: WorkerOptions) -> Engine:
     context = options.context or (configured.context if configured else 0)
     slots = 1 if options.role == "prefill" else options.slots or (configured.slots if configured else 4)
     threads = configured.threads if configured else 0
-    return open_engine(name, EngineOptions(weights, context, slots, threads))
+    engine = open_engine(name, EngineOptions(weights, context, slots, threads))
+    loaded: Engine = in_family(engine, options.model, configured.same_weights if configured else ())
+    return loaded
 
 
 def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:

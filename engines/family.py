@@ -1,0 +1,47 @@
+"""Engines whose weights are conversions of the same model may share KV caches, where the configuration says so.
+
+A GGUF file and a folder of safetensors never have the same fingerprint, because nothing in them proves that they hold
+the same weights. `same_weights` in a model's table is the owner's word for it: such engines then go by the name of the
+family, which covers what both must agree on all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engines.base import EngineInfo
+from messages.kv import KVLayout
+
+
+def family_fingerprint(model: str, engines: Sequence[str], layout: KVLayout) -> str:
+    """The family's name: model, engines, and the shape of the KV cache (the dtype may differ: it is cast)."""
+    shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.window, layout.window_layers)
+    seed = repr((model, sorted(engines), shape)).encode()
+    return "family-" + hashlib.blake2b(seed, digest_size=16, person=b"kvasir.family").hexdigest()
+
+
+class InFamily:
+    """An engine that goes by its family's fingerprint; everything else is the engine's own."""
+
+    def __init__(self, engine: Any, fingerprint: str) -> None:
+        self._engine = engine
+        self._info: EngineInfo = replace(engine.info, fingerprint=fingerprint)
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's, with the family's fingerprint."""
+        return self._info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def in_family(engine: Any, model: str, engines: Sequence[str]) -> Any:
+    """The engine under its family's name, if it belongs to one and hands anything over; else as it is."""
+    info: EngineInfo = engine.info
+    if info.engine not in engines or info.layout is None or not info.fingerprint:
+        return engine
+    return InFamily(engine, family_fingerprint(model, engines, info.layout))
