@@ -25,7 +25,7 @@ from engines.mlx_loop import ModelLoop
 from engines.mlx_sampling import sampler_for
 from engines.mlx_work import DecodeWork, Output, PrefillWork, Work
 from engines.registry import EngineOptions
-from messages.errors import ConfigError, ContextExceeded, HandOverFailed
+from messages.errors import ConfigError, ContextExceeded, EngineUnavailable, HandOverFailed
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Window
 
@@ -98,7 +98,7 @@ class MLXEngine:
     ) -> Prefilled:
         """See PrefillEngine. Blocks are copied out while the next chunk is computed."""
         layout = self._require_hand_over()
-        self._check_context(len(tokens))
+        self._check_prompt(tokens, 0)
         if resume is not None:
             self._check_cache(resume, layout)
             if resume.num_tokens > len(tokens):
@@ -126,7 +126,7 @@ class MLXEngine:
         """See DecodeEngine."""
         called = time.monotonic()
         self._loop.require_open()
-        self._check_context(len(tokens) + sampling.max_tokens)
+        self._check_prompt(tokens, sampling.max_tokens)
         if cache is not None:
             self._check_cache(cache, self._require_hand_over())
             if cache.num_tokens != len(tokens) - 1:
@@ -182,9 +182,15 @@ class MLXEngine:
             raise HandOverFailed(f"this MLX engine hands over no KV cache: {self._loop.no_hand_over}")
         return self._loop.layout
 
-    def _check_context(self, wanted: int) -> None:
+    def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
+        wanted = len(tokens) + max_tokens
         if wanted > self._info.context:
             raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
+        # MLX checks no index: an id beyond the embeddings ends the process.
+        if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
+            raise EngineUnavailable(
+                f"a token id is none of this model's {self._loop.num_logits:,}: another's tokenizer?"
+            )
 
     @staticmethod
     def _check_cache(cache: KVCache, layout: KVLayout) -> None:
