@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engines.base import Answer, DecodeEngine, DecodesText
 from infra import topology
@@ -27,6 +27,7 @@ class Generated:
 
     text: str
     finish_reason: str
+    more_texts: tuple[str, ...]
     report: DecodeReport
 
 
@@ -124,41 +125,54 @@ class Generation:
         return ""
 
     def _generate(self, cache: KVCache | None, get_s: float, why_none: str = "") -> Generated:
+        """All answers that the job asks for, one after the other from the same cache; only the first is streamed."""
         stream = _Stream(self._broker, self._job)
         before_s = self._since_submission()
-        answer = self._answer(cache, stream.piece if stream.wanted else None)
+        first = self._answer(cache, 0, stream.piece if stream.wanted else None)
         stream.end()
-        handed_over = cache.num_tokens if cache else 0
-        expected = len(self._job.job.tokens) - handed_over
-        if cache and answer.evaluated_tokens != expected:
-            # The text is right all the same; but the hand-over saved nothing, and must not be reported as one.
-            why_none = f"the engine evaluated {answer.evaluated_tokens:,} prompt tokens where {expected:,} were left"
-        self._see(Step.FIRST_TOKEN, self._job, ttft_s=before_s + answer.first_token_s)
-        return Generated(
-            answer.text, answer.finish_reason, self._report(answer, handed_over, get_s, before_s, why_none)
-        )
+        self._see(Step.FIRST_TOKEN, self._job, ttft_s=before_s + first.first_token_s)
+        others = [self._answer(cache, number) for number in range(1, self._job.job.sampling.answers)]
+        answers = [first, *others]
+        why_none = why_none or self._why_not_reused(cache, answers)
+        report = self._report(answers, cache.num_tokens if cache else 0, get_s, before_s, why_none)
+        return Generated(first.text, first.finish_reason, tuple(answer.text for answer in others), report)
 
-    def _answer(self, cache: KVCache | None, on_text: Callable[[str], None] | None) -> Answer:
+    def _why_not_reused(self, cache: KVCache | None, answers: Sequence[Answer]) -> str:
+        """The proof: with a cache, every answer must have evaluated just the tokens that it does not cover.
+
+        The text is right all the same; but a hand-over that saved nothing must not be reported as one.
+        """
+        if cache is None:
+            return ""
+        left = len(self._job.job.tokens) - cache.num_tokens
+        most = max(answer.evaluated_tokens for answer in answers)
+        return "" if most == left else f"the engine evaluated {most:,} prompt tokens where {left:,} were left"
+
+    def _answer(self, cache: KVCache | None, number: int, on_text: Callable[[str], None] | None = None) -> Answer:
         """The engine's answer. A job that no prefill worker tokenized travels as text, and is tokenized here."""
         job = self._job.job
+        sampling = replace(job.sampling, seed=(job.sampling.seed + number) % 2**32, answers=1)
         if isinstance(self._engine, DecodesText):
-            return self._engine.decode_text(job.shared + job.own, job.sampling, on_text, self._stop)
+            return self._engine.decode_text(job.shared + job.own, sampling, on_text, self._stop)
         tokens = job.tokens or self._engine.tokenize(job.shared, job.own, job.submitted_at).ids
-        return self._engine.decode(tokens, cache, job.sampling, on_text, self._stop)
+        return self._engine.decode(tokens, cache, sampling, on_text, self._stop)
 
-    def _report(self, answer: Answer, handed_over: int, get_s: float, before_s: float, why_none: str) -> DecodeReport:
+    def _report(
+        self, answers: Sequence[Answer], handed_over: int, get_s: float, before_s: float, why_none: str
+    ) -> DecodeReport:
+        evaluated = max(answer.evaluated_tokens for answer in answers)
         return DecodeReport(
             engine=self._engine.info.engine,
             hand_over="none" if why_none or not handed_over else "kv",
             why_none=why_none,
-            prompt_tokens=len(self._job.job.tokens) or answer.evaluated_tokens,
+            prompt_tokens=len(self._job.job.tokens) or evaluated,
             handed_over_tokens=0 if why_none else handed_over,
-            evaluated_tokens=answer.evaluated_tokens,
-            completion_tokens=answer.completion_tokens,
+            evaluated_tokens=evaluated,
+            completion_tokens=sum(answer.completion_tokens for answer in answers),
             queue_s=self.queue_s,
             get_s=get_s,
-            ttft_s=before_s + answer.first_token_s,
-            decode_s=answer.seconds,
+            ttft_s=before_s + answers[0].first_token_s,
+            decode_s=sum(answer.seconds for answer in answers),
             total_s=self._since_submission(),
         )
 

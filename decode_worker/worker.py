@@ -197,6 +197,7 @@ class DecodeWorker:
             "succeeded",
             text=made.text,
             finish_reason=made.finish_reason,
+            more_texts=made.more_texts,
             attempts=envelope.attempts + 1,
             prefill=job.prefill,
             decode=replace(made.report, worker_id=self.worker_id),

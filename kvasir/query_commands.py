@@ -26,10 +26,18 @@ from producers.client import Client
 @click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--temperature", type=float, default=0.2, show_default=True)
+@click.option("--answers", type=click.IntRange(1), default=1, help="How many answers, from one prefill.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 @click.pass_obj
 def ask(
-    given: Globals, prompt: str, model: str, stream: bool, max_tokens: int, temperature: float, as_json: bool
+    given: Globals,
+    prompt: str,
+    model: str,
+    stream: bool,
+    max_tokens: int,
+    temperature: float,
+    answers: int,
+    as_json: bool,
 ) -> int:
     """Send one PROMPT, ahead of the bulk, and print the answer."""
     settings = given.settings()
@@ -38,7 +46,7 @@ def ask(
         for sentence in _unserved(client, model):
             stderr.print(sentence)
         printer = _Printer(stream and not as_json)
-        for event in client.stream(model, prompt, Sampling(max_tokens, temperature)):
+        for event in client.stream(model, prompt, Sampling(max_tokens, temperature, answers=answers)):
             printer.show(event)
     return printer.end(as_json)
 
@@ -74,6 +82,8 @@ class _Printer:
             click.echo(f"kvasir: {result.error.message}", err=True)
         else:
             click.echo("" if self._stream and self._delivery else result.text)
+            for number, text in enumerate(result.more_texts, 2):
+                click.echo(f"\n[answer {number}]\n{text}")
         return 0 if result.state == "succeeded" else 1
 
 

@@ -24,6 +24,7 @@ MAX_ANSWER_BYTES = 4 * MIB
 MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
 MAX_STOP_STRINGS = 16
+MAX_ANSWERS = 32
 FAR_FUTURE_S = 1e11
 
 Lane = Literal["now", "bulk"]
@@ -50,6 +51,7 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     json_schema: str = ""  # JSON text; "" leaves the answer free
+    answers: int = 1  # how many to generate from one KV cache; each has its own seed: seed, seed + 1, …
 
     def __post_init__(self) -> None:
         checks.whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -62,6 +64,7 @@ class Sampling:
         for word in self.stop:
             checks.text("stop", word, KIB)
         checks.text("json_schema", self.json_schema, MAX_SCHEMA_BYTES)
+        checks.whole("answers", self.answers, 1, MAX_ANSWERS)
         if self.json_schema:
             self._check_schema_is_an_object()
 
@@ -218,7 +221,10 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class DecodeReport:
-    """What the decode stage did. `evaluated_tokens` is the engine's own counter: the proof of the hand-over."""
+    """What the decode stage did. `evaluated_tokens` is the engine's own counter: the proof of the hand-over.
+
+    Of several answers it is the largest; completion tokens and seconds are those of all together.
+    """
 
     worker_id: str = ""
     engine: str = ""
@@ -257,6 +263,7 @@ class JobResult:
     state: State
     text: str = ""
     finish_reason: str = ""
+    more_texts: tuple[str, ...] = ()  # the second answer and on, where several were asked for
     error: JobError | None = None
     attempts: int = 1  # deliveries worked on that met a transient error, plus this one
     prefill: PrefillReport = field(default_factory=PrefillReport)
@@ -269,6 +276,10 @@ class JobResult:
         checks.model_name("model", self.model)
         checks.one_of("state", self.state, STATES)
         checks.text("text", self.text, MAX_ANSWER_BYTES)
+        if not isinstance(self.more_texts, tuple) or len(self.more_texts) >= MAX_ANSWERS:
+            raise InvalidMessage(f"more_texts must be fewer than {MAX_ANSWERS} texts")
+        for text in self.more_texts:
+            checks.text("more_texts", text, MAX_ANSWER_BYTES)
         checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):

@@ -9,6 +9,7 @@ import pytest
 from infra import topology
 from infra.envelope import open_envelope
 from messages.errors import EngineUnavailable
+from messages.jobs import Sampling
 from messages.lifecycle import Step
 from tests.support.pipeline import (
     BATCH,
@@ -508,3 +509,19 @@ def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline)
     assert result.error.message == "6 attempts; the last: no model is loaded"
     assert [letter.headers["kvasir-error"] for letter in pipeline.dead_letters()] == ["AttemptsExhausted"]
     pipeline.nothing_is_left()
+
+
+def test_several_answers_come_from_one_prefill_and_one_transfer(pipeline):
+    prefill, decode = pipeline.start()
+    job = pipeline.job(sampling=Sampling(20, temperature=1.0, seed=7, answers=3))
+
+    result = pipeline.run(job)
+
+    texts = [result.text, *result.more_texts]
+    assert len(texts) == len(set(texts)) == 3
+    assert len(prefill.engine.prefilled) == 1
+    assert len(decode.engine.decoded) == 3
+    assert (result.decode.hand_over, result.decode.evaluated_tokens) == ("kv", 1)
+    # And the second of them is what its seed alone would have given
+    alone = pipeline.run(pipeline.job(sampling=Sampling(20, temperature=1.0, seed=8)))
+    assert alone.text == texts[1]
