@@ -136,6 +136,7 @@ class _HandOver:
         self._shared = shared_boundary(layout, min(job.shared_tokens, self._covered))
         self._refs = block_refs(self._fingerprint, layout, job.tokens, self._covered, self._shared, job.job_id)
         self._resumes = engine.info.capabilities.resumes
+        self._repaired = False  # a stored start was damaged: once, it is computed anew
         self._computed = self._put_bytes = 0
         self._prefill_s = self._put_s = 0.0
 
@@ -190,6 +191,9 @@ class _HandOver:
         try:
             resume = self._stored_start(min(first, end - 1))
         except HandOverFailed as error:
+            if self._repaired:
+                raise
+            self._repaired = True
             log.warning("job %s: deleted its stored start, which can't be used: %s", self._job.job_id, error)
             return self._compute_in_parts(stop) if end > self._shared else self._compute(end, stop)
         uploader = Uploader(self._kv, self._fingerprint, self._layout)
@@ -238,15 +242,14 @@ class _HandOver:
     def _stored_start(self, end: int) -> KVCache | None:
         """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
 
-        Raises HandOverFailed if it is damaged: it has been deleted then, since what is there is not stored again.
+        Raises HandOverFailed if it is damaged, or has just gone: all of it has been deleted then, since what is there
+        is not stored again.
         """
         start = self._resumable(end)
         if start < MIN_RESUME_TOKENS:
             return None
         *refs, last = [ref for _, ref in self._records(start)]
         windowed = bool(self._layout.window_layers)
-        if windowed and self._kv.missing([last]):
-            return None
         try:
             blocks = self._kv.get(self._fingerprint, self._layout, refs if windowed else [*refs, last])
             window = self._kv.get_window(self._fingerprint, self._layout, last) if windowed else None

@@ -145,6 +145,27 @@ def test_a_damaged_prefix_is_replaced(room: Class) -> None:
     room.engine.decode(job.tokens, room.cache(job), GREEDY)
 
 
+def test_a_prefix_that_is_damaged_again_and_again_costs_the_hand_over_and_not_the_job(room: Class) -> None:
+    # Given a store that spoils whatever is put into it
+    room.kv = SpoilingStore()
+
+    # When a class is prefilled
+    first, second = (room.prefill(room.job(letter * 400)) for letter in "ab")
+
+    # Then its jobs go on without a hand-over, and no worker computes for ever
+    assert (first.kv, second.kv) == (None, None)
+    assert "xxh3" in second.why_no_kv
+
+
+class SpoilingStore(WatchedStore):
+    def put(self, fingerprint: Any, layout: Any, records: Any) -> int:
+        records = list(records)
+        done = super().put(fingerprint, layout, records)
+        for ref, _ in records:
+            self.flip_a_byte(ref)
+        return done
+
+
 def test_an_engine_that_refuses_a_stored_start_computes_it_itself(room: Class) -> None:
     # Given an engine that can't go on from any stored prefix
     room.prefill(room.job("a" * 400))
@@ -291,14 +312,23 @@ def test_patience_has_an_end_and_the_lease_stays_with_its_holder() -> None:
     board = MemoryBoard()
     board.claim("prefix-abc", 1, "worker-2", 3600)
 
-    # When a worker's patience is at its end, and when what it waits for comes
-    for there, compute in ((False, True), (True, False)):
-        leases = PrefixLeases(board, "worker-1")
-        with leases.turn("abc", lambda there=there: there, 0, threading.Event()) as ours:
-            # Then it goes on, without the lease
-            assert ours is compute
-            assert leases.held() == []
+    # When a worker's patience is at its end, Then it computes too, without the lease
+    leases = PrefixLeases(board, "worker-1")
+    with leases.turn("abc", lambda: False, 0, threading.Event()) as compute:
+        assert (compute, leases.held()) == (True, [])
     assert board.claim("prefix-abc", 1, "worker-2", 3600)
+
+
+def test_waiting_ends_when_the_prefix_is_there_whoever_holds_the_lease() -> None:
+    board, stop = MemoryBoard(), threading.Event()
+    board.claim("prefix-abc", 1, "worker-2", 3600)
+    looks = iter([False, False])
+    too_late = threading.Timer(10, stop.set)
+    too_late.start()
+
+    with PrefixLeases(board, "worker-1").turn("abc", lambda: next(looks, True), 3600, stop) as compute:
+        assert not compute
+    too_late.cancel()
 
 
 def test_the_lease_of_a_worker_that_died_runs_out(room: Class) -> None:
@@ -406,6 +436,8 @@ def test_blocks_alone_are_no_start_for_a_sliding_window(sliding: Engine) -> None
     room.prefill(job)
     *_, last, window = room.refs(job)
     room.kv.delete([last, window])
+    room.kv.stored.clear()
 
-    # When it comes back, Then it is computed from the start
+    # When it comes back, Then it is computed from the start, and what is missing is stored
     assert room.prefill(job).report.computed_tokens == len(job.tokens) - 1
+    assert room.kv.stored == [last, window]
