@@ -12,7 +12,6 @@ A template that changes with what the user says can't be rendered this way; one 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import threading
@@ -28,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from engines.base import Tokenized
+from engines.vocabulary import vocabulary_hash
 from messages.errors import ConfigError
 
 _MARKER = "kvasir7c1e5a93marker"
@@ -219,18 +219,6 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} does not hold a JSON object")
     return value
-
-
-def vocabulary_hash(tokens: Sequence[str], merges: Iterable[str]) -> str:
-    """Names a tokenizer by each id's text and the merges ("a b"), whatever file they came from.
-
-    A GGUF's `tokenizer.ggml.tokens` (without the "[PADn]" that fill it up) and `tokenizer.ggml.merges` of the same
-    model give the same hash.
-    """
-    digest = hashlib.blake2b(digest_size=16, person=b"kvasir.vocab")
-    for part in (tokens, merges):
-        digest.update("\0".join(part).encode("utf-8", "surrogatepass") + b"\1")
-    return digest.hexdigest()
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from engines import slotfile
 from engines.gguf_file import GGUFFile
 from engines.slotfile import SlotFile, SlotShape
+from engines.vocabulary import vocabulary_hash
 from messages.errors import HandOverFailed, InvalidMessage
 from messages.kv import KVLayout
 
@@ -31,6 +33,9 @@ class Heads:
     layers: int
     kv_heads: int
     head_dim: int
+
+
+_PADDING = re.compile(r"\[PAD\d+\]")
 
 
 def heads(gguf: GGUFFile) -> Heads:
@@ -76,9 +81,17 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
 
 
 def tokenizer_hash(gguf: GGUFFile) -> str:
-    """Hash of the vocabulary, merges and their settings; the chat template is no part of it."""
-    entries = {key: value for key, value in gguf.metadata.items() if key.startswith("tokenizer.ggml.")}
-    return _digest(entries)
+    """Names the vocabulary as a Hugging Face folder of the same model does; the chat template is no part of it."""
+    tokens = [str(token) for token in gguf.metadata.get("tokenizer.ggml.tokens", [])]
+    merges = [str(merge) for merge in gguf.metadata.get("tokenizer.ggml.merges", [])]
+    while tokens and _PADDING.fullmatch(tokens[-1]):
+        tokens.pop()
+    return vocabulary_hash(tokens, merges)
+
+
+def _tokenizer_digest(gguf: GGUFFile) -> str:
+    """Everything that the file says of its tokenizer, settings included."""
+    return _digest({key: value for key, value in gguf.metadata.items() if key.startswith("tokenizer.ggml.")})
 
 
 def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:
@@ -88,7 +101,7 @@ def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:
         {
             "format": FORMAT,
             "architecture": {k: v for k, v in gguf.metadata.items() if k.startswith(prefix)},
-            "tokenizer": tokenizer_hash(gguf),
+            "tokenizer": _tokenizer_digest(gguf),
             "weights": weights_digest(gguf),
             "block_tokens": layout.block_tokens,
         }

@@ -12,7 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from engines.gguf_file import read_gguf
-from engines.hf_prompt import HFPrompt, vocabulary_hash
+from engines.hf_prompt import HFPrompt
+from engines.vocabulary import vocabulary_hash
 from messages.errors import ConfigError
 
 MODEL = Path(__file__).parents[2] / "examples" / "model"
