@@ -144,17 +144,15 @@ def retry(given: Globals, batch: Path, only: str, as_json: bool, quiet: bool, ma
 def cancel(given: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
     settings = _need_cluster(given, "cancel").settings()
-    if not batches.exists(batch):
-        raise BatchError(f"{batch} holds no batch; name the folder given to --out")
-    manifest = json.loads((batch / "batch.json").read_text("utf-8"))
+    batch_id = batches.batch_id(batch)
     with connect(settings, (), given.observer(), "cancel") as client:
-        client.cancel(manifest["batch_id"])
+        client.cancel(batch_id)
     if batches.is_owned(batch):
-        say(f"{manifest['batch_id']} is cancelled; the kvasir process that owns it writes the results")
+        say(f"{batch_id} is cancelled; the kvasir process that owns it writes the results")
         return 0
     with Batch(batch) as owned:
         written = owned.journal.record(cancelled(owned, owned.open_jobs()))
-    say(f"{manifest['batch_id']} is cancelled: {len(written)} jobs")
+    say(f"{batch_id} is cancelled: {len(written)} jobs")
     return 0
 
 

@@ -23,6 +23,7 @@ from producers.files import write_atomically
 from producers.journal import Journal, Lines
 
 _VERSION = 1
+_KEYS = ("batch_id", "created_at", "secret", "request", "runs", "jobs")  # of batch.json, beside the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,19 @@ class Batch:
         """Open or create a batch. Raises BatchError if another process owns it or the folder can't be used."""
         self.folder = folder
         self._lock = _lock(folder)
+        try:
+            self._open(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, folder: Path) -> None:
         manifest = _read_manifest(folder)
         self.batch_id: str = manifest["batch_id"]
         self.created_at: float = manifest["created_at"]
-        self.secret = bytes.fromhex(manifest["secret"])
+        self.secret: bytes = manifest["secret"]
         self.request: dict[str, Any] = manifest["request"]
-        self.entries = [Entry(**entry) for entry in manifest["jobs"]]
+        self.entries: list[Entry] = manifest["jobs"]
         self.runs: dict[str, int] = manifest["runs"]
         self._submitted = Lines(folder / "submitted.jsonl")
         self._confirmed = {(row["job_id"], row["run"]) for row in self._submitted}
@@ -147,6 +155,13 @@ def exists(folder: Path) -> bool:
     return (folder / "batch.json").is_file()
 
 
+def batch_id(folder: Path) -> str:
+    """Id of the batch in this folder, whoever owns it. Raises BatchError if there is none that can be read."""
+    if not exists(folder):
+        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
+    return str(_read_manifest(folder)["batch_id"])
+
+
 def is_owned(folder: Path) -> bool:
     """Whether some process owns the batch in this folder now."""
     try:
@@ -176,7 +191,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         return _new_manifest(folder)
     try:
         manifest = json.loads(path.read_text("utf-8"))
-        known = manifest["version"] == _VERSION and {"batch_id", "secret", "created_at", "jobs"} <= manifest.keys()
+        known = manifest["version"] == _VERSION
+        if known:
+            manifest["secret"] = bytes.fromhex(manifest["secret"])
+            manifest["jobs"] = [Entry(**entry) for entry in manifest["jobs"]]
+            manifest = {key: manifest[key] for key in _KEYS}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise BatchError(f"{path} can't be read ({error}); restore it, or use another --out folder") from None
     if not known:
@@ -190,7 +209,7 @@ def _new_manifest(folder: Path) -> dict[str, Any]:
     return {
         "batch_id": f"{slug}-{secrets.token_hex(4)}",
         "created_at": time.time(),
-        "secret": secrets.token_hex(16),
+        "secret": secrets.token_bytes(16),
         "request": {},
         "runs": {},
         "jobs": [],

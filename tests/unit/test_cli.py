@@ -234,6 +234,27 @@ def test_a_folder_without_a_batch_is_a_usage_error(kvasir: Kvasir, tmp_path: Pat
     assert not (tmp_path / "batch.lock").exists()
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    ["", "[]", '{"version": 1}', '{"version": 1, "batch_id": "b", "created_at": 1, "secret": "no hex", "jobs": []}'],
+)
+def test_a_damaged_batch_is_a_usage_error_and_stays_as_it_is(
+    kvasir: Kvasir, homework: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "batch.json").write_text(damaged, "utf-8")
+    grading = kvasir("grade", *tiny(homework, out))
+    monkeypatch.setenv("KVASIR_BROKER_URL", "amqp://127.0.0.1")
+    monkeypatch.setenv("KVASIR_STORE_URL", "redis://127.0.0.1")
+    cancelling = kvasir("cancel", out)
+
+    assert grading.code == cancelling.code == cli.USAGE
+    assert grading.sentence() == cancelling.sentence()
+    assert "batch.json can't be read" in grading.sentence()
+    assert (out / "batch.json").read_text("utf-8") == damaged
+
+
 @pytest.mark.parametrize("command", ["submit", "cancel"])
 def test_detached_commands_ask_for_a_broker(kvasir: Kvasir, homework: Path, tmp_path: Path, command: str) -> None:
     ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path]))
