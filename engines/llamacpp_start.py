@@ -24,6 +24,7 @@ from messages.errors import ConfigError, EngineUnavailable, HandOverFailed
 _OWN_PROGRAM = f"{PROGRAM}:"
 _Running = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
 _SHARED_MEMORY = Path("/dev/shm")
+_WHOLE_PROMPT = 8192  # tokens; a prompt up to that is one batch
 _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to it
 
 
@@ -176,6 +177,10 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     threads = launch.threads or max(1, (os.cpu_count() or 2) // 2)
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
+    if launch.threads == 1:
+        # Asked for, so that answers can be compared. Attention rounds the rows of a batch of less than 64 tokens
+        # otherwise than those of a longer one, and where a prompt is cut depends on what is decoded at the moment.
+        params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params
 
 
