@@ -70,13 +70,26 @@ class ModelLoop:
         slots: int,
         ready: queue.SimpleQueue[LoadedModel | Exception],
     ) -> None:
+        try:
+            self._serve(load, end_ids, slots, ready)
+        except Exception as error:  # noqa: BLE001  from `load`: raised in the thread that waits for it
+            ready.put(error)
+        finally:
+            mx.clear_cache()
+            # MLX wants a thread to do this before it ends: what is left is torn down by destructors that may meet an
+            # interpreter which is gone, and abort the process. Older releases have no such function.
+            getattr(mx, "clear_streams", _nothing)()
+
+    def _serve(
+        self,
+        load: Callable[[], LoadedModel],
+        end_ids: Sequence[int],
+        slots: int,
+        ready: queue.SimpleQueue[LoadedModel | Exception],
+    ) -> None:
         stream = mx.new_stream(mx.default_device())
         with mx.stream(stream):
-            try:
-                loaded = load()
-            except Exception as error:  # noqa: BLE001  raised in the thread that waits for it
-                ready.put(error)
-                return
+            loaded = load()
             turns = _Turns(loaded, stream, end_ids, slots, self._inbox)
             ready.put(loaded)
             try:
@@ -87,7 +100,6 @@ class ModelLoop:
                 with self._lock:
                     self._closed = True
                 turns.end()
-        mx.clear_cache()
 
 
 class _Turns:
@@ -257,3 +269,7 @@ def _reported(work: Work) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  MLX raises RuntimeError, ValueError and others
         _log.exception("MLX failed on a prompt of %d tokens", len(work.tokens))
         work.put(EngineUnavailable(f"MLX failed on the prompt: {error}"))
+
+
+def _nothing() -> None:
+    pass

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -395,3 +397,19 @@ def test_an_engine_that_was_closed_says_so(folder: Path) -> None:
     for call in (lambda: engine.decode((1, 2), None, GREEDY), lambda: engine.prefill((1, 2), lambda _: None)):
         with pytest.raises(EngineUnavailable, match="closed"):
             call()
+
+
+@pytest.mark.parametrize("last", ["engine.close()", "pass"], ids=["closed", "left open"])
+def test_a_process_that_used_the_engine_ends_without_a_crash(folder: Path, last: str) -> None:
+    # Given a program that decodes, whether or not it closes the engine
+    program = f"""
+from engines.registry import EngineOptions, open_engine
+from messages.jobs import Sampling
+engine = open_engine("mlx", EngineOptions({str(folder)!r}, context=512))
+print(len(engine.decode((1, 2, 3), None, Sampling(max_tokens=4, temperature=0)).tokens))
+{last}
+"""
+    # When it runs, several times: MLX's own clean-up raced the interpreter's
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(3)]
+    # Then it ends as programs do
+    assert [(run.returncode, run.stdout, run.stderr) for run in runs] == [(0, "4\n", "")] * 3
