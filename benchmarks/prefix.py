@@ -49,7 +49,7 @@ JOBS = 50
 QUICK_JOBS = {"simulated": 8, "llamacpp": 4}
 CONTEXT = 8192
 ALLOWED = 1.03  # times the ideal
-PATIENCE_S = 600.0
+PATIENCE_S = 1800.0  # on a busy machine the batch without sharing takes long
 DEMO_MODEL = Path(__file__).parents[1] / "examples" / "model" / "kvasir-demo.gguf"
 WEIGHTS = {
     "simulated": "sim:prefill=5000,decode=1000,scale=1,layers=8,kv_heads=2,head_dim=32",  # 2 KiB of KV a token
