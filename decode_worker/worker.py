@@ -35,6 +35,7 @@ from messages.errors import (
     InvalidMessage,
     KvasirError,
     NewerMessage,
+    Retry,
     StoreUnavailable,
 )
 from messages.jobs import DecodeJob, JobResult
@@ -157,6 +158,8 @@ class DecodeWorker:
             raise
         except Exception as error:  # noqa: BLE001  sorted out there
             self._end_failed(running.held, envelope, error)
+            if not isinstance(error, Retry):  # nobody will need them again
+                self._delete_own_blocks(job)
 
     def _decode(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
         """Load, generate, store the result, publish + confirm, ack, delete."""

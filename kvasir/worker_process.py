@@ -40,7 +40,7 @@ class WorkerOptions:
     context: int = 0
     slots: int = 0
     grace_s: float = 60.0
-    kv_cache_gb: float = 2.0  # shared blocks that a decode worker keeps in memory
+    kv_cache_gb: float = 2.0  # shared blocks kept in memory
 
 
 def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Moment], None]) -> None:
@@ -86,9 +86,9 @@ def _load(settings: Settings, options: WorkerOptions) -> Engine:
 
 
 def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:
-    """A decode worker keeps the class's blocks, so that a rubric crosses the network once."""
+    """A worker keeps the class's blocks: a rubric crosses the network once to decode, and once to resume from."""
     size = int(options.kv_cache_gb * 1e9)
-    return CachedKVStore(kv, size) if options.role == "decode" and size else kv
+    return CachedKVStore(kv, size) if size else kv
 
 
 def _check_family(board: Board, model: str, engine: Engine) -> None:

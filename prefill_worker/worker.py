@@ -183,9 +183,10 @@ class PrefillWorker:
         """Nothing to do."""
 
     def _decode_waits(self) -> bool:
-        """Whether any job of this model waits for decode, as far as the broker tells."""
+        """Whether any job waits for decode, of any model that shares this store, as far as the broker tells."""
+        models = {card.model for card in self._board.cards()} | {self._model}
         try:
-            depths = [self._broker.depth(work_queue("decode", self._model, lane)) for lane in LANES]
+            depths = [self._broker.depth(work_queue("decode", model, lane)) for model in models for lane in LANES]
         except BrokerUnavailable:
             return True
         return any(depth and depth.ready for depth in depths)
