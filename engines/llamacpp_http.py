@@ -1,26 +1,30 @@
 """Speaks HTTP with a llama.cpp server: requests that can be called off while the server computes.
 
-A blocking read can't be interrupted from outside, so the requests run on one event loop in a thread of its own;
-the caller waits for what comes back, looks at its stop event, and cancels. The closed connection tells the server.
+Each request has a connection of its own and runs in its caller's thread, because a token that changes threads on its
+way costs more than a small model needs to compute it. Reads wake up ten times a second to look whether the answer is
+still wanted. The closed connection tells the server when it isn't.
 """
 
 from __future__ import annotations
 
-import asyncio
+import base64
+import http.client
+import io
 import json
-import queue
+import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
-
-import httpx
+from urllib.parse import unquote, urlsplit
 
 from messages.errors import Cancelled, EngineUnavailable
 
 _POLL_S = 0.1
 _CONNECT_S = 10.0
+_SEND_S = 30.0
 _ANSWER_S = 30.0  # for questions that need no computing
 
 
@@ -33,103 +37,74 @@ class ServerRefused(EngineUnavailable):
         self.kind = kind
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    error: BaseException | None
-
-
 class LlamaServer:
     """The HTTP side of one server. All methods may be called from any thread, and raise EngineUnavailable."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        secure = parts.scheme == "https"
+        self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._address = (parts.hostname or "", parts.port)
+        self._path = parts.path
+        self._headers = {"Content-Type": "application/json"}
+        if parts.username:
+            account = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
         self._closed = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="llamacpp-http", daemon=True)
-        self._thread.start()
-        # No read time-out: a long prefill is silent for minutes, and the caller's stop event is what ends it.
-        timeout = httpx.Timeout(None, connect=_CONNECT_S)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-        self._client = httpx.AsyncClient(base_url=self.url, timeout=timeout, limits=limits, trust_env=False)
 
     def get(self, path: str) -> Any:
         """The JSON that the server answers."""
-        return self._only(lambda: self._once("GET", path, None), None)
+        with self._response("GET", path, None, None, _ANSWER_S) as response:
+            return _json(response.read())
 
     def post(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Any:
         """The JSON that the server answers. Raises Cancelled soon after `stop` is set."""
-        return self._only(lambda: self._once("POST", path, body), stop)
+        with self._response("POST", path, body, stop) as response:
+            return _json(response.read())
 
     def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[Any]:
         """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
-        return self._receive(lambda: self._events(path, body), stop)
+        with self._response("POST", path, body, stop) as response:
+            for line in _lines(response):
+                self._check_running(stop)
+                kind, _, value = line.partition(b": ")
+                if kind == b"error":
+                    raise _refusal(500, value)
+                if kind == b"data":
+                    yield _json(value)
 
     def close(self) -> None:
         """Requests in progress raise EngineUnavailable. Idempotent."""
-        if self._closed.is_set():
-            return
         self._closed.set()
-        asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
-    async def _shut_down(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
-        await self._loop.shutdown_asyncgens()
-
-    async def _once(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[Any]:
-        timeout = httpx.Timeout(_ANSWER_S) if method == "GET" else httpx.USE_CLIENT_DEFAULT
-        response = await self._client.request(method, path, json=body, timeout=timeout)
-        _check(response, response.content)
-        yield _json(response.content)
-
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
-        async with self._client.stream("POST", path, json=body) as response:
-            if response.is_error:
-                _check(response, await response.aread())
-            async for line in response.aiter_lines():
-                kind, _, value = line.partition(": ")
-                if kind == "error":
-                    raise _refusal(500, value.encode())
-                if kind == "data":
-                    yield _json(value.encode())
-
-    def _only(self, produce: Callable[[], AsyncIterator[Any]], stop: threading.Event | None) -> Any:
-        with closing(self._receive(produce, stop)) as items:
-            return next(items)
-
-    def _receive(
-        self, produce: Callable[[], AsyncIterator[Any]], stop: threading.Event | None
-    ) -> Generator[Any, None, None]:
-        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    @contextmanager
+    def _response(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        stop: threading.Event | None,
+        timeout_s: float = float("inf"),  # a long prefill is silent for minutes, and `stop` is what ends it
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request, with a connection that is closed afterwards. Raises ServerRefused if it is no."""
         self._check_running(stop)
-        task = asyncio.run_coroutine_threadsafe(_deliver(produce(), inbox.put), self._loop)
+        connection = self._connection(*self._address, timeout=_CONNECT_S)
         try:
-            while True:
-                try:
-                    item = inbox.get(timeout=_POLL_S)
-                except queue.Empty:
-                    self._check_running(stop)
-                    continue
-                self._check_running(stop)
-                if isinstance(item, _End):
-                    self._finish(item)
-                    return
-                yield item
+            connection.connect()
+            connection.sock.settimeout(_SEND_S)
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._path + path, content, self._headers)
+            patient: Any = _Patient(connection.sock, timeout_s, partial(self._check_running, stop))
+            response = http.client.HTTPResponse(patient, method=method)
+            response.begin()
+            _check(response)
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise EngineUnavailable(f"the llama.cpp server at {self.url} does not answer: {what}") from error
         finally:
-            task.cancel()
-
-    def _finish(self, end: _End) -> None:
-        if isinstance(end.error, EngineUnavailable):
-            raise end.error
-        if end.error is not None:
-            what = str(end.error) or type(end.error).__name__
-            raise EngineUnavailable(f"the llama.cpp server at {self.url} does not answer: {what}") from end.error
+            connection.close()
 
     def _check_running(self, stop: threading.Event | None) -> None:
         if self._closed.is_set():
@@ -138,21 +113,47 @@ class LlamaServer:
             raise Cancelled("cancelled while the engine was at work")
 
 
-async def _deliver(items: AsyncIterator[Any], put: Callable[[Any], None]) -> None:
-    try:
-        async for item in items:
-            put(item)
-    except BaseException as error:
-        put(_End(error))
-        if isinstance(error, asyncio.CancelledError):
-            raise
-    else:
-        put(_End(None))
+class _Patient(io.RawIOBase):
+    """Reads from a socket. While it waits, it lets `check` raise."""
+
+    def __init__(self, inner: socket.socket, timeout_s: float, check: Callable[[], None]) -> None:
+        inner.settimeout(_POLL_S)
+        self._inner = inner
+        self._deadline = time.monotonic() + timeout_s
+        self._check = check
+
+    def readable(self) -> bool:
+        """See io.RawIOBase."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See io.RawIOBase."""
+        while True:
+            try:
+                return self._inner.recv_into(buffer)
+            except TimeoutError:
+                self._check()
+                if time.monotonic() > self._deadline:
+                    raise
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What http.client asks of a socket."""
+        return io.BufferedReader(self)
 
 
-def _check(response: httpx.Response, body: bytes) -> None:
-    if response.is_error:
-        raise _refusal(response.status_code, body)
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Each as soon as it is complete."""
+    rest = b""
+    while piece := response.read1():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _check(response: http.client.HTTPResponse) -> None:
+    if response.status >= 400:
+        raise _refusal(response.status, response.read())
 
 
 def _refusal(status: int, body: bytes) -> ServerRefused:

@@ -118,7 +118,10 @@ def _run_here(launch: Launch) -> _Running:
         running.append(xllamacpp.Server(_parameters(xllamacpp, launch)))
     except RuntimeError as error:
         raise ConfigError(f"llama.cpp can't load {launch.weights}: {error}") from None
-    return LlamaServer(running[0].listening_address), _device(xllamacpp), running.clear
+    server = LlamaServer(running[0].listening_address)
+    # It listens before its loop runs, and waits for ever if it is told to end in between. The loop answers this.
+    server.get("/slots")
+    return server, _device(xllamacpp), running.clear
 
 
 def attach(options: EngineOptions) -> Backing:
