@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
@@ -180,9 +180,19 @@ class _Turns:
         return not any(isinstance(other, PrefillWork) for other in self._feeding)
 
     def _feed(self) -> None:
-        """One chunk of the prompt that has waited longest."""
-        if not self._feeding:
-            return
+        """One chunk of the prompt that has waited longest.
+
+        Who needs none joins at once: to let in one for each step would leave seats empty in the meantime.
+        """
+        fed = [work for work in self._feeding if _is_fed(work)]
+        for work in fed:
+            self._feeding.remove(work)
+            with _reported(work):
+                self._join_batch(work)
+        if self._feeding:
+            self._feed_next()
+
+    def _feed_next(self) -> None:
         work = self._feeding.popleft()
         if work.abandoned:
             return
@@ -257,6 +267,10 @@ class _Turns:
         self._decoding.clear()
         self._batch.close()
         self._batch = self._new_batch()
+
+
+def _is_fed(work: Work) -> TypeGuard[DecodeWork]:
+    return isinstance(work, DecodeWork) and not work.abandoned and work.position >= work.to_feed
 
 
 @contextmanager
