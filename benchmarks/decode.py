@@ -1,0 +1,382 @@
+"""What an engine's decode() costs over the library that it drives: 8 handed-over sequences at once, greedy, free text.
+
+Another llama.cpp engine has prefilled 8 prompts of different lengths, and is closed again. Their KV caches lie in
+memory as canonical blocks. Then, in turns, a round each, both on warm models:
+
+    mlx       tokens_per_s: 8 threads call the engine's decode() with them.
+              bare_tokens_per_s: mlx_lm's BatchGenerator with another copy of the weights gets all 8 at once, as
+              arrays of MLX's that are there before the clock starts, and is asked for tokens by one thread that
+              appends them to lists.
+    llamacpp  tokens_per_s: 8 threads call the engine's decode() with them.
+              bare_tokens_per_s: 8 threads with a plain HTTP connection each restore a slot file, which is there before
+              the clock starts, and read the stream of the same /completion request; same server, same seats.
+
+The clock runs from when all threads are ready until the last one has its whole answer. So an engine's time holds what
+its bare side is spared: importing the KV cache (for llama.cpp: building the slot file, writing it, clearing the seat),
+incremental text, and the hand-over of each token to the caller's thread. `ratio` is the median of the rounds' ratios,
+not the ratio of the medians: who else uses the machine slows both sides of one round. `equal` says whether every
+answer had the same tokens on both sides.
+
+`cpu_ratio` compares the processor seconds of this process instead, in which the llama.cpp server and MLX run as well.
+Neighbours that take the cores change it little, where the clock's figures swing by a factor of two; on a machine that
+others use it is the one to read. Where a GPU computes it says what the CPU does beside it.
+
+What the figures do not show: a model of real size. The demo model has 1.1 million parameters, of which llama.cpp
+computes a step of 8 in some milliseconds, so what is done per token weighs far more here than beside a step of 30 ms.
+MLX is slow on CPUs: its steps take that long already, and an accelerator's don't. On two cores the engine's Python and
+the model's arithmetic share the cores, which they do not on a GPU. Left out: schemas, sampling, who calls decode()
+while others are at it, and prompts that nobody has prefilled.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
+
+from benchmarks import harness
+from engines import mlx_kv, mlx_model, slotfile
+from engines.hf_prompt import HFPrompt
+from engines.hf_weights import open_folder
+from engines.llamacpp import LlamaCppEngine
+from engines.llamacpp_model import slot_shape
+from engines.llamacpp_start import start
+from engines.registry import Engine, EngineOptions, open_engine
+from messages.jobs import Sampling
+from messages.kv import Block, KVCache, Window
+
+MODEL = Path(__file__).parents[1] / "examples" / "model"
+GGUF, FOLDER = MODEL / "kvasir-demo.gguf", MODEL / "kvasir-demo"
+SEQUENCES = 8
+CONTEXT = 2048
+# MLX is slow on CPUs.
+ANSWER_TOKENS = {"llamacpp": 256, "mlx": 128}
+QUICK_ANSWER_TOKENS = {"llamacpp": 256, "mlx": 32}
+ROUNDS, QUICK_ROUNDS = 11, 3
+WORDS = ("the", "program", "reads", "its", "input", "line", "by", "and", "prints", "out", "a", "report", "of", "what")
+
+Answer = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A prompt, and the KV cache of all its tokens but the last."""
+
+    tokens: tuple[int, ...]
+    cache: KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One side of one round: the answers' tokens, and how long all of them took together."""
+
+    answers: list[Answer]
+    seconds: float
+    cpu_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all answers together."""
+        return sum(map(len, self.answers)) / self.seconds
+
+
+class Clock:
+    """Starts when it is made. Counts seconds, and the processor time of this process, servers inside it included."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter(), time.process_time()
+
+    def stop(self, answers: list[Answer]) -> Timed:
+        """What has passed."""
+        return Timed(answers, time.perf_counter() - self._started[0], time.process_time() - self._started[1])
+
+
+class Side(Protocol):
+    """An engine that decodes a batch, and the same batch through what it drives."""
+
+    def engine(self) -> Timed:
+        """Through decode()."""
+
+    def bare(self) -> Timed:
+        """Without it."""
+
+    def close(self) -> None:
+        """Unload."""
+
+
+def handed_over(seed: int) -> list[HandedOver]:
+    """Prompts of 90 to 620 tokens, prefilled in an engine that is gone when this returns."""
+    engine = open_engine("llamacpp", EngineOptions(str(GGUF), context=CONTEXT, slots=1))
+    chosen = random.Random(seed)
+    try:
+        texts = [" ".join(chosen.choices(WORDS, k=60 * count)) for count in range(1, SEQUENCES + 1)]
+        chosen.shuffle(texts)
+        return [_prefilled(engine, engine.tokenize(text, "", 0.0).ids) for text in texts]
+    finally:
+        engine.close()
+
+
+def _prefilled(engine: Engine, tokens: tuple[int, ...]) -> HandedOver:
+    blocks: list[Block | Window] = []
+    engine.prefill(tokens[:-1], blocks.append)
+    assert engine.info.layout is not None
+    return HandedOver(tokens, KVCache(engine.info.layout, tuple(each for each in blocks if isinstance(each, Block))))
+
+
+class MLX:
+    """The mlx engine, and BatchGenerator over a second copy of the weights, in a thread of its own as the engine."""
+
+    def __init__(self, batch: list[HandedOver], num_tokens: int) -> None:
+        self._batch, self._num_tokens = batch, num_tokens
+        self._thread = ThreadPoolExecutor(1)  # MLX arrays belong to the thread that made them
+        self._thread.submit(self._load).result()
+        self._engine = open_engine("mlx", EngineOptions(str(FOLDER), context=CONTEXT, slots=len(batch)))
+
+    def close(self) -> None:
+        """See Side."""
+        self._engine.close()
+        self._thread.submit(self._unload).result()
+        self._thread.shutdown()
+
+    def engine(self) -> Timed:
+        """See Side."""
+        return through_engine(self._engine, self._batch, self._num_tokens)
+
+    def bare(self) -> Timed:
+        """See Side."""
+        return self._thread.submit(self._timed).result()
+
+    def _load(self) -> None:
+        folder = open_folder(str(FOLDER))
+        self._end_ids = sorted(HFPrompt(folder.path).end_ids)
+        self._loaded = mlx_model.load(folder)
+        self._stream = mx.new_stream(mx.default_device())
+
+    def _unload(self) -> None:
+        del self._loaded
+        mx.clear_cache()
+        mx.clear_streams()  # MLX wants a thread to do this before it ends
+
+    def _timed(self) -> Timed:
+        with mx.stream(self._stream):
+            caches = [self._imported(each.cache) for each in self._batch]
+            clock = Clock()
+            return clock.stop(self._generate(caches))
+
+    def _imported(self, cache: KVCache) -> list[Any]:
+        assert self._loaded.layout is not None
+        caches: list[Any] = make_prompt_cache(self._loaded.model)
+        mlx_kv.fill(caches, self._loaded.layout, cache)
+        return caches
+
+    def _generate(self, caches: list[list[Any]]) -> list[Answer]:
+        generator: Any = BatchGenerator(
+            self._loaded.model,
+            max_tokens=self._num_tokens,
+            stop_tokens=[[number] for number in self._end_ids],
+            completion_batch_size=len(caches),
+            stream=self._stream,
+        )
+        numbers = generator.insert([[each.tokens[-1]] for each in self._batch], caches=caches)
+        answers: dict[int, list[int]] = {number: [] for number in numbers}
+        unfinished = len(numbers)
+        while unfinished:
+            _, responses = generator.next()
+            for response in responses:
+                if response.finish_reason != "stop":
+                    answers[response.uid].append(response.token)
+                unfinished -= response.finish_reason is not None
+        generator.close()
+        return [tuple(answers[number]) for number in numbers]
+
+
+class LlamaCpp:
+    """The llamacpp engine, and its server over HTTP."""
+
+    def __init__(self, batch: list[HandedOver], num_tokens: int) -> None:
+        self._batch, self._num_tokens = batch, num_tokens
+        self._backing = start(EngineOptions(str(GGUF), context=CONTEXT, slots=len(batch)))
+        try:
+            self._engine = LlamaCppEngine(self._backing, len(batch))
+            self._address = urlsplit(self._backing.server.url).netloc
+            self._write_slot_files()
+        except BaseException:
+            self._backing.close()
+            raise
+
+    def close(self) -> None:
+        """See Side."""
+        self._engine.close()
+
+    def engine(self) -> Timed:
+        """See Side."""
+        return through_engine(self._engine, self._batch, self._num_tokens)
+
+    def bare(self) -> Timed:
+        """See Side."""
+        return together([partial(self._restore_and_generate, seat) for seat in range(len(self._batch))])
+
+    def _write_slot_files(self) -> None:
+        """One for each seat, laid out as the server itself does it."""
+        assert self._backing.slot_folder is not None
+        assert self._backing.gguf is not None
+        connection = http.client.HTTPConnection(self._address)
+        _post(connection, "/completion", {"prompt": [1, 2, 3], "n_predict": 0, "id_slot": 0, "cache_prompt": True})
+        _post(connection, "/slots/0?action=save", {"filename": "probe.slot"})
+        connection.close()
+        probe = slotfile.parse((self._backing.slot_folder / "probe.slot").read_bytes())
+        shape = slot_shape(self._backing.gguf, probe)
+        for seat, each in enumerate(self._batch):
+            state = slotfile.build(each.tokens[:-1], each.cache, shape, probe.streams)
+            (self._backing.slot_folder / f"seat-{seat}.slot").write_bytes(state)
+
+    def _restore_and_generate(self, seat: int) -> Answer:
+        connection = http.client.HTTPConnection(self._address)
+        _post(connection, f"/slots/{seat}?action=restore", {"filename": f"seat-{seat}.slot"})
+        body = {
+            "prompt": list(self._batch[seat].tokens),
+            "id_slot": seat,
+            "cache_prompt": True,
+            "n_predict": self._num_tokens,
+            "stream": True,
+            "return_tokens": True,
+            "samplers": ["top_k", "top_p", "temperature"],
+            "temperature": 0.0,
+            "top_p": 0.9,
+            "top_k": 1,
+            "seed": 0,
+            "stop": [],
+            "dynatemp_range": 0.0,
+            "mirostat": 0,
+        }
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        answer: list[int] = []
+        event: dict[str, Any] = {}
+        for line in connection.getresponse():
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                answer += event["tokens"]
+        connection.close()
+        if event["timings"]["prompt_n"] != 1:
+            raise RuntimeError(
+                f"the server evaluated {event['timings']['prompt_n']} prompt tokens: nothing was restored"
+            )
+        return tuple(answer)
+
+
+def _post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> None:
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    answer = response.read()
+    if response.status != http.HTTPStatus.OK:
+        raise RuntimeError(f"{path} was answered {response.status}: {answer[:200]!r}")
+
+
+def through_engine(engine: Engine, batch: list[HandedOver], num_tokens: int) -> Timed:
+    """Decode the batch from as many threads as it has sequences."""
+    sampling = Sampling(max_tokens=num_tokens, temperature=0)
+
+    def decode(each: HandedOver) -> Answer:
+        answer = engine.decode(each.tokens, each.cache, sampling)
+        if answer.evaluated_tokens != 1:
+            raise RuntimeError(f"the engine evaluated {answer.evaluated_tokens} prompt tokens: nothing was handed over")
+        return answer.tokens
+
+    return together([partial(decode, each) for each in batch])
+
+
+def together(calls: Sequence[Callable[[], Answer]]) -> Timed:
+    """Run each call in a thread of its own; from when all threads are ready until the last one is done."""
+    ready = threading.Barrier(len(calls) + 1)
+
+    def run(call: Callable[[], Answer]) -> Answer:
+        ready.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        running = [threads.submit(run, call) for call in calls]
+        ready.wait()
+        clock = Clock()
+        return clock.stop([future.result() for future in running])
+
+
+SIDES: dict[str, type[MLX] | type[LlamaCpp]] = {"mlx": MLX, "llamacpp": LlamaCpp}
+
+
+def measure(name: str, batch: list[HandedOver], num_tokens: int, num_rounds: int) -> list[tuple[Timed, Timed]]:
+    """(engine, bare) of each round; which one goes first changes from round to round."""
+    side = SIDES[name](batch, num_tokens)
+    rounds = []
+    try:
+        for warm_up in (side.engine, side.bare):  # the first of each also pays for kernels and pages
+            warm_up()
+        for number in range(num_rounds):
+            order = (side.engine, side.bare) if number % 2 else (side.bare, side.engine)
+            first, second = order[0](), order[1]()
+            rounds.append((first, second) if number % 2 else (second, first))
+    finally:
+        side.close()
+    return rounds
+
+
+def row(name: str, rounds: list[tuple[Timed, Timed]]) -> dict[str, Any]:
+    """The figures of one engine."""
+    ratios = [engine.tokens_per_s / bare.tokens_per_s for engine, bare in rounds]
+    return {
+        "engine": name,
+        "sequences": SEQUENCES,
+        "tokens_per_s": statistics.median(engine.tokens_per_s for engine, _ in rounds),
+        "bare_tokens_per_s": statistics.median(bare.tokens_per_s for _, bare in rounds),
+        "ratio": statistics.median(ratios),
+        "ratios": sorted(ratios),
+        "answer_tokens": len(rounds[0][0].answers[0]),
+        "rounds": len(rounds),
+        "cpu_ratio": statistics.median(bare.cpu_s / engine.cpu_s for engine, bare in rounds),
+        "equal": all(engine.answers == bare.answers for engine, bare in rounds),
+    }
+
+
+def told(row: dict[str, Any]) -> str:
+    """A row for people."""
+    through, bare, ratios = row["tokens_per_s"], row["bare_tokens_per_s"], row["ratios"]
+    return (
+        f"{row['engine']:9}{through:6,.0f} tokens/s through decode(), {bare:6,.0f} bare: ratio {row['ratio']:.3f}"
+        f" ({ratios[0]:.3f} to {ratios[-1]:.3f}), of processor time {row['cpu_ratio']:.3f},"
+        f" {'the same' if row['equal'] else 'other'} tokens"
+    )
+
+
+def main() -> int:
+    """Measure, explain, and end with the line of JSON."""
+    options = harness.options(__doc__)
+    print(harness.machine())
+    batch = handed_over(options.seed)
+    lengths = ", ".join(str(len(each.tokens)) for each in batch)
+    print(f"{SEQUENCES} sequences at once, prompts of {lengths} tokens")
+    lengths_of_answers = QUICK_ANSWER_TOKENS if options.quick else ANSWER_TOKENS
+    rows = []
+    for name in SIDES:
+        rounds = measure(name, batch, lengths_of_answers[name], QUICK_ROUNDS if options.quick else ROUNDS)
+        rows.append(row(name, rounds))
+        print(told(rows[-1]))
+    harness.finish(rows=rows, prompt_tokens=[len(each.tokens) for each in batch], seed=options.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
