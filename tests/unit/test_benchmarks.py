@@ -18,7 +18,7 @@ from tests.support import services
 
 ROOT = Path(benchmarks.__path__[0]).parent
 GIVE_UP_S = 300  # on a quiet machine `--quick` takes 45 seconds at most; how fast it is, is no matter for a test
-HELPERS = {"harness"}
+HELPERS = {"harness", "matrix_caches", "matrix_child", "matrix_models", "matrix_mutations", "matrix_prompts"}
 KEYS = {
     "kvstore": "put_MBps get_MBps raw_put_MBps raw_get_MBps put_ratio get_ratio redis_py_put_ratio redis_py_get_ratio"
     " json_put_ratio extra_put_MB extra_get_MB",

@@ -1,0 +1,181 @@
+"""Every prefill engine to every decode engine: whether the answer from a handed-over KV cache is the one without.
+
+Tiny models with random weights (`matrix_models`), the same in a GGUF file and in folders: a dense Qwen3, a Qwen3-MoE,
+a Llama, and a gpt-oss whose window is 16 positions. Weights are float32, and so are the caches of MLX and PyTorch;
+llama.cpp's is float16, to which its attention would round a float32 one too. Every engine is loaded as a worker would.
+
+One process loads an engine, prefills a prompt of 50 tokens (three windows and two positions) and one of 333, and puts
+their KV caches into a real Redis as the store's records. Another process loads the engine that decodes, gets them from
+there, and answers greedily with 64 tokens. Prompts are chosen beforehand so that rounding decides no token
+(`matrix_prompts`); so all 64 must be equal, with nothing left out. For each model and pair:
+
+    equal             whether both answers have the tokens and the text of the decode engine's own cold run
+    evaluated_tokens  prompt tokens that the decode engine evaluated, by its own counter: the most of both prompts
+    max_difference    between any number of the handed-over caches and of those that the decode engine itself prefills
+
+`all_equal`: every pair was equal and evaluated 1 token (a sliding-window model through llama.cpp: 8 at most), and no
+model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`) or the loaded engines
+say no to, with their sentence. Each pair is then given the longer prompt's cache spoiled in five ways
+(`matrix_mutations`); `caught`: the answer is another than the cold run's, or the engine refuses the cache.
+
+What this does not show: that answers of real models agree where a token is nearly a tie (there rounding decides, and
+text parts); GPUs, unless the engines find one; chat templates and tokenizers, since the prompts are random ids; YaRN,
+by which a real gpt-oss stretches its RoPE.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from benchmarks import harness, matrix_models
+from benchmarks.matrix_child import pair_name
+from engines.catalogue import BY_NAME
+
+ENGINES = ("llamacpp", "mlx", "transformers")
+MODELS = tuple(matrix_models.KINDS)
+QUICK_MODELS = ("qwen3", "gpt-oss")
+MOST_WINDOWED = 8  # prompt tokens that llama.cpp may evaluate again of a sliding-window model
+
+Row = dict[str, Any]
+
+
+class Run:
+    """Which children run, in which order, and what they found."""
+
+    def __init__(self, url: str, folder: Path, models: Sequence[str], seed: int) -> None:
+        self.id = f"matrix-{secrets.token_hex(6)}"
+        self.found: dict[str, list[Row]] = {"pairs": [], "refused": [], "controls": []}
+        self._url = url
+        self._models = list(models)
+        self._common = {"run": self.id, "folder": str(folder), "models": self._models, "seed": seed, "family": ENGINES}
+
+    def all_pairs(self) -> None:
+        """Choose prompts, prefill them with each engine, then decode with each."""
+        present = self._present()
+        numbers = self._chosen() if "llamacpp" in present else {}
+        handed: dict[str, Any] = {}
+        for engine in present:
+            print(f"{engine} prefills", flush=True)
+            done = self._child("prefill", engine, numbers=numbers)
+            handed[engine] = done["layouts"]
+            for model, reason in done["reasons"].items():
+                self._refuse([model], [engine], present, reason)
+        for engine in present:
+            print(f"{engine} decodes", flush=True)
+            done = self._child("decode", engine, numbers=numbers, handed=self._allowed(handed, engine))
+            for key, rows in self.found.items():
+                rows += done[key]
+
+    def delete_keys(self) -> None:
+        """Leave nothing in the store."""
+        with closing(redis.Redis.from_url(self._url)) as client:
+            keys = list(client.scan_iter(match=f"kv*:{self.id}-*", count=1000))
+            if keys:
+                client.unlink(*keys)
+
+    def _present(self) -> list[str]:
+        """Engines whose packages are there; all pairs of the others are refused."""
+        present = [engine for engine in ENGINES if not BY_NAME[engine].missing]
+        for prefill, decode in product(ENGINES, ENGINES):
+            absent = [engine for engine in (prefill, decode) if engine not in present]
+            if absent:
+                reason = f"{absent[0]} is not installed: {BY_NAME[absent[0]].missing}"
+                self._refuse(self._models, [prefill], [decode], reason)
+        return present
+
+    def _allowed(self, handed: dict[str, Any], decode: str) -> dict[str, Any]:
+        """What the table of capabilities lets this engine decode."""
+        allowed = {engine: layouts for engine, layouts in handed.items() if decode in BY_NAME[engine].partners()}
+        for engine in handed.keys() - allowed:
+            self._refuse(self._models, [engine], [decode], f"{decode} can't read the KV caches of {engine}")
+        return allowed
+
+    def _refuse(self, models: Sequence[str], prefill: Sequence[str], decode: Sequence[str], reason: str) -> None:
+        for model, one, other in product(models, prefill, decode):
+            self.found["refused"].append({"model": model, "prefill": one, "decode": other, "reason": reason})
+
+    def _chosen(self) -> dict[str, Any]:
+        print("llamacpp chooses prompts", flush=True)
+        done = self._child("choose", "llamacpp")
+        margins = ", ".join(f"{model} {margin:.3f}" for model, margin in done["margins"].items())
+        print(f"least distance of the best two logits in its answers: {margins}")
+        numbers: dict[str, Any] = done["numbers"]
+        return numbers
+
+    def _child(self, step: str, engine: str, **more: Any) -> dict[str, Any]:
+        task = json.dumps(self._common | {"step": step, "engine": engine} | more)
+        return harness.fresh_process("benchmarks.matrix_child", task, store_url=self._url)
+
+
+def is_held(row: Row) -> bool:
+    """Whether a pair keeps the promise: the same text, and no more of the prompt evaluated than it has to be."""
+    windowed = matrix_models.KINDS[row["model"]].architecture == "gpt-oss"
+    most = MOST_WINDOWED if windowed and row["decode"] == "llamacpp" else 1
+    return bool(row["equal"] and row["evaluated_tokens"] <= most)
+
+
+def verdict(found: dict[str, list[Row]], models: Sequence[str]) -> dict[str, bool]:
+    """The two keys that sum it up; nothing compared is nothing proved."""
+    pairs, controls = found["pairs"], found["controls"]
+    return {
+        "all_equal": {row["model"] for row in pairs} == set(models) and all(map(is_held, pairs)),
+        "all_caught": bool(controls) and all(row["caught"] for row in controls),
+    }
+
+
+def explain(found: dict[str, list[Row]]) -> None:
+    """The rows for people."""
+    for row in found["pairs"]:
+        figures = row.get("failure") or (
+            f"{row['evaluated_tokens']} prompt token(s) evaluated, caches differ by {row['max_difference']:.2g} at most"
+        )
+        missed = _missed(found["controls"], pair_name(row))
+        print(
+            f"{row['model']:10} {row['prefill']:12} to {row['decode']:12}"
+            f" {'equal' if row['equal'] else 'NOT EQUAL'}: {figures}"
+            + (f"; NOT CAUGHT: {', '.join(missed)}" if missed else "")
+        )
+    for row in found["refused"]:
+        print(f"{row['model']:10} {row['prefill']:12} to {row['decode']:12} refused: {row['reason']}")
+
+
+def _missed(controls: list[Row], pair: str) -> list[str]:
+    return [row["mutation"] for row in controls if row["pair"] == pair and not row["caught"]]
+
+
+def compare(models: Sequence[str], seed: int) -> None:
+    """The whole benchmark."""
+    print(harness.machine())
+    with harness.store() as url, tempfile.TemporaryDirectory(prefix="kvasir-matrix-") as folder:
+        for model in models:
+            matrix_models.write(Path(folder), model, seed)
+        run = Run(url, Path(folder), models, seed)
+        try:
+            run.all_pairs()
+        finally:
+            run.delete_keys()
+    explain(run.found)
+    harness.finish(**run.found, **verdict(run.found, models), seed=seed)
+
+
+def main() -> int:
+    """Compare all pairs."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="only these (default: all)")
+    arguments = parser.parse_args()
+    compare(arguments.models or (QUICK_MODELS if arguments.quick else MODELS), arguments.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

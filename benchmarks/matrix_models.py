@@ -1,0 +1,324 @@
+"""Tiny random models, each written twice with the same weights: for llama.cpp as GGUF, for MLX and PyTorch as folders.
+
+All weights are float32. Greedy text is stable under rounding because only 30 tokens, the small letters and a few
+signs, have a row of their own in the output matrix: half of an answer's tokens are ahead of the next best by a third
+of the logits' standard deviation or more. What is said depends on the whole prompt and not on its last token alone,
+because attention is made sharp (keys and queries meet with a deviation of about 2 before the softmax) and what it
+writes is louder than the embeddings.
+
+Experts are another place where rounding decides: which of two nearly equal ones is taken. So routers read a few
+features that no layer writes to: which experts a token gets follows from its id alone, in every engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+Array = NDArray[np.float32]
+Weights = dict[str, Array]
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 2, 16, 96
+CONTEXT = 1024
+WINDOW = 16
+EXPERTS, EXPERTS_USED = 4, 2
+READ_BY_ROUTERS = 8  # the first features, which no layer writes to
+ROPE_THETA, RMS_EPSILON = 10_000.0, 1e-6
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PLAIN = (*sorted(pre_tokenizers.ByteLevel.alphabet()), "th")  # with the one merge that a GGUF file must have
+MERGE = ("t", "h")
+ANSWERED_WITH = frozenset("abcdefghijklmnopqrstuvwxyz.,?!Ġ")  # Ġ: a space
+# Qwen2's split, by which llama.cpp knows the pre-tokenizer "qwen2".
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+    "'<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+_GGUF_NAMES = {
+    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A model family under its two names, and how many layers its tiny member has."""
+
+    architecture: str  # in a GGUF file
+    model_type: str  # in config.json
+    layers: int
+
+
+KINDS = {
+    "qwen3": Kind("qwen3", "qwen3", 2),
+    "qwen3-moe": Kind("qwen3moe", "qwen3_moe", 2),
+    "llama": Kind("llama", "llama", 2),
+    "gpt-oss": Kind("gpt-oss", "gpt_oss", 4),  # every second layer, from the first, slides
+}
+
+
+def write(folder: Path, name: str, seed: int) -> None:
+    """Write the model into `folder`, one file or folder for each engine: see `weights_for`."""
+    kind = KINDS[name]
+    weights = dict(_weights(kind, seed))
+    for tensor, value in weights.items():
+        if "o_proj" in tensor or "down_proj" in tensor:
+            _leave_to_routers(tensor, value)
+    _write_gguf(weights_for("llamacpp", folder, name), kind, weights)
+    _write_folder(weights_for("mlx", folder, name), kind, weights)
+    _write_folder(weights_for("transformers", folder, name), kind, _as_pytorch(weights))
+
+
+def weights_for(engine: str, folder: Path, name: str) -> Path:
+    """What an engine is to load. MLX and PyTorch have folders of their own: they name a gpt-oss's experts otherwise."""
+    return folder / (f"{name}.gguf" if engine == "llamacpp" else f"{name}-{engine}")
+
+
+def num_plain_tokens() -> int:
+    """Ids below this one are text, the others control tokens."""
+    return len(PLAIN)
+
+
+class _Source:
+    """Draws random matrices, whose inputs are their last axis."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def matrix(self, *shape: int, scale: float = 1.0) -> Array:
+        weight: Array = (self._random.standard_normal(shape) * scale / np.sqrt(shape[-1])).astype(np.float32)
+        return weight
+
+    def router(self) -> Array:
+        weight = self.matrix(EXPERTS, HIDDEN, scale=3)
+        weight[:, READ_BY_ROUTERS:] = 0
+        return weight
+
+    def vector(self, size: int, mean: float = 0.0) -> Array:
+        return (mean + 0.1 * self._random.standard_normal(size)).astype(np.float32)
+
+
+def _weights(kind: Kind, seed: int) -> Iterator[tuple[str, Array]]:
+    """All weights, by the names that MLX reads."""
+    source = _Source(seed)
+    vocabulary = len(PLAIN) + len(SPECIALS)
+    yield "model.embed_tokens.weight", source.matrix(vocabulary, HIDDEN, scale=4)
+    yield "model.norm.weight", source.vector(HIDDEN, 1)
+    output = source.matrix(vocabulary, HIDDEN, scale=4)
+    output[[number for number in range(vocabulary) if not _readable(number)]] = 0  # loses against any positive score
+    yield "lm_head.weight", output
+    for layer in range(kind.layers):
+        prefix = f"model.layers.{layer}."
+        yield f"{prefix}input_layernorm.weight", source.vector(HIDDEN, 1)
+        yield f"{prefix}post_attention_layernorm.weight", source.vector(HIDDEN, 1)
+        yield from _attention(source, kind, f"{prefix}self_attn.")
+        yield from _feed_forward(source, kind, f"{prefix}mlp.")
+
+
+def _leave_to_routers(name: str, value: Array) -> None:
+    """Keep a projection that writes to the residual stream away from what routers read."""
+    rows = value if name.endswith(".weight") else value[..., None]
+    rows[..., :READ_BY_ROUTERS, :] = 0
+
+
+def _readable(number: int) -> bool:
+    return number < len(PLAIN) and PLAIN[number] in ANSWERED_WITH
+
+
+def _attention(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[str, Array]]:
+    query, key_value = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    for name, rows, scale in (("q", query, 2), ("k", key_value, 1), ("v", key_value, 1)):
+        yield f"{prefix}{name}_proj.weight", source.matrix(rows, HIDDEN, scale=scale)
+    yield f"{prefix}o_proj.weight", source.matrix(HIDDEN, query, scale=2)
+    if kind.model_type.startswith("qwen3"):
+        yield f"{prefix}q_norm.weight", source.vector(HEAD_DIM, 2)
+        yield f"{prefix}k_norm.weight", source.vector(HEAD_DIM, 1)
+    if kind.model_type == "gpt_oss":
+        for name, rows in (("q", query), ("k", key_value), ("v", key_value), ("o", HIDDEN)):
+            yield f"{prefix}{name}_proj.bias", source.vector(rows)
+        yield f"{prefix}sinks", source.vector(HEADS)
+
+
+def _feed_forward(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[str, Array]]:
+    shapes = (("gate", FEED_FORWARD, HIDDEN), ("up", FEED_FORWARD, HIDDEN), ("down", HIDDEN, FEED_FORWARD))
+    if kind.model_type == "gpt_oss":
+        yield f"{prefix}router.weight", source.router()
+        # Without a bias, rounding that scales all of a router's scores changes no choice.
+        yield f"{prefix}router.bias", np.zeros(EXPERTS, np.float32)
+        for name, rows, columns in shapes:
+            yield f"{prefix}experts.{name}_proj.weight", source.matrix(EXPERTS, rows, columns)
+            yield f"{prefix}experts.{name}_proj.bias", source.vector(EXPERTS * rows).reshape(EXPERTS, rows)
+        return
+    experts = [""]
+    if kind.model_type == "qwen3_moe":
+        yield f"{prefix}gate.weight", source.router()
+        experts = [f"experts.{number}." for number in range(EXPERTS)]
+    for expert in experts:
+        for name, rows, columns in shapes:
+            yield f"{prefix}{expert}{name}_proj.weight", source.matrix(rows, columns)
+
+
+def _as_pytorch(weights: Weights) -> Weights:
+    """The same under PyTorch's names: a gpt-oss has gate and up of all experts in one tensor, columns in turn."""
+    found = {name: value for name, value in weights.items() if ".experts.gate_proj." not in name}
+    for name in [name for name in found if ".experts.up_proj." in name]:
+        pair = np.stack([weights[name.replace("up_proj", "gate_proj")], found.pop(name)], axis=2)
+        joined = pair.reshape(pair.shape[0], -1, *pair.shape[3:])
+        stem = name.partition("up_proj.")[0]
+        found |= _transposed(stem + "gate_up_proj", name, joined)
+    for name in [name for name in found if ".experts.down_proj." in name]:
+        found |= _transposed(name.rpartition(".")[0], name, found.pop(name))
+    return found
+
+
+def _transposed(target: str, name: str, value: Array) -> Weights:
+    if name.endswith(".bias"):
+        return {f"{target}_bias": value}
+    return {target: np.ascontiguousarray(value.swapaxes(1, 2))}
+
+
+def _write_folder(folder: Path, kind: Kind, weights: Weights) -> None:
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIALS[2], "chat_template": TEMPLATE}
+    _write_json(folder / "tokenizer_config.json", settings)
+    _write_json(folder / "config.json", _config(kind))
+
+
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(PLAIN)}, [MERGE]))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    return tokenizer
+
+
+def _config(kind: Kind) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "model_type": kind.model_type,
+        "dtype": "float32",
+        "vocab_size": len(PLAIN) + len(SPECIALS),
+        "num_hidden_layers": kind.layers,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FEED_FORWARD,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": CONTEXT,
+        "rope_theta": ROPE_THETA,
+        "rms_norm_eps": RMS_EPSILON,
+        "tie_word_embeddings": False,
+        "bos_token_id": len(PLAIN),
+        "eos_token_id": len(PLAIN) + 2,
+        "pad_token_id": len(PLAIN),
+    }
+    if kind.model_type == "qwen3_moe":
+        config |= {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS_USED, "moe_intermediate_size": FEED_FORWARD}
+        config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if kind.model_type == "gpt_oss":
+        kinds = ["sliding_attention", "full_attention"] * kind.layers
+        config |= {"sliding_window": WINDOW, "layer_types": kinds[: kind.layers], "swiglu_limit": 7.0}
+        config |= {"num_local_experts": EXPERTS, "num_experts_per_tok": EXPERTS_USED}
+        # Plain RoPE: transformers takes a gpt-oss that says nothing for one stretched by YaRN.
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    return config
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_gguf(path: Path, kind: Kind, weights: Weights) -> None:
+    writer = gguf.GGUFWriter(path, kind.architecture)
+    _add_sizes(writer, kind)
+    _add_vocabulary(writer)
+    for name, value in _as_gguf(kind, weights).items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(kind.layers)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_value_length(HEAD_DIM)
+    writer.add_layer_norm_rms_eps(RMS_EPSILON)
+    writer.add_rope_freq_base(ROPE_THETA)
+    writer.add_rope_dimension_count(HEAD_DIM)
+    if kind.architecture in ("qwen3moe", "gpt-oss"):
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(EXPERTS_USED)
+        writer.add_expert_feed_forward_length(FEED_FORWARD)
+    if kind.architecture == "gpt-oss":
+        writer.add_sliding_window(WINDOW)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    types = [gguf.TokenType.NORMAL] * len(PLAIN) + [gguf.TokenType.CONTROL] * len(SPECIALS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*PLAIN, *SPECIALS])
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(MERGE)])
+    writer.add_bos_token_id(len(PLAIN))
+    writer.add_eos_token_id(len(PLAIN) + 2)
+    writer.add_pad_token_id(len(PLAIN))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+
+
+def _as_gguf(kind: Kind, weights: Weights) -> Weights:
+    """The same under llama.cpp's names: experts in one tensor, a llama's rotated pairs side by side."""
+    found: Weights = {}
+    experts: dict[str, list[Array]] = {}
+    for name, value in weights.items():
+        stem, _, what = name.partition(".experts.")
+        number, _, rest = what.partition(".")
+        if number.isdigit():
+            experts.setdefault(f"{stem}.experts.{rest}", []).append(value)
+        else:
+            found[_gguf_name(kind, name)] = _rotated_as_neighbours(kind, name, value)
+    return found | {_gguf_name(kind, name): np.stack(values) for name, values in experts.items()}
+
+
+def _gguf_name(kind: Kind, name: str) -> str:
+    stem, _, suffix = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "weight")
+    parts = stem.removeprefix("model.").split(".", 2)
+    if parts[0] != "layers":
+        return f"{_GGUF_NAMES[parts[-1]]}.{suffix}"
+    own = {"post_attention_layernorm": "post_attention_norm" if kind.architecture == "gpt-oss" else "ffn_norm"}
+    return f"blk.{parts[1]}.{(own | _GGUF_NAMES)[parts[2]]}.{suffix}"
+
+
+def _rotated_as_neighbours(kind: Kind, name: str, value: Array) -> Array:
+    """A llama's Q and K with their rows in the order that llama.cpp's converter gives them."""
+    if kind.architecture != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return value
+    halves = value.reshape(-1, 2, HEAD_DIM // 2, value.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(value.shape)
