@@ -23,6 +23,8 @@ from tests.support.homework import assert_each_once, journal, outcomes, same_bat
 from tests.support.processes import SIMULATED, Cluster, Running, Worker, environment, run
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.system  # minutes, not seconds
+
 SLOW = replace(SIMULATED, weights="sim:scale=1,prefill=1000000,decode=30")  # some four seconds an answer
 SLOWER = "sim:scale=1,decode=4"  # the same model on a machine that takes half a minute
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import json
 
+import pytest
+
 from tests.support.homework import EXAMPLE, Demo, assert_each_once, journal
+
+pytestmark = pytest.mark.system  # minutes, not seconds
 
 
 def test_the_demo_grades_the_whole_class_and_ends_well(demo: Demo) -> None:

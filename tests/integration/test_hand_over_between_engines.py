@@ -14,6 +14,8 @@ from kvasir import connect
 from messages.jobs import JobResult, Sampling
 from tests.support.processes import DEMO, ROOT, Cluster
 
+pytestmark = pytest.mark.system  # minutes, not seconds
+
 GREEDY = Sampling(max_tokens=12, temperature=0)
 PROMPT = "".join(f"Student {number} computes churn by region, {number % 9 + 20} percent.\n" for number in range(12))
 

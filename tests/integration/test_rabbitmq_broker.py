@@ -250,6 +250,7 @@ def times_out(broker: RabbitMQBroker, to: Address) -> bool:
     return False
 
 
+@pytest.mark.system
 def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
     with RabbitMQServer() as server, closing(RabbitMQBroker(server.url)) as broker:
         broker.declare([])
@@ -268,6 +269,7 @@ def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
         broker.publish(topology.reply(queue), Message(b"", "after"))
 
 
+@pytest.mark.system
 def test_a_broker_under_an_alarm_can_be_left() -> None:
     with RabbitMQServer() as server:
         broker = RabbitMQBroker(server.url)

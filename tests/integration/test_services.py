@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
 import signal
 from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.system  # minutes, not seconds
 with RedisServer() as server:
     print(server.port, server.folder, flush=True)
     signal.pause()
