@@ -52,11 +52,15 @@ def ask(
 
 
 class _Printer:
-    """Prints pieces as they come; starts a new line where a decode began again."""
+    """Prints pieces as they come; starts a new line where a decode began again.
+
+    Pieces may be lost or come late, the result never is: what they left out is printed from it.
+    """
 
     def __init__(self, stream: bool) -> None:
         self._stream = stream
         self._delivery = ""
+        self._shown = ""  # of the current delivery
         self._result: JobResult | None = None
 
     def show(self, event: TokenEvent | JobResult) -> None:
@@ -66,7 +70,9 @@ class _Printer:
         elif self._stream:
             if self._delivery not in ("", event.delivery):
                 click.echo("\n[the answer began again on another worker]")
+                self._shown = ""
             self._delivery = event.delivery
+            self._shown += event.text
             click.echo(event.text, nl=False)
 
     def end(self, as_json: bool) -> int:
@@ -81,10 +87,16 @@ class _Printer:
         elif result.error:
             click.echo(f"kvasir: {result.error.message}", err=True)
         else:
-            click.echo("" if self._stream and self._delivery else result.text)
+            click.echo(self._left_out(result.text))
             for number, text in enumerate(result.more_texts, 2):
                 click.echo(f"\n[answer {number}]\n{text}")
         return 0 if result.state == "succeeded" else 1
+
+    def _left_out(self, text: str) -> str:
+        """What the pieces did not show of the answer: its end, or all of it where they have a gap."""
+        if text.startswith(self._shown):
+            return text.removeprefix(self._shown)
+        return f"\n[pieces of the answer were lost; here it is whole]\n{text}"
 
 
 @click.command()

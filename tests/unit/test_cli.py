@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvasir import batch_commands, cli, query_commands, worker_commands
+from messages.jobs import JobResult, TokenEvent
 from monitoring import logs
 from producers.batch import Batch
 from tests.support.homework import RUBRIC, tiny, tiny_class
@@ -362,6 +363,28 @@ def test_asking_prints_the_answer_alone(kvasir: Kvasir) -> None:
     assert printed.code == streamed.code == 0
     assert printed.stdout == streamed.stdout
     assert len(printed.stdout) > 20
+
+
+@pytest.mark.parametrize(
+    ("arrived", "printed"),
+    [
+        (("one ", "two ", "three"), "one two three\n"),
+        (("one ",), "one two three\n"),  # the result overtook the rest
+        ((), "one two three\n"),
+        (("one ", "three"), "one three\n[pieces of the answer were lost; here it is whole]\none two three\n"),
+    ],
+)
+def test_a_streamed_answer_is_whole_whichever_pieces_arrive(
+    capsys: pytest.CaptureFixture[str], arrived: tuple[str, ...], printed: str
+) -> None:
+    printer = query_commands._Printer(stream=True)
+
+    for index, piece in enumerate(arrived):
+        printer.show(TokenEvent("job", 1, "delivery", index, piece))
+    printer.show(JobResult("job", 1, "batch", "item", MODEL, "succeeded", text="one two three"))
+
+    assert printer.end(as_json=False) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_config_shows_where_values_come_from_and_no_password(
