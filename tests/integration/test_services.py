@@ -19,14 +19,13 @@ from tests.support import containers
 from tests.support.servers import RabbitMQServer, RedisServer, ServerFailed
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.system  # starts and kills brokers for minutes
 
+ROOT = Path(__file__).resolve().parents[2]
 
 HOLDER = """
 import signal
 from tests.support.servers import RedisServer
-
-pytestmark = pytest.mark.system  # minutes, not seconds
 with RedisServer() as server:
     print(server.port, server.folder, flush=True)
     signal.pause()
