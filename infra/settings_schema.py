@@ -174,6 +174,7 @@ MODEL: dict[str, Key | Many | Schema] = {
     "engine": Key("", _engine_or_none),
     "slots": Key(4, _whole(1, 1024)),
     "threads": Key(0, _whole(0, 1024)),
+    "copies": Key(1, _whole(1, 2)),
     "tokenizer": Key("", _text),
     "same_weights": Key((), _engines),
     "weights": {name: Key("", _text) for name in ENGINES},

@@ -44,6 +44,7 @@ class ModelSettings:
     engine: str  # for the local pipeline; "": the only one with weights
     slots: int
     threads: int  # of the CPU; 0: the engine's choice
+    copies: int  # in the local pipeline: 1, or 2 so that prefill and decode never share a batch
     tokenizer: str
     same_weights: tuple[str, ...]  # engines whose weights are conversions of the same: they share KV caches
     weights: Mapping[str, str]

@@ -12,7 +12,7 @@ from decode_worker.worker import DecodeWorker
 from engines.hand_over_proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from infra.embedded import EmbeddedBroker, EmbeddedServer
-from infra.settings import Settings
+from infra.settings import ModelSettings, Settings
 from kvstore.best_effort import BestEffortBoard
 from messages.lifecycle import Moment
 from prefill_worker.worker import PrefillWorker
@@ -24,7 +24,8 @@ LOCAL_KV_BYTES = 2 << 30
 
 
 class LocalPipeline:
-    """Engines and workers for a few models. One engine a model does both stages, and hands the KV cache over to itself.
+    """Engines and workers for a few models. One engine a model does both stages and hands the KV cache over to
+    itself, unless the model's table asks for two copies.
 
     Raises ConfigError if a model has no weights for a local engine.
     """
@@ -64,15 +65,20 @@ class LocalPipeline:
 
     def _serve(self, model: str) -> None:
         chosen = self._settings.model(model)
+        decoder = self._load(chosen)
+        prefiller = self._load(chosen) if chosen.copies > 1 else decoder
+        self._engines[model] = decoder
+        why_no_kv = prove(prefiller, decoder)
+        if why_no_kv:
+            log.warning("model %s: no hand-over: %s", model, why_no_kv)
+        self._start(PrefillWorker, model, prefiller, why_no_kv)
+        self._start(DecodeWorker, model, decoder, why_no_kv)
+
+    def _load(self, chosen: ModelSettings) -> Engine:
         name, weights = chosen.weights_for()
         engine = open_engine(name, EngineOptions(weights, chosen.context, chosen.slots, chosen.threads))
         self._stack.callback(engine.close)
-        self._engines[model] = engine
-        why_no_kv = prove(engine, engine)
-        if why_no_kv:
-            log.warning("model %s: no hand-over: %s", model, why_no_kv)
-        for kind in (PrefillWorker, DecodeWorker):
-            self._start(kind, model, engine, why_no_kv)
+        return engine
 
     def _start(self, kind: type[PrefillWorker] | type[DecodeWorker], model: str, engine: Engine, why: str) -> None:
         broker = EmbeddedBroker(self._server)
