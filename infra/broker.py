@@ -77,7 +77,11 @@ class Consumer(ABC):
 
     @abstractmethod
     def receive(self, timeout_s: float) -> Delivery | None:
-        """The next delivery, or None after `timeout_s` (0: don't wait). Reconnects happen inside."""
+        """The next delivery, or None after `timeout_s` (0: don't wait) or a nudge. Reconnects happen inside."""
+
+    @abstractmethod
+    def nudge(self) -> None:
+        """Let the `receive` that waits now, or the next one that would, return None at once. From any thread."""
 
     @abstractmethod
     def pause(self) -> list[Delivery]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -21,15 +21,19 @@ def announce_cancel(broker: Broker, batch_id: str) -> None:
     _send(broker, {"cancel": batch_id})
 
 
+def announce_pause(broker: Broker, worker: str, paused: bool) -> None:
+    """Ask a worker (its id, or the beginning of it up to a dot: its host) to take no more jobs, or some again."""
+    _send(broker, {"pause" if paused else "resume": worker})
+
+
 class ControlListener:
     """Receives broadcasts on a private queue; `poll` hands each to its handler, in the caller's thread."""
 
-    def __init__(
-        self, broker: Broker, name: str, on_bell: Callable[[str], None], on_cancel: Callable[[str], None]
-    ) -> None:
+    def __init__(self, broker: Broker, name: str, handlers: Mapping[str, Callable[[str], None]]) -> None:
+        """`handlers`: of "bell" (a queue), "cancel" (a batch), "pause" and "resume" (a worker)."""
         queue = broker.open_private_queue(f"control.{name}", topology.CONTROL)
         self._consumer = broker.consume(queue, prefetch=100)
-        self._handlers = {"bell": on_bell, "cancel": on_cancel}
+        self._handlers = handlers
 
     def poll(self, timeout_s: float) -> None:
         """Handle the next broadcast, waiting at most `timeout_s` for it."""

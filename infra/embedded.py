@@ -64,6 +64,7 @@ class EmbeddedConsumer(Consumer):
         self._buffer: deque[EmbeddedDelivery] = deque()
         self._arrived = threading.Condition(broker.server.lock)
         self._closed = False
+        self._nudged = False
 
     @property
     def room(self) -> bool:
@@ -73,8 +74,17 @@ class EmbeddedConsumer(Consumer):
     def receive(self, timeout_s: float) -> Delivery | None:
         """See `Consumer`."""
         with self._arrived:
-            self._arrived.wait_for(lambda: self._buffer or self._closed or self._broker.closed, timeout_s)
-            return self._buffer.popleft() if self._buffer else None
+            self._arrived.wait_for(self._has_news, timeout_s)
+            if self._buffer:
+                return self._buffer.popleft()
+            self._nudged = False
+            return None
+
+    def nudge(self) -> None:
+        """See `Consumer`."""
+        with self._arrived:
+            self._nudged = True
+            self._arrived.notify_all()
 
     def pause(self) -> list[Delivery]:
         """See `Consumer`."""
@@ -112,6 +122,9 @@ class EmbeddedConsumer(Consumer):
         self._held.clear()
         self._buffer.clear()
         self._arrived.notify_all()
+
+    def _has_news(self) -> bool:
+        return bool(self._buffer) or self._nudged or self._closed or self._broker.closed
 
     def _acked(self, delivery: EmbeddedDelivery) -> None:
         self._held.discard(delivery)

@@ -10,15 +10,16 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra import topology
 from infra.broker import Address, Broker, Delivery, Message
 from infra.envelope import Envelope, of_job
+from infra.fault_points import reached
 from messages import codec
 from messages.errors import AttemptsExhausted, BrokerUnavailable, KvasirError, NewerMessage, NoQueue, Retry
-from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, PrefillJob, State
+from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, State
 from messages.lifecycle import Moment, Step
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,33 @@ SUSPECT_AFTER_RETURNS = 3
 POISON_AFTER_RETURNS = SUSPECT_AFTER_RETURNS + 2
 
 Deliveries = list[Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that settles deliveries once it is confirmed; and what is seen and reached then."""
+
+    held: Deliveries
+    envelope: Envelope
+    to: Address | None  # None: nobody is to be told
+    message: Message
+    step: Step
+    place: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def passing_on(held: Deliveries, envelope: Envelope, job: DecodeJob) -> Outgoing:
+    """Prefill is done: the decode job."""
+    to = topology.work("decode", envelope.model, envelope.lane)
+    message = envelope.at("decode").seal(codec.encode(job))
+    return Outgoing(held, envelope, to, message, Step.PASSED_ON, "prefill.passed")
+
+
+def replying(held: Deliveries, envelope: Envelope, result: JobResult, body: bytes = b"") -> Outgoing:
+    """The job has its result; `body` is that, if it is encoded already."""
+    to = topology.reply(envelope.reply_to) if envelope.reply_to else None
+    message = envelope.seal(body or codec.encode(result))
+    return Outgoing(held, envelope, to, message, _STEPS[result.state], "decode.replied", _facts(result))
 
 
 class Endings:
@@ -54,17 +82,38 @@ class Endings:
         if delivery.returns:
             self._seen(Step.REDELIVERED, envelope, returns=delivery.returns)
 
+    def settle(self, *ready: Outgoing) -> None:
+        """Publish these in a window, and ack the deliveries of each as soon as it is confirmed."""
+        unconfirmed = {id(one.message): one for one in ready}
+
+        def confirmed(message: Message) -> None:
+            self._confirmed(unconfirmed.pop(id(message)))
+
+        try:
+            sends = [(one.to, one.message) for one in ready if one.to]
+            self._broker.publish_many(sends, confirmed, timeout_s=None)
+        except (NoQueue, BrokerUnavailable) as error:
+            log.info("publishing %d messages one by one: %s", len(unconfirmed), error)
+        for one in unconfirmed.values():
+            if one.to:
+                self._publish(one.to, one.message)
+            self._confirmed(one)
+
     def pass_on(self, held: Deliveries, envelope: Envelope, job: DecodeJob) -> None:
         """Prefill is done: publish the decode job, then ack."""
-        onward = envelope.at("decode")
-        self._publish(topology.work("decode", envelope.model, envelope.lane), onward.seal(codec.encode(job)))
-        self._seen(Step.PASSED_ON, envelope)
-        self._ack(held)
+        self.settle(passing_on(held, envelope, job))
 
     def reply(self, held: Deliveries, envelope: Envelope, result: JobResult) -> None:
         """The job has its result: publish it, then ack."""
-        self._answer(envelope, result)
-        self._ack(held)
+        self.settle(replying(held, envelope, result))
+
+    def _confirmed(self, one: Outgoing) -> None:
+        try:
+            self._seen(one.step, one.envelope, **one.facts)
+            reached(one.place, one.envelope.job_id)
+        except Exception as error:  # noqa: BLE001  one job's trouble, not its neighbours'
+            return self.error(one.held, one.envelope, error)
+        self._ack(one.held)
 
     def error(self, held: Deliveries, envelope: Envelope, error: BaseException) -> None:
         """The job met an error: retry it, let it wait for an upgrade, or fail it. Nothing if it has ended already."""
@@ -120,19 +169,22 @@ class Endings:
         self._ack(held)
 
     def defer(self, held: Deliveries, envelope: Envelope) -> None:
-        """Somebody else is on it: look again in a second. Counts nowhere."""
-        self._later(held, envelope, topology.RETRY_LEVELS_S[0])
+        """Somebody else is on it, or has died on it: look again in a second. Counts nowhere.
+
+        It comes back in the `now` lane: it has waited its turn, and a dead worker's job must not wait for it again.
+        """
+        self._later(held, envelope, topology.RETRY_LEVELS_S[0], lane="now")
 
     def _retry(self, held: Deliveries, envelope: Envelope, error: Retry) -> None:
         attempts = envelope.attempts + 1
-        level = topology.RETRY_LEVELS_S[min(attempts, len(topology.RETRY_LEVELS_S)) - 1]
+        level = _retry_level(attempts)
         log.warning("job %s: attempt %d failed, again in %d s: %s", envelope.job_id, attempts, level, error)
         self._later(held, replace(envelope, attempts=attempts), level)
         self._seen(Step.RETRIED, envelope, error=type(error).__name__)
 
-    def _later(self, held: Deliveries, envelope: Envelope, seconds: int) -> None:
+    def _later(self, held: Deliveries, envelope: Envelope, seconds: int, lane: Lane | None = None) -> None:
         level = min(topology.RETRY_LEVELS_S, key=lambda s: abs(s - seconds))
-        queue = topology.work_queue(_work_stage(envelope), envelope.model, envelope.lane)
+        queue = topology.work_queue(_work_stage(envelope), envelope.model, lane or envelope.lane)
         self._publish(topology.retry(level, queue), envelope.seal(held[-1].message.body))
         self._ack(held)
 
@@ -161,6 +213,7 @@ class Endings:
 
     def _seen(self, step: Step, envelope: Envelope, **facts: Any) -> None:
         identity = {"batch_id": envelope.batch_id, "stage": envelope.stage, "run": envelope.run, "lane": envelope.lane}
+        identity["item_id"] = envelope.item_id
         self._observe(Moment(step, envelope.job_id, envelope.model, identity | facts))
 
 
@@ -190,10 +243,22 @@ def _result(envelope: Envelope, state: State, error: JobError | None) -> JobResu
     )
 
 
+def _retry_level(attempts: int) -> int:
+    """Seconds until the next attempt. The first comes soon, since most faults are short.
+
+    From the second on half of the jobs wait one level longer: what failed together shall not come back together.
+    (A spread within a level would need a TTL for each message, and a quorum queue expires only its head.)
+    """
+    levels = topology.RETRY_LEVELS_S
+    at = min(attempts, len(levels)) - 1
+    return random.choice(levels[at : at + 2]) if at else levels[0]
+
+
 def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> Message:
     sealed = envelope.seal(delivery.message.body)
     why = {"kvasir-error": problem.kind, "kvasir-error-message": problem.message, "kvasir-from": delivery.queue}
-    return Message(sealed.body, sealed.message_id, sealed.correlation_id, sealed.reply_to, {**sealed.headers, **why})
+    headers = {**sealed.headers, **why, "kvasir-failed-at": int(time.time())}
+    return Message(sealed.body, sealed.message_id, sealed.correlation_id, sealed.reply_to, headers)
 
 
 def _work_stage(envelope: Envelope) -> topology.WorkStage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from infra import trace
 from infra.broker import Delivery, Message
 from messages import checks, codec
 from messages.errors import InvalidMessage
@@ -31,6 +32,7 @@ class Envelope:
     attempts: int = 0  # transient errors met so far
     hand_overs: int = 0  # hand-overs of a KV cache that failed so far
     returns: int = 0  # times the broker took it back, over all copies of this run
+    traceparent: str = ""  # passed on unchanged; "": none
 
     def seal(self, body: bytes) -> Message:
         """A message with this identity."""
@@ -48,6 +50,7 @@ class Envelope:
                 "kvasir-attempts": self.attempts,
                 "kvasir-hand-overs": self.hand_overs,
                 "kvasir-returns": self.returns,
+                **({trace.HEADER: self.traceparent} if self.traceparent else {}),
             },
         )
 
@@ -70,6 +73,7 @@ def of_job(job: PrefillJob | DecodeJob) -> Envelope:
         inner.run,
         inner.lane,
         inner.reply_to,
+        traceparent=trace.new_traceparent(inner.job_id, inner.run),
     )
 
 
@@ -92,6 +96,7 @@ def open_envelope(delivery: Delivery, stage: Stage, model: str) -> Envelope:
         attempts=_count(headers.get("kvasir-attempts"), 0),
         hand_overs=_count(headers.get("kvasir-hand-overs"), 0),
         returns=_count(headers.get("kvasir-returns"), 0) + delivery.returns,
+        traceparent=trace.valid_traceparent(headers.get(trace.HEADER)),
     )
 
 

@@ -1,6 +1,7 @@
 """Where a worker's deliveries come from: its model's two lanes, and the suspects.
 
-`bulk` is pushed by the broker with a prefetch of one delivery a slot. `now` is pulled, but only when a bell rang or
+`bulk` is pushed by the broker with a prefetch of one delivery a slot; while jobs take less than the way to the broker
+and back, with more of them, or the worker would mostly wait. `now` is pulled, but only when a bell rang or
 the last look is a while ago, so that it costs the broker nothing while empty and goes first when not. Suspects are
 pulled by a worker that holds nothing else, and block everything else while they run.
 """
@@ -15,18 +16,22 @@ from messages.errors import BrokerUnavailable
 
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LISTEN_S = 0.02  # how long a bell may ring before somebody looks; waking up costs the broker nothing
+LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
+
+# Of quick jobs so many are held at once: together they take a second or two.
+HELD_IF_QUICK = 32
+QUICK_S = 0.05
 
 
 class Intake:
     """One worker's source of deliveries. Used from one thread, `bell` excepted."""
 
     def __init__(self, broker: Broker, stage: topology.WorkStage, model: str, prefetch: int) -> None:
-        self._broker = broker
+        self.broker = broker
         self._now = topology.work_queue(stage, model, "now")
-        self._bulk = topology.work_queue(stage, model, "bulk")
+        self.bulk = topology.work_queue(stage, model, "bulk")
         self._suspects = topology.suspects_queue(stage, model)
-        self._consumer: Consumer = broker.consume(self._bulk, prefetch)
+        self.consumer: Consumer = broker.consume(self.bulk, prefetch)
         self._next_look_at_now = 0.0
         self._next_look_at_suspects = 0.0
 
@@ -34,14 +39,22 @@ class Intake:
         """Somebody published to `queue`."""
         if queue == self._now:
             self._next_look_at_now = 0.0
+            self.consumer.nudge()
 
     def next(self, timeout_s: float, holding: int) -> Delivery | None:
         """The next delivery for a free slot, or None after `timeout_s` at most. `holding`: how many are worked on."""
         try:
-            return self._urgent() or self._suspect(holding) or self._consumer.receive(min(timeout_s, _LISTEN_S))
+            return self.urgent() or self._suspect(holding) or self.routine(min(timeout_s, LISTEN_S))
         except BrokerUnavailable:
             time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
             return None
+
+    def routine(self, timeout_s: float) -> Delivery | None:
+        """What comes when nothing is urgent or suspect: bulk."""
+        return self.consumer.receive(timeout_s)
+
+    def full(self) -> None:
+        """Called again and again while there is no room."""
 
     def is_suspect(self, delivery: Delivery) -> bool:
         """Whether a delivery came from the suspects queue."""
@@ -49,22 +62,23 @@ class Intake:
 
     def pause(self) -> list[Delivery]:
         """Stop the flow of bulk; returns what had arrived and must be settled."""
-        return self._consumer.pause()
+        return self.consumer.pause()
 
     def resume(self) -> None:
         """Let bulk flow again."""
-        self._consumer.resume()
+        self.consumer.resume()
 
     def close(self) -> list[Delivery]:
         """Stop for good; returns what had arrived and must be settled."""
-        return self._consumer.close()
+        return self.consumer.close()
 
-    def _urgent(self) -> Delivery | None:
+    def urgent(self) -> Delivery | None:
+        """The next job of `now`, if it is time to look there."""
         if time.monotonic() < self._next_look_at_now:
             return None
         # Set first: a bell that rings during the look must not be forgotten.
         self._next_look_at_now = time.monotonic() + _LOOK_AT_NOW_S
-        delivery = self._broker.get(self._now)
+        delivery = self.broker.get(self._now)
         if delivery:
             self._next_look_at_now = 0.0  # where one is, there may be more
         return delivery
@@ -73,7 +87,7 @@ class Intake:
         if holding or time.monotonic() < self._next_look_at_suspects:
             return None
         self._next_look_at_suspects = time.monotonic() + _LOOK_AT_SUSPECTS_S
-        delivery = self._broker.get(self._suspects)
+        delivery = self.broker.get(self._suspects)
         if delivery:
             self._next_look_at_suspects = 0.0
         return delivery

@@ -17,9 +17,10 @@ from types import MappingProxyType
 from typing import Any
 
 from infra import settings_urls as urls
-from infra.settings_schema import GRADING, MACHINE, MODEL, RATE, SAMPLING, SERVICES, WORKER_ROLES, Key
+from infra.settings_schema import COSTS, GRADING, MACHINE, MODEL, RATE, SAMPLING, SERVICES, WORKER_ROLES, Key
 from infra.settings_sources import Found, Keys, dotted, file_layers, flag_layer, merge, variable_layer
 from infra.settings_types import (
+    Costs,
     Grading,
     MachineSettings,
     ModelSettings,
@@ -33,6 +34,7 @@ from infra.settings_urls import Secret, mask
 from messages.errors import ConfigError
 
 __all__ = [
+    "Costs",
     "Grading",
     "MachineSettings",
     "ModelSettings",
@@ -47,6 +49,13 @@ __all__ = [
 
 Row = tuple[str, str, str]
 
+_ZERO_OF_A_MODEL = {
+    "context": "(as trained)",
+    "short_prompt_tokens": "(none)",
+    "threads": "(the engine's choice)",
+    "kv_bytes_per_token": "(not known)",
+    "memory_gb": "(not known)",
+}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # two letters or more
 
 
@@ -93,6 +102,7 @@ class _Builder:
             MappingProxyType(models),
             MappingProxyType(machines),
             MappingProxyType(self._origins),
+            Costs(**{name: self._value(("costs", name), COSTS[name]) for name in COSTS}),
         )
 
     def _names(self, *path: str) -> list[str]:
@@ -116,7 +126,8 @@ class _Builder:
     def _services(self) -> Services:
         broker, broker_secret = self._service("broker")
         store, store_secret = self._service("store")
-        return Services(broker, store, broker_secret, store_secret)
+        ca_files = (self._path(("services", f"{name}_ca_file")) for name in ("broker", "store"))
+        return Services(broker, store, broker_secret, store_secret, *ca_files)
 
     def _service(self, name: str) -> tuple[str, Secret | None]:
         """URL and password. The nearest source of a password wins, its own variable or file before the URL."""
@@ -180,7 +191,9 @@ def describe(settings: Settings) -> list[Row]:
             url = urls.put_password(getattr(settings.services, name), "x")
             rows[number] = (rows[number][0], mask(url), rows[number][2])
             rows.append((f"services.{name}_password", repr(secret), secret.origin))
+    rows += _rows("services", settings, settings.services, ("broker_ca_file", "store_ca_file"))
     rows += _rows("grading", settings, settings.grading, GRADING)
+    rows += _rows("costs", settings, settings.costs, COSTS)
     for name, model in settings.models.items():
         rows += _rows(f"models.{name}", settings, model, [key for key in MODEL if key != "weights"])
         rows += _named(f"models.{name}.weights", settings, model.weights)
@@ -204,15 +217,13 @@ def _named(prefix: str, settings: Settings, values: Mapping[str, object]) -> Ite
 def _absent(name: str, value: object) -> str:
     """What an empty value means, or a zero where zero means nothing; "" if the value is there."""
     if value in ("", ()):
+        if name.endswith("_ca_file"):
+            return "(the system's)"
         return "(in this process)" if name in ("services.broker", "services.store") else "(not set)"
-    if value == 0 and name.startswith("machines."):
+    if value == 0 and (name.startswith("machines.") or name == "costs.price_per_kwh"):
         return "(not known)"
     if value == 0 and name.startswith("models."):
-        return (
-            "(as trained)"
-            if name.endswith(".context")
-            else ("(the engine's choice)" if name.endswith(".threads") else "")
-        )
+        return _ZERO_OF_A_MODEL.get(name.rsplit(".", 1)[-1], "")
     return ""
 
 

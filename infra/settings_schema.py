@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import settings_urls as urls
+from infra.hours import Hours
 from messages import checks
 from messages.errors import InvalidMessage
-from messages.jobs import MAX_TOKENS
+from messages.jobs import MAX_TOKENS, SHORT_PROMPT_TOKENS
 
 ENGINES = ("llamacpp", "mlx", "ollama", "simulated", "transformers")
 PLATFORMS = ("linux", "linux-cuda", "macos")
+SUPERVISORS = ("launchd", "plain", "systemd")
 WORKER_ROLES = ("decode", "prefill")
 SERVICE_ROLES = ("app", "broker", "grafana", "prometheus", "store")
 ROLES = WORKER_ROLES + SERVICE_ROLES
@@ -27,6 +29,8 @@ Check = Callable[[str, object], None]
 
 # No leading dash and no blanks: a host and a user end up on the command line of ssh.
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}\Z")
+# It stands in unit files and shell commands.
+_FOLDER = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9_./\-]{0,200}\Z")
 _USER = re.compile(r"(?:[A-Za-z_][A-Za-z0-9._\-]{0,63})?\Z")
 
 
@@ -87,6 +91,21 @@ def _engines(name: str, value: object) -> None:
 
 def _platform(name: str, value: object) -> None:
     checks.one_of(name, value, PLATFORMS)
+
+
+def _hours(name: str, value: object) -> None:
+    checks.text(name, value, 200)
+    Hours.parse(name, str(value))
+
+
+def _supervisor(name: str, value: object) -> None:
+    if value != "":
+        checks.one_of(name, value, SUPERVISORS)
+
+
+def _folder(name: str, value: object) -> None:
+    if not isinstance(value, str) or not _FOLDER.match(value):
+        raise InvalidMessage(f"{name} must be a folder, absolute or from the user's home on, not {value!r:.60}")
 
 
 def _host(name: str, value: object) -> None:
@@ -154,6 +173,8 @@ SERVICES: dict[str, Key] = {
     "store": Key("", _store, "KVASIR_STORE_URL"),
     "broker_password_file": Key("", _text, "KVASIR_BROKER_PASSWORD_FILE"),
     "store_password_file": Key("", _text, "KVASIR_STORE_PASSWORD_FILE"),
+    "broker_ca_file": Key("", _text, "KVASIR_BROKER_CA_FILE"),
+    "store_ca_file": Key("", _text, "KVASIR_STORE_CA_FILE"),
 }
 # What the team's grader used; a model's own table may say otherwise.
 _SAMPLING: dict[str, Key] = {
@@ -168,30 +189,44 @@ GRADING: dict[str, Key] = {
     "notice": Key("", _text),
     **_SAMPLING,
 }
+COSTS: dict[str, Key] = {
+    "price_per_kwh": Key(0.0, _number(0, 1e6)),
+    "years": Key(4.0, _number(0.1, 100)),
+    "hours_per_week": Key(40.0, _number(0.1, 168)),
+}
 MODEL: dict[str, Key | Many | Schema] = {
     "context": Key(0, _whole(0, MAX_TOKENS)),
     **_SAMPLING,
     "engine": Key("", _engine_or_none),
     "slots": Key(4, _whole(1, 1024)),
     "threads": Key(0, _whole(0, 1024)),
+    "short_prompt_tokens": Key(SHORT_PROMPT_TOKENS, _whole(0, MAX_TOKENS)),
     "copies": Key(1, _whole(1, 2)),
     "tokenizer": Key("", _text),
     "same_weights": Key((), _engines),
+    "kv_bytes_per_token": Key(0, _whole(0, 1 << 40)),
+    "memory_gb": Key(0.0, _number(0, 1e6)),
     "weights": {name: Key("", _text) for name in ENGINES},
 }
 MACHINE: dict[str, Key | Many | Schema] = {
     "host": Key("", _host),
     "user": Key("", _user),
     "platform": Key("linux", _platform),
+    "folder": Key("kvasir", _folder),
+    "supervisor": Key("", _supervisor),
+    "metrics_port": Key(9101, _whole(1, 65535)),
+    "hours": Key("", _hours),
     "memory_gb": Key(0.0, _number(0, 1e6)),
     "link_gbps": Key(0.0, _number(0, 1e5)),
     "watts": Key(0.0, _number(0, 1e5)),
+    "price": Key(0.0, _number(0, 1e9)),
     "roles": Key((), _roles),
     "rates": Many(checks.model_name, {"prefill": RATE, "decode": RATE}),
 }
 SCHEMA: Schema = {
     "services": SERVICES,
     "grading": GRADING,
+    "costs": COSTS,
     "models": Many(checks.model_name, MODEL),
     "machines": Many(checks.identifier, MACHINE),
 }

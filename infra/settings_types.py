@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from infra.settings_schema import did_you_mean
-from infra.settings_urls import Secret, put_password
+from infra.settings_urls import Secret, put_option, put_password
 from messages.errors import ConfigError
 
 
@@ -18,6 +19,8 @@ class Services:
     store: str = ""
     broker_secret: Secret | None = None
     store_secret: Secret | None = None
+    broker_ca_file: str = ""  # PEM, of who signed the broker's certificate; "": whom the system trusts
+    store_ca_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,12 @@ class ModelSettings:
     engine: str  # for the local pipeline; "": the only one with weights
     slots: int
     threads: int  # of the CPU; 0: the engine's choice
+    short_prompt_tokens: int  # prompts of up to so many go to decode without a KV cache; 0: none does
     copies: int  # in the local pipeline: 1, or 2 so that prefill and decode never share a batch
     tokenizer: str
     same_weights: tuple[str, ...]  # engines whose weights are conversions of the same: they share KV caches
+    kv_bytes_per_token: int  # of its KV cache, for planning; 0: unknown
+    memory_gb: float  # of its weights, for planning; 0: unknown
     weights: Mapping[str, str]
 
     def weights_for(self, engine: str = "") -> tuple[str, str]:
@@ -89,11 +95,25 @@ class MachineSettings:
     host: str
     user: str  # "": whoever deploys
     platform: str  # linux, linux-cuda, macos
+    folder: str  # where `kvasir deploy` puts everything: absolute, or from the user's home on
+    supervisor: str  # systemd, launchd, plain; "": the platform's own
+    hours: str  # in which its workers take jobs, such as 18:00-08:00; "": always
+    metrics_port: int  # of its first worker's page; the others' follow
     memory_gb: float
     link_gbps: float  # to the store's machine, gigabits a second
     watts: float  # under load
+    price: float  # paid for it, in the currency of [costs]
     roles: tuple[Role, ...]
     rates: Mapping[str, Rates]  # by model
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What electricity costs, and how machines' prices are spread over their use; in any one currency."""
+
+    price_per_kwh: float = 0.0  # 0: unknown
+    years: float = 4.0  # that a machine is used
+    hours_per_week: float = 40.0  # that it is used for something
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +125,7 @@ class Settings:
     models: Mapping[str, ModelSettings]
     machines: Mapping[str, MachineSettings]
     origins: Mapping[str, str] = field(repr=False)
+    costs: Costs = field(default_factory=Costs)
 
     def origin(self, name: str) -> str:
         """Where the value of e.g. `services.broker` came from: a flag, a variable, `FILE line N`, or `default`."""
@@ -142,7 +163,22 @@ class Settings:
 
     def store_url_with_secret(self) -> str:
         """The store's URL to connect with; "" if there is none. Raises ConfigError on an unreadable password file."""
-        return _with_secret(self.services.store, self.services.store_secret)
+        url = _with_secret(self.services.store, self.services.store_secret)
+        ca_file = self._ca_file("store", "rediss")
+        return put_option(url, "ssl_ca_certs", ca_file) if ca_file else url
+
+    def broker_ca_file(self) -> str:
+        """The file to check the broker's certificate with; "": the system's. Raises ConfigError if it is of no use."""
+        return self._ca_file("broker", "amqps")
+
+    def _ca_file(self, service: str, scheme: str) -> str:
+        url, path = getattr(self.services, service), getattr(self.services, f"{service}_ca_file")
+        origin = self.origin(f"services.{service}_ca_file")
+        if url and path and not url.startswith(f"{scheme}://"):
+            raise ConfigError(f"{origin}: a CA file is set, but the {service}'s URL is not {scheme}://…")
+        if url and path and not os.access(path, os.R_OK):
+            raise ConfigError(f"{origin}: can't read the CA file {path}")
+        return str(path) if url else ""
 
 
 def configured(name: str, models: Mapping[str, ModelSettings]) -> str:

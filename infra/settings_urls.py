@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -70,6 +72,16 @@ def put_password(url: str, password: str) -> str:
     return _at(url, f"{user}:{quote(password, safe='')}@{place}")
 
 
+def put_user(url: str, user: str) -> str:
+    """The URL with another user. The URL must have no password."""
+    return _at(url, f"{quote(user, safe='')}@{urlsplit(url).netloc.rpartition('@')[2]}")
+
+
+def put_option(url: str, name: str, value: str) -> str:
+    """The URL with one more option in its query."""
+    return f"{url}{'&' if '?' in url else '?'}{name}={quote(value, safe='/')}"
+
+
 def _at(url: str, netloc: str) -> str:
     """The URL with another user-and-host part. (urlunsplit makes `unix:/path` of `unix:///path`.)"""
     scheme, _, rest = url.partition("://")
@@ -89,6 +101,23 @@ class Secret:
 
     def __repr__(self) -> str:
         return "***"
+
+    @property
+    def file(self) -> Path | None:
+        """The file that holds it; None if it is in a variable or a URL."""
+        return self._file
+
+    def make(self) -> Path | None:
+        """Write a random password into its file, readable by its owner alone, if there is no such file yet."""
+        if self._file is None or self._file.exists():
+            return None
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{self.origin}: can't write the password file {self._file}: {error.strerror}") from None
+        return self._file
 
     def reveal(self) -> str:
         """The password. A file is read anew each time, without its last line break; ConfigError if it can't be."""

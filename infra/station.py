@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
 
 from infra.broker import Broker, Delivery
@@ -16,14 +18,15 @@ from infra.control import ControlListener
 from infra.deaths import answer_deaths
 from infra.endings import POISON_AFTER_RETURNS, SUSPECT_AFTER_RETURNS, Endings
 from infra.envelope import Envelope, open_envelope
+from infra.hours import Hours
 from infra.intake import Intake
-from infra.topology import WorkStage
+from infra.topology import WorkStage, model_of, queues
 from messages.errors import BrokerUnavailable, NoQueue, Poison
 
 log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.2
-_DEATHS_EVERY_S = 5.0
+_DEATHS_EVERY_S = 5.0  # is how often to look for them, and for queues of ours that are gone
 
 
 class Handler(Protocol):
@@ -51,25 +54,45 @@ class Handler(Protocol):
         """Called about twice a second."""
 
 
+# An intake for a station; what it is given hands back deliveries that it holds and nobody has begun.
+MakeIntake = Callable[[Callable[[list[Delivery]], None]], Intake]
+
+
 class Station:
     """Serves the queues of one stage of one model. `run` blocks until `stop`."""
 
     def __init__(
-        self, broker: Broker, endings: Endings, stage: WorkStage, model: str, name: str, prefetch: int
+        self,
+        broker: Broker,
+        endings: Endings,
+        stage: WorkStage,
+        model: str,
+        name: str,
+        prefetch: int,
+        make_intake: MakeIntake | None = None,
     ) -> None:
         self._broker = broker
         self._endings = endings
         self._stage = stage
         self._model = model
         self._name = name
-        self._prefetch = prefetch
+        self._make_intake = make_intake or (lambda _hand_back: Intake(broker, stage, model, prefetch))
         self._stopping = threading.Event()
+        self._paused = threading.Event()
+        self.hours = Hours()  # in which to take jobs
+
+    @property
+    def off(self) -> str:
+        """Why it takes no jobs now, in a few words; "" if it does."""
+        if self._paused.is_set():
+            return "paused"
+        return "" if self.hours.include(datetime.now()) else "outside its hours"
 
     def run(self, handler: Handler) -> None:
         """Take deliveries until stopped; finish what is in hand, hand back the rest, leave."""
         for remark in self._broker.declare([self._model]):
             log.warning(remark)
-        intake = Intake(self._broker, self._stage, self._model, self._prefetch)
+        intake = self._make_intake(self._hand_back)
         house = threading.Thread(target=self._keep_house, args=(intake, handler), name="housekeeping", daemon=True)
         house.start()
         try:
@@ -86,14 +109,16 @@ class Station:
         self._stopping.set()
 
     def _take_one(self, intake: Intake, handler: Handler) -> None:
-        if handler.is_shut():
+        if self.off or handler.is_shut():
             self._hand_back(intake.pause())
             self._stopping.wait(_IDLE_WAIT_S)
             return
         intake.resume()
-        if not handler.wait_for_room(_IDLE_WAIT_S):
-            return
-        delivery = intake.next(_IDLE_WAIT_S, handler.holding())
+        if not handler.wait_for_room(0):
+            intake.full()
+            if not handler.wait_for_room(_IDLE_WAIT_S):
+                return
+        delivery = self._next(intake, handler)
         if delivery is None:
             return
         if self._stopping.is_set():
@@ -105,25 +130,52 @@ class Station:
         handler.take(delivery)
         handler.finish()
 
+    def _next(self, intake: Intake, handler: Handler) -> Delivery | None:
+        try:
+            return intake.next(_IDLE_WAIT_S, handler.holding())
+        except NoQueue:  # housekeeping declares it again
+            self._stopping.wait(_IDLE_WAIT_S)
+            return None
+
+    def _restore_queues(self) -> None:
+        """Declare what somebody deleted. The jobs in it were lost with it: their batch's owner publishes them again."""
+        names = [spec.name for spec in queues([self._model])]
+        if gone := [name for name in names if self._broker.depth(name) is None]:
+            log.error("somebody deleted %s with all it held: declaring it again", ", ".join(gone))
+            self._broker.declare([self._model])
+
     def _hand_back(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             # If the broker is gone, it has the message and will hand it out again.
             with suppress(BrokerUnavailable):
-                envelope = open_envelope(delivery, self._stage, self._model)
+                envelope = open_envelope(delivery, self._stage, model_of(delivery.queue))
                 self._endings.hand_back([delivery], envelope, begun=False)
+
+    def _on_pause(self, worker: str) -> None:
+        if self._is_me(worker):
+            self._paused.set()
+
+    def _on_resume(self, worker: str) -> None:
+        if self._is_me(worker):
+            self._paused.clear()
+
+    def _is_me(self, worker: str) -> bool:
+        return self._name == worker or self._name.startswith(f"{worker}.")
 
     def _keep_house(self, intake: Intake, handler: Handler) -> None:
         control = None
+        heard = {"bell": intake.bell, "cancel": handler.on_cancel, "pause": self._on_pause, "resume": self._on_resume}
         next_look = time.monotonic()
         while not self._stopping.is_set():
             try:
-                control = control or ControlListener(self._broker, self._name, intake.bell, handler.on_cancel)
+                control = control or ControlListener(self._broker, self._name, heard)
                 control.poll(0.5)
                 if time.monotonic() > next_look:
+                    self._restore_queues()
                     answer_deaths(self._broker, self._endings, self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
-                self._stopping.wait(0.5)  # it reconnects by itself; what was deleted is declared again by a publisher
+                self._stopping.wait(0.5)  # it reconnects by itself; what was deleted is declared again at the next look
             handler.tick()
         if control:
             control.close()

@@ -42,6 +42,17 @@ def suspects_queue(stage: WorkStage, model: str) -> str:
     return f"suspects.{stage}.{model}"
 
 
+def model_of(queue: str) -> str:
+    """The model of a work or suspects queue. Raises ValueError for another queue's name."""
+    for stage in WORK_STAGES:
+        for lane in LANES:
+            if queue.startswith(f"{stage}.") and queue.endswith(f".{lane}"):
+                return queue[len(stage) + 1 : -len(lane) - 1]
+        if queue.startswith(suspects_queue(stage, "")):
+            return queue.removeprefix(suspects_queue(stage, ""))
+    raise ValueError(f"{queue} is not the queue of a model")
+
+
 def reply_queue(batch_id: str) -> str:
     """The batch's own queue of results."""
     return f"reply.{batch_id}"

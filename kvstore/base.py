@@ -99,6 +99,17 @@ class Board(ABC):
     def get_result(self, job_id: str, run: int) -> bytes | None:
         """The result stored for this run, or None."""
 
+    def take_up(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> tuple[bytes | None, bool]:
+        """`get_result`, and where there is none `claim`, in one round trip if the store can: result, and if claimed."""
+        body = self.get_result(job_id, run)
+        return (body, False) if body is not None else (None, self.claim(job_id, run, worker_id, ttl_s))
+
+    def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
+        """`put_result` and then `release` for each (job_id, run, body), in one round trip if the store can."""
+        for job_id, run, body in results:
+            self.put_result(job_id, run, body, ttl_s)
+            self.release(job_id, run, worker_id)
+
     @abstractmethod
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """Set a batch's tombstone."""

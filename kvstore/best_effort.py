@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvstore.base import TTL_S, Board
@@ -18,6 +18,9 @@ from messages.errors import StoreUnavailable
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# The store's clock is read that often, and reckoned in between: two clocks part by far less than a message takes.
+_CLOCK_EVERY_S = 1.0
+
 
 class BestEffortBoard(Board):
     """A board whose failures are logged once per outage and answered with the harmless assumption."""
@@ -25,14 +28,18 @@ class BestEffortBoard(Board):
     def __init__(self, board: Board) -> None:
         self._board = board
         self._away = False
-        self._offset_s = 0.0  # store's clock minus ours, as last seen
+        # Of the store's clock to our monotonic one, as last seen: our wall clock may be set while the store is away.
+        self._offset_s = time.time() - time.monotonic()
+        self._next_look = 0.0
 
     def now(self) -> float:
-        """The store's clock, or ours corrected by the difference last seen."""
-        now = self._try(self._board.now, 0.0)
-        if now:
-            self._offset_s = now - time.time()
-        return time.time() + self._offset_s
+        """The store's clock, or what it must show by now; before it was first seen, our own."""
+        if time.monotonic() >= self._next_look:
+            now = self._try(self._board.now, 0.0)
+            if now:
+                self._offset_s = now - time.monotonic()
+            self._next_look = time.monotonic() + _CLOCK_EVERY_S
+        return time.monotonic() + self._offset_s
 
     def put_card(self, card: WorkerCard, ttl_s: float) -> None:
         """Publish or renew a card, if possible."""
@@ -53,6 +60,15 @@ class BestEffortBoard(Board):
     def get_result(self, job_id: str, run: int) -> bytes | None:
         """A stored result, if there is one and the store can say so."""
         return self._try(lambda: self._board.get_result(job_id, run), None)
+
+    def take_up(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> tuple[bytes | None, bool]:
+        """A stored result, or the claim; no result and granted if nobody can say."""
+        nobody_can_say: tuple[bytes | None, bool] = (None, True)
+        return self._try(lambda: self._board.take_up(job_id, run, worker_id, ttl_s), nobody_can_say)
+
+    def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
+        """Keep results, if possible; claims run out."""
+        self._try(lambda: self._board.finish(worker_id, results, ttl_s), None)
 
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """Set a tombstone, if possible."""

@@ -10,6 +10,7 @@ storing a result, which take a few bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvstore.base import TTL_S, Board
@@ -40,6 +41,23 @@ local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
+"""
+
+_TAKE_UP = """
+local result = redis.call('GET', KEYS[1])
+if result then return result end
+local owner = redis.call('GET', KEYS[2])
+if owner and owner ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+# Results and claims take turns; a claim that is somebody else's by now is left alone.
+_FINISH = """
+for i, body in ipairs({unpack(ARGV, 3)}) do
+  redis.call('SET', KEYS[2 * i - 1], body, 'PX', ARGV[2])
+  if redis.call('GET', KEYS[2 * i]) == ARGV[1] then redis.call('DEL', KEYS[2 * i]) end
+end
 """
 
 # Expired entries are dropped on the way; the hash expires with the last one.
@@ -83,10 +101,11 @@ class RedisBoard(Board):
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._client = open_client(url, timeout_s)
         self._place = place(url)
+        script = self._client.register_script
         self._set, self._put_card, self._claim, self._release, self._reserve, self._reserved = (
-            self._client.register_script(_LUA + text)
-            for text in (_SET, _PUT_CARD, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
+            script(_LUA + text) for text in (_SET, _PUT_CARD, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
         )
+        self._take_up, self._finish = script(_LUA + _TAKE_UP), script(_LUA + _FINISH)
 
     def now(self) -> float:
         """See Board."""
@@ -124,6 +143,19 @@ class RedisBoard(Board):
         with errors_mapped(self._place):
             body: Any = self._client.get(f"result:{job_id}:{run}")
         return None if body is None else bytes(body)
+
+    def take_up(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> tuple[bytes | None, bool]:
+        """See Board."""
+        keys = [f"result:{job_id}:{run}", f"claim:{job_id}:{run}"]
+        with errors_mapped(self._place):
+            answer: Any = self._take_up(keys, [worker_id, _milliseconds(ttl_s)])
+        return (bytes(answer), False) if isinstance(answer, bytes) else (None, bool(answer))
+
+    def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
+        """See Board."""
+        keys = [f"{what}:{job_id}:{run}" for job_id, run, _ in results for what in ("result", "claim")]
+        with errors_mapped(self._place):
+            self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in results)])
 
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """See Board."""

@@ -72,6 +72,12 @@ def sentence(error: Exception, where: str) -> str:
         return f"the store at {where} is full (Redis reached its maxmemory): nothing more can be stored for now"
     if isinstance(error, _REFUSED_LOGIN):
         return f"the store at {where} refused the login: check user and password in the store URL"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        why = str(error).partition("certificate verify failed:")[2].partition("(_ssl")[0].strip(" .")
+        return (
+            f"the certificate of the store at {where} is not trusted ({why}): "
+            "set store_ca_file to the file of the CA that signed it"
+        )
     if isinstance(error, exceptions.TimeoutError | TimeoutError | BlockingIOError):
         return f"the store at {where} did not answer in time"
     if isinstance(error, exceptions.BusyLoadingError):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgpack
@@ -96,50 +98,67 @@ def _unpack(body: bytes) -> dict[str, Any]:
 
 def _plain(message: Any) -> dict[str, Any]:
     """Fields of a dataclass, nested ones as maps, token ids as packed little-endian u32."""
-    result: dict[str, Any] = {}
-    for spec in dataclasses.fields(message):
-        value = getattr(message, spec.name)
-        if dataclasses.is_dataclass(value):
-            value = _plain(value)
-        elif spec.name == "tokens":
-            value = np.asarray(value, "<u4").tobytes()
-        result[spec.name] = value
+    names, values, writers = _writing(message.__class__)
+    result = dict(zip(names, values(message), strict=True))
+    for name, writer in writers:
+        result[name] = writer(result[name])
     return result
 
 
 @cache
-def _types(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _writing(cls: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[tuple[str, Callable[[Any], Any]]]]:
+    """The names of a dataclass's fields, what gets all their values, and how those are written that msgpack can't."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    writers = [(name, writer) for name in names if (writer := _writer(name, hints[name]))]
+    return names, attrgetter(*names), writers
+
+
+def _writer(name: str, hint: Any) -> Callable[[Any], Any] | None:
+    if any(kind in _NESTED for kind in (hint, *typing.get_args(hint))):
+        return lambda value: None if value is None else _plain(value)
+    if name == "tokens":
+        return lambda value: np.asarray(value, "<u4").tobytes()
+    return None
+
+
+@cache
+def _readers(cls: type) -> dict[str, Callable[[str, Any], Any] | None]:
+    """How each field is made from what msgpack gave; None: it is that. Found once: type hints are slow to read."""
+    return {name: _reader(name, hint) for name, hint in typing.get_type_hints(cls).items()}
+
+
+def _reader(name: str, hint: Any) -> Callable[[str, Any], Any] | None:
+    if isinstance(hint, types.UnionType):  # X | None is the only union in use
+        inner = _reader(name, next(option for option in typing.get_args(hint) if option is not types.NoneType))
+        return inner and (lambda name, value: None if value is None else inner(name, value))
+    if hint in _NESTED:
+        return lambda _name, value: _build(hint, value)
+    if name == "tokens":
+        return lambda _name, value: _token_ids(value)
+    return _listed if typing.get_origin(hint) is tuple else None
 
 
 def _build(cls: type, fields: Any) -> Any:
     if not isinstance(fields, dict):
         raise InvalidMessage(f"{cls.__name__} must be a map, not {type(fields).__name__}")
-    known = _types(cls)
-    unknown = [key for key in fields if key not in known]
-    if unknown:
-        raise InvalidMessage(f"{cls.__name__} has no field {unknown[0]!r:.60}")
-    values = {name: _value(name, known[name], value) for name, value in fields.items()}
+    known = _readers(cls)
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in known:
+            raise InvalidMessage(f"{cls.__name__} has no field {name!r:.60}")
+        reader = known[name]
+        values[name] = reader(name, value) if reader else value
     try:
         return cls(**values)
     except TypeError as error:  # a required field is missing, or a value has a type its check did not expect
         raise InvalidMessage(f"{cls.__name__}: {error}") from None
 
 
-def _value(name: str, hint: Any, value: Any) -> Any:
-    if isinstance(hint, types.UnionType):  # X | None is the only union in use
-        if value is None:
-            return None
-        hint = next(option for option in typing.get_args(hint) if option is not type(None))
-    if hint in _NESTED:
-        return _build(hint, value)
-    if name == "tokens":
-        return _token_ids(value)
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise InvalidMessage(f"{name} must be a list, not {type(value).__name__}")
-        return tuple(value)
-    return value
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise InvalidMessage(f"{name} must be a list, not {type(value).__name__}")
+    return tuple(value)
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

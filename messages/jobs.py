@@ -23,8 +23,11 @@ MAX_SCHEMA_BYTES = 256 * KIB
 MAX_ANSWER_BYTES = 4 * MIB
 MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
+# A prompt this short (1 KiB of text and a chat template) is computed sooner than its KV cache is stored and fetched.
+SHORT_PROMPT_TOKENS = 320
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
+MAX_SECONDS = 1e9  # of any duration in a report
 FAR_FUTURE_S = 1e11
 
 Lane = Literal["now", "bulk"]
@@ -124,6 +127,11 @@ class PrefillJob:
             raise InvalidMessage(f"tokens: {len(self.tokens):,}; at most {MAX_TOKENS:,} are allowed")
         checks.whole("shared_tokens", self.shared_tokens, 0, len(self.tokens))
 
+    def waited_s(self, now: float) -> float:
+        """Seconds since its submission by the store's clock; 0 where nobody said when that was."""
+        since = max(0.0, now - self.submitted_at)
+        return since if since < MAX_SECONDS else 0.0
+
     def tokenized(self, tokens: tuple[int, ...], shared_tokens: int) -> PrefillJob:
         """The same job with its token ids."""
         return replace(self, tokens=tokens, shared_tokens=shared_tokens)
@@ -132,11 +140,28 @@ class PrefillJob:
 def job_id(batch_id: str, item_id: str, model: str, prompt: str, sampling: Sampling) -> str:
     """32 hex digits that name this work: a changed rubric, model or parameter is another job."""
     digest = hashlib.blake2b(digest_size=16, person=b"kvasir.job")
-    parts = (batch_id, item_id, model, prompt, json.dumps(asdict(sampling), sort_keys=True))
+    parts = (batch_id, item_id, model, prompt, _sampling_text(sampling))
     for part in parts:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
+
+
+_KEPT = 64
+_texts: dict[int, tuple[Sampling, str]] = {}
+
+
+def _sampling_text(sampling: Sampling) -> str:
+    """Kept, because a batch's jobs share a few samplings and this takes longer than the rest of an id.
+
+    By identity: samplings that are equal may differ in their text (0 and 0.0), and so in their ids.
+    """
+    known = _texts.get(id(sampling))
+    if known is None or known[0] is not sampling:
+        if len(_texts) >= _KEPT:
+            _texts.clear()
+        known = _texts[id(sampling)] = sampling, json.dumps(asdict(sampling), sort_keys=True)
+    return known[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +200,7 @@ class PrefillReport:
         checks.text("worker_id", self.worker_id, 255)
         checks.text("engine", self.engine, 64)
         for name in ("queue_s", "prefill_s", "put_s"):
-            checks.number(name, getattr(self, name), 0, 1e9)
+            checks.number(name, getattr(self, name), 0, MAX_SECONDS)
         for name in ("computed_tokens", "restored_tokens"):
             checks.whole(name, getattr(self, name), 0, MAX_TOKENS)
         checks.whole("put_bytes", self.put_bytes, 0, 1 << 50)
@@ -248,7 +273,7 @@ class DecodeReport:
         for name in ("prompt_tokens", "handed_over_tokens", "evaluated_tokens", "completion_tokens"):
             checks.whole(name, getattr(self, name), 0, MAX_TOKENS)
         for name in ("queue_s", "get_s", "ttft_s", "decode_s", "total_s"):
-            checks.number(name, getattr(self, name), 0, 1e9)
+            checks.number(name, getattr(self, name), 0, MAX_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Step(StrEnum):
     PREFILL_STARTED = "prefill_started"
     KV_STORED = "kv_stored"
     PASSED_ON = "passed_on"  # decode job published and confirmed
+    STOLEN = "stolen"  # taken from its queue by a decode worker of another model
     DECODE_STARTED = "decode_started"
     FIRST_TOKEN = "first_token"
     ANSWERED = "answered"
@@ -80,7 +81,12 @@ TABLE: Mapping[Position, Mapping[Step, Position]] = {
         _S.REDELIVERED: _P.PREFILL_QUEUE,
         **_ENDINGS,
     },
-    _P.DECODE_QUEUE: {_S.DECODE_STARTED: _P.DECODING, _S.ISOLATED: _P.DECODE_QUEUE, **_ENDINGS},
+    _P.DECODE_QUEUE: {
+        _S.STOLEN: _P.DECODE_QUEUE,
+        _S.DECODE_STARTED: _P.DECODING,
+        _S.ISOLATED: _P.DECODE_QUEUE,
+        **_ENDINGS,
+    },
     _P.DECODING: {
         _S.FIRST_TOKEN: _P.DECODING,
         _S.ANSWERED: _P.ANSWERED,

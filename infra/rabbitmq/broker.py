@@ -18,7 +18,7 @@ from infra.rabbitmq.consumer import RabbitConsumer
 from infra.rabbitmq.errors import PRECONDITION_FAILED
 from infra.rabbitmq.getter import Getter
 from infra.rabbitmq.publisher import Publisher, Stream
-from messages.errors import BrokerUnavailable, KvasirError, NoQueue
+from messages.errors import BrokerUnavailable, ConfigError, KvasirError, NoQueue
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class RabbitMQBroker(Broker):
         url: `amqp://user:password@host:5672/vhost` or `amqps://…`; options in the query as pika reads them.
         name: what the broker's own tools show for these connections.
         connect_timeout_s: how long the constructor tries.
+        ca_file: PEM file of who signed the broker's certificate, for amqps; "": whom the system trusts.
         command_timeout_s: how long declare, consume, get, depth and delete wait for an answer, reconnects included.
 
     Raises:
@@ -42,20 +43,27 @@ class RabbitMQBroker(Broker):
     """
 
     def __init__(
-        self, url: str, name: str = "kvasir", connect_timeout_s: float = 10.0, command_timeout_s: float = 30.0
+        self,
+        url: str,
+        name: str = "kvasir",
+        connect_timeout_s: float = 10.0,
+        command_timeout_s: float = 30.0,
+        ca_file: str = "",
     ) -> None:
         self._command_timeout_s = command_timeout_s
         self._closed = False
         self._consumers: list[RabbitConsumer] = []
         self._private: dict[str, str] = {}  # queue -> exchange
         self._publisher = Publisher()
-        publishing, consuming = parameters(url, f"{name} (publish)"), parameters(url, f"{name} (consume)")
+        publishing, consuming = (parameters(url, f"{name} ({use})", ca_file) for use in ("publish", "consume"))
         self._publishing = Connection(publishing, self._publisher.opened, self._publisher.drain)
         self._publisher.attach(self._publishing)
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None)
         self._getter = Getter(self._consuming)
         deadline = time.monotonic() + connect_timeout_s
         try:
+            self._publishing.start()
+            self._consuming.start()
             for connection in (self._publishing, self._consuming):
                 connection.wait_open(deadline - time.monotonic())
             if not self._publisher.ready.wait(deadline - time.monotonic()):
@@ -144,6 +152,16 @@ class RabbitMQBroker(Broker):
         """See `Broker`."""
         return self._publishing.is_open and self._consuming.is_open
 
+    @property
+    def server(self) -> dict[str, Any]:
+        """What the broker said of itself when it was connected to: product, version, capabilities …; {} before that."""
+        return self._publishing.server
+
+    @property
+    def blocked(self) -> bool:
+        """Whether an alarm stops publishers. The broker tells those who have tried to publish since it began."""
+        return self._publishing.blocked
+
     def close(self) -> None:
         """See `Broker`."""
         if self._closed:
@@ -173,7 +191,10 @@ class RabbitMQBroker(Broker):
                 arguments=dict(spec.arguments),
             )
 
-        return self._unless_different(f"exchange {spec.name}", talk)
+        try:
+            return self._unless_different(f"exchange {spec.name}", talk)
+        except ConfigError:  # this user may not create it: somebody who may has, or publishing will say so
+            return None
 
     def _declare_queue(self, spec: topology.QueueSpec) -> str | None:
         def declare(channel: Channel) -> None:
@@ -183,9 +204,25 @@ class RabbitMQBroker(Broker):
             channel.call("queue_declare", queue=spec.name, passive=True)
             channel.call("queue_bind", queue=spec.name, exchange=spec.exchange, routing_key=spec.key)
 
-        remark = self._unless_different(f"queue {spec.name}", declare)
+        try:
+            remark = self._unless_different(f"queue {spec.name}", declare)
+        except ConfigError:
+            self._must_exist(spec.name)
+            return None
         self._converse(f"binding queue {spec.name}", bind)
         return remark
+
+    def _must_exist(self, queue: str) -> None:
+        """This user may not create a queue: somebody who may must have."""
+        try:
+            there = self.depth(queue) is not None
+        except ConfigError:  # RabbitMQ 4.3 doesn't let everybody ask; using it will tell
+            return
+        if not there:
+            raise ConfigError(
+                f"queue {queue} does not exist, and this user of the broker may not create it: "
+                "run kvasir status once as the operator, which declares all queues"
+            )
 
     def _unless_different(self, what: str, talk: Callable[[Channel], None]) -> str | None:
         """Declare; if it exists otherwise than ours, a sentence that says so."""
@@ -201,7 +238,7 @@ class RabbitMQBroker(Broker):
         for name in list(self._private):
             self._open_private_again(name)
         for consumer in list(self._consumers):
-            consumer.fill()
+            consumer.connected()
 
     def _open_private_again(self, name: str) -> None:
         """(IO) A private queue went with its connection. Until the broker has noticed that, it refuses (405)."""

@@ -7,8 +7,10 @@ marked (IO) may be called only there. Heartbeats are answered by the IO thread w
 from __future__ import annotations
 
 import logging
+import ssl
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,7 @@ from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 
 from infra.rabbitmq import properties
 from infra.rabbitmq.errors import describe, is_hopeless, translate
+from infra.rabbitmq.silence import PatientListener
 from messages.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 Task = Callable[[], None]
 
 # A false alarm costs the decode of every held delivery, and only a vanished machine or network needs heartbeats (a
-# killed process closes its sockets): the broker notices within two intervals, we within one and 5 s.
+# killed process closes its sockets): the broker notices within two to three intervals, we within one and 5 s.
 HEARTBEAT_S = 20
 # A memory or disk alarm blocks publishers. After this long the connection is tried afresh.
 BLOCKED_S = 300
@@ -38,6 +41,7 @@ CONNECT_S = 5
 _BATCH_BYTES = 64 * 1024
 _BATCH_TASKS = 200
 CLOSE_S = 5
+SETTLE_S = 0.1  # between the last ack and closing, see `Connection.acked`
 
 _BACKOFF = wait_exponential(multiplier=0.05, max=1.8) + wait_random(0, 0.2)
 
@@ -60,13 +64,15 @@ class Backoff:
 
 
 class _Guarded(pika.SelectConnection):  # type: ignore[misc]
-    """A connection with two gaps of pika 1.4 closed.
+    """A connection with three gaps of pika 1.4 closed.
 
     A headers table which pika can't decode (a date in the year 40000, a thousand nested lists) is left out. pika
     would drop the connection, the broker would deliver the message again, and so on for ever.
 
     Frames are sent in batches while it is corked. pika makes three system calls for each message, and each lets go
     of the interpreter lock: that is most of the time that publishing takes.
+
+    Silence is noticed sooner, see `PatientListener`.
     """
 
     _corked: list[bytes] | None = None
@@ -81,12 +87,24 @@ class _Guarded(pika.SelectConnection):  # type: ignore[misc]
         if held and self._transport is not None:
             super()._adapter_emit_data(b"".join(held))
 
+    def emit(self, frames: bytes) -> None:
+        """Send frames that are made already."""
+        self._output_marshaled_frames([frames])
+
+    @property
+    def frame_max(self) -> int:
+        """The most bytes of one frame that both sides agreed on."""
+        return int(self.params.frame_max)
+
     def _adapter_emit_data(self, data: bytes) -> None:
         if self._corked is None or len(data) >= _BATCH_BYTES:
             self.uncork()
             super()._adapter_emit_data(data)
         else:
             self._corked.append(data)
+
+    def _create_heartbeat_checker(self) -> PatientListener | None:
+        return PatientListener(self, self.params.heartbeat) if self.params.heartbeat else None
 
     def _read_frame(self) -> tuple[int, Any]:
         try:
@@ -99,8 +117,11 @@ class _Guarded(pika.SelectConnection):  # type: ignore[misc]
             return found
 
 
-def parameters(url: str, name: str) -> pika.URLParameters:
-    """Connection parameters for `amqp://` and `amqps://`; options in the URL's query win. Raises ConfigError."""
+def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
+    """Connection parameters for `amqp://` and `amqps://`; options in the URL's query win. Raises ConfigError.
+
+    Certificates are checked against `ca_file` (PEM), or whom the system trusts, and against the host's name.
+    """
     try:
         found = pika.URLParameters(url)
         given = parse_qs(urlsplit(url).query)
@@ -117,9 +138,18 @@ def parameters(url: str, name: str) -> pika.URLParameters:
     for option, value in defaults.items():
         if option not in given:
             setattr(found, option, value)
+    if found.ssl_options is not None and "ssl_options" not in given:
+        found.ssl_options = pika.SSLOptions(_tls(ca_file), found.host)  # pika's own default names no host, and fails
     found.connection_attempts = 1
     found.client_properties = {"connection_name": name}
     return found
+
+
+def _tls(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"the broker's CA file {ca_file} can't be used: {error}") from None
 
 
 class Connection:
@@ -130,7 +160,7 @@ class Connection:
         self._on_open = on_open
         self._on_unblocked = on_unblocked
         self._loop = IOLoop()
-        self._raw: pika.SelectConnection | None = None
+        self._raw: _Guarded | None = None
         self._tasks: deque[Task] = deque()
         self._woken = False
         self._changed = threading.Condition()
@@ -140,10 +170,15 @@ class Connection:
         self._hopeless: BaseException | None = None  # only before the first opening: later, everything may pass
         self._failure: BaseException | None = None
         self._backoff = Backoff()
+        self._acked_at = -SETTLE_S
         self.openings = 0
         self.blocked = False  # (IO) the broker asked publishers to stop
+        self.server: dict[str, Any] = {}  # its properties, of the last opening
         name = str(settings.client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect: once, when whoever `on_open` tells is ready to hear it."""
         self._thread.start()
 
     @property
@@ -163,7 +198,7 @@ class Connection:
         return self._closing
 
     @property
-    def raw(self) -> pika.SelectConnection:
+    def raw(self) -> _Guarded:
         """(IO) pika's connection. Raises BrokerUnavailable while there is none."""
         if self._raw is None or not self.is_open:
             raise self.unavailable()
@@ -200,6 +235,14 @@ class Connection:
     def later(self, delay_s: float, task: Task) -> None:
         """(IO) Run `task` after a while."""
         self._loop.call_later(delay_s, task)
+
+    def acked(self) -> None:
+        """(IO) An ack was sent: what carries it stays open for a moment.
+
+        RabbitMQ takes an ack to a quorum queue in a pipeline. With more than 32 in it, the rest waits in the channel's
+        process and is lost with it: messages acked and then closed upon came back (seen on 3.10.8).
+        """
+        self._acked_at = time.monotonic()
 
     def drop(self) -> None:
         """Cut the connection without a word to the broker, as a network fault would. For tests."""
@@ -250,6 +293,7 @@ class Connection:
         self._backoff.reset()
         with self._changed:
             self.blocked = False
+            self.server = dict(raw.server_properties or {})
             self._open = True
             self.openings += 1
             self._hopeless = None
@@ -292,7 +336,11 @@ class Connection:
             self._changed.notify_all()
         if self._raw is None:
             self._loop.stop()
-        elif not self._raw.is_closing and not self._raw.is_closed:
+        else:
+            self.later(max(0.0, self._acked_at + SETTLE_S - time.monotonic()), self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        if self._raw is not None and not self._raw.is_closing and not self._raw.is_closed:
             self._raw.close()
 
     def _cut(self, why: str, done: threading.Event | None = None) -> None:

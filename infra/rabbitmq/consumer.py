@@ -30,6 +30,7 @@ from messages.errors import BrokerUnavailable, KvasirError, UsageError
 log = logging.getLogger(__name__)
 
 PAUSE_S = 10  # how long to wait for the broker to confirm that the flow has stopped
+LINGER_S = 1.0  # how long a channel outlives its last ack, see `Connection.acked`
 
 
 class Subscription(Holder):
@@ -43,7 +44,8 @@ class Subscription(Holder):
         self._tag = ""
         self._started = False
         self.flowing = True  # deliveries may still come
-        connection.raw.channel(on_open_callback=self._opened)
+        channel = connection.raw.channel(on_open_callback=self._opened)
+        channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
 
     @property
     def seats(self) -> int:
@@ -66,7 +68,6 @@ class Subscription(Holder):
 
     def _opened(self, channel: pika.channel.Channel) -> None:
         self.raw = channel
-        channel.add_on_close_callback(self._closed)
         channel.add_on_cancel_callback(self._cancelled_by_broker)
         channel.basic_qos(prefetch_count=self._prefetch)
         # Always a fresh tag: a re-used one leaves messages stuck on quorum queues of older brokers.
@@ -108,7 +109,7 @@ class Subscription(Holder):
 
     def _close_if_empty(self) -> None:
         if not self.held:
-            self.close()
+            self._connection.later(LINGER_S, self.close)  # nothing can come any more: it stays empty
 
     def _closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
         if not self.lost:
@@ -145,12 +146,14 @@ class RabbitConsumer(Consumer):
         self._prefetch = prefetch
         self._connection = connection
         self._on_closed = on_closed
-        self._changed = threading.Condition()  # guards the buffer and the two flags
+        self._changed = threading.Condition()  # guards the buffer and the three flags
         self._buffer: deque[RabbitDelivery] = deque()
         self._paused = False
         self._closed = False
-        self._subscriptions: set[Subscription] = set()  # IO thread only, like the three below
+        self._nudged = False
+        self._subscriptions: set[Subscription] = set()  # IO thread only, like the four below
         self._backoff = Backoff()
+        self._backing_off = False  # the broker said no a moment ago
         self._quiet: list[Future[None]] = []  # who waits until nothing flows
         self._first: Future[None] = Future()
 
@@ -168,8 +171,17 @@ class RabbitConsumer(Consumer):
     def receive(self, timeout_s: float) -> Delivery | None:
         """See `Consumer`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._buffer or self._is_over(), timeout_s)
-            return self._buffer.popleft() if self._buffer else None
+            self._changed.wait_for(lambda: self._buffer or self._nudged or self._is_over(), timeout_s)
+            if self._buffer:
+                return self._buffer.popleft()
+            self._nudged = False
+            return None
+
+    def nudge(self) -> None:
+        """See `Consumer`."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify_all()
 
     def pause(self) -> list[Delivery]:
         """See `Consumer`."""
@@ -183,6 +195,8 @@ class RabbitConsumer(Consumer):
 
     def resume(self) -> None:
         """See `Consumer`."""
+        if not self._paused:  # asked with every delivery: nothing for the IO thread to wake up for
+            return
         with self._changed:
             self._paused = False
         self._connection.submit(self.fill)
@@ -203,12 +217,17 @@ class RabbitConsumer(Consumer):
 
     def fill(self) -> None:
         """(IO) Subscribe for the part of the prefetch that nothing takes up."""
-        if self._paused or self._closed or not self._connection.is_open:
+        if self._paused or self._closed or self._backing_off or not self._connection.is_open:
             return
         free = self._prefetch - sum(subscription.seats for subscription in self._subscriptions)
         taken = self.exclusive and any(subscription.flowing for subscription in self._subscriptions)
         if free > 0 and not taken:
             self._subscriptions.add(Subscription(self, self._connection, free))
+
+    def connected(self) -> None:
+        """(IO) The connection is up, for the first time or again: what an earlier one was refused says nothing."""
+        self._backing_off = False
+        self.fill()
 
     def deliver(self, delivery: RabbitDelivery) -> None:
         """(IO) Something came."""
@@ -241,7 +260,8 @@ class RabbitConsumer(Consumer):
     def _again(self, why: KvasirError) -> None:
         if self._connection.is_open and not self._is_over():
             log.warning("queue %s: subscribing again: %s", self.queue, why)
-            self._connection.later(self._backoff.next_s(), self.fill)
+            self._backing_off = True
+            self._connection.later(self._backoff.next_s(), self.connected)
 
     def _is_over(self) -> bool:
         return self._closed or self._connection.is_closed

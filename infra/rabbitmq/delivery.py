@@ -81,5 +81,6 @@ class Holder:
     def _ack(self, tag: int) -> None:
         if self.raw is not None and self.raw.is_open:
             self.raw.basic_ack(tag)
+            self._connection.acked()
             self.held -= 1
             self._on_acked()

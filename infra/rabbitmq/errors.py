@@ -72,6 +72,8 @@ def translate(error: BaseException, doing: str) -> KvasirError:
         return error
     if isinstance(error, pika_errors.ChannelClosed):
         return of_reply(error.reply_code, error.reply_text, doing)
+    if isinstance(_root(error), ssl.SSLCertVerificationError):
+        return ConfigError(f"{doing}: {describe(error)}")
     for cls in type(error).__mro__:
         if cls in BY_CLASS:
             return BY_CLASS[cls](f"{doing}: {describe(error)}")
@@ -91,11 +93,13 @@ def of_reply(code: int, text: str, doing: str) -> KvasirError:
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether trying to connect again can't help: the broker itself refused user, password or virtual host.
+    """Whether trying to connect again can't help: the broker itself refused user, password or virtual host, or we it.
 
     pika also says "probable" of a connection lost in that phase, which a broker being killed causes too.
     """
     root = _root(error)
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return True
     refused = any(f"({code})" in _reply_text(root) for code in (ACCESS_REFUSED, NOT_ALLOWED))
     return refused and isinstance(translate(root, ""), ConfigError)
 
@@ -109,6 +113,9 @@ def describe(error: BaseException) -> str:
         return f"no access to the virtual host ({_reply_text(root)})"
     if isinstance(root, workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError):
         return "no answer in time"
+    if isinstance(root, ssl.SSLCertVerificationError):
+        why = root.verify_message or str(root)
+        return f"its certificate is not trusted ({why}): set broker_ca_file to the file of the CA that signed it"
     if isinstance(root, ssl.SSLError | OSError) and root.args:
         return str(root)
     return f"{type(root).__name__} {_reply_text(root)}".strip()

@@ -64,7 +64,8 @@ class _GetChannel(Holder):
         self._getter = getter
         self._queue = ""
         self._future: Future[RabbitDelivery | None] = Future()
-        connection.raw.channel(on_open_callback=self._opened)
+        channel = connection.raw.channel(on_open_callback=self._opened)
+        channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
 
     def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
         """Ask, now or once the channel is open."""
@@ -74,7 +75,6 @@ class _GetChannel(Holder):
 
     def _opened(self, channel: pika.channel.Channel) -> None:
         self.raw = channel
-        channel.add_on_close_callback(self._closed)
         channel.add_callback(self._empty, [spec.Basic.GetEmpty], one_shot=False)
         channel.basic_get(self._queue, self._got)
 

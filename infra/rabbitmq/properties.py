@@ -1,9 +1,8 @@
-"""Messages to AMQP properties and back. What the broker adds is stripped, what nobody can read is left out."""
+"""AMQP properties to messages. What the broker adds is stripped, what nobody can read is left out."""
 
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,19 +16,6 @@ PERSISTENT, TRANSIENT = 2, 1
 # The broker writes these. Sent back to it, RabbitMQ up to 3.13 reads its own x-death and drops "cycles" silently.
 _BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
 _DEATH_SUMMARY = ("x-first-death-reason", "x-first-death-queue")
-
-
-def to_properties(message: Message) -> spec.BasicProperties:
-    """Properties that say whose message it is, so that even an unreadable body can be answered."""
-    return spec.BasicProperties(
-        content_type=CONTENT_TYPE,
-        delivery_mode=PERSISTENT if message.persistent else TRANSIENT,
-        message_id=message.message_id or None,
-        correlation_id=message.correlation_id or None,
-        reply_to=message.reply_to or None,
-        timestamp=int(time.time()),
-        headers={name: _written(value) for name, value in message.headers.items() if not _is_brokers(name)},
-    )
 
 
 def to_message(properties: spec.BasicProperties, body: bytes) -> Message:
@@ -78,21 +64,15 @@ def _without_table(encoded: bytes) -> bytes:
     return encoded[:at] + bytes(4) + encoded[at + 4 + length :]
 
 
-def _is_brokers(name: str) -> bool:
+def is_brokers(name: str) -> bool:
+    """Whether a header is one that the broker writes."""
     return name.startswith(_BROKERS_OWN)
-
-
-def _written(value: Header) -> Any:
-    """pika writes no floats (and reads them as whole numbers), so a float travels as a small table."""
-    if isinstance(value, float):
-        return {"float": repr(value)}
-    return int(value) if isinstance(value, int) else value
 
 
 def _readable(headers: Mapping[Any, Any] | None) -> dict[str, Header]:
     found: dict[str, Header] = {}
     for name, value in (headers or {}).items():
-        if not isinstance(name, str) or (_is_brokers(name) and name not in _DEATH_SUMMARY):
+        if not isinstance(name, str) or (is_brokers(name) and name not in _DEATH_SUMMARY):
             continue
         plain = _plain(value)
         if plain is not None:

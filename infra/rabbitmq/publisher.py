@@ -22,7 +22,7 @@ from pika.exceptions import ChannelClosedByBroker  # type: ignore[import-untyped
 from infra.broker import Address, Message
 from infra.rabbitmq.connection import Backoff, Connection
 from infra.rabbitmq.errors import NOT_FOUND, translate
-from infra.rabbitmq.properties import to_properties
+from infra.rabbitmq.frames import publication
 from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 
 log = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ class Publisher:
 
     def drain(self) -> None:
         """Publish what waited."""
-        while self._backlog and self._channel is not None and not self._connection.blocked:
-            self._emit(self._channel, self._backlog.popleft())
+        while self._backlog and (channel := self._usable()):
+            self._emit(channel, self._backlog.popleft())
 
     def _open_channel(self) -> None:
         if self._connection.is_open and not self._closed:
@@ -114,24 +114,31 @@ class Publisher:
     def _send(self, outgoing: Outgoing) -> None:
         if self._closed:
             self._fail(outgoing, self._connection.unavailable())
-        elif self._channel is None or self._backlog or self._connection.blocked:
+        elif self._backlog or not (channel := self._usable()):
             self._backlog.append(outgoing)
         else:
-            self._emit(self._channel, outgoing)
+            self._emit(channel, outgoing)
+
+    def _usable(self) -> pika.channel.Channel | None:
+        """The confirming channel, if it may be published on now."""
+        channel = self._channel
+        usable = channel is not None and channel.is_open and self._connection.is_open and not self._connection.blocked
+        return channel if usable else None
 
     def _emit(self, channel: pika.channel.Channel, outgoing: Outgoing) -> None:
         if outgoing.stream.abandoned:
             return
         try:
-            properties = to_properties(outgoing.message)
-            properties.type = str(self._next_tag)
-            to = outgoing.to
-            channel.basic_publish(to.exchange, to.key, outgoing.message.body, properties, mandatory=True)
+            self._write(channel, outgoing.to, outgoing.message, str(self._next_tag))
         except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
             return
         self._unconfirmed[self._next_tag] = outgoing
         self._next_tag += 1
+
+    def _write(self, channel: pika.channel.Channel, to: Address, message: Message, tag: str = "") -> None:
+        raw = self._connection.raw
+        raw.emit(publication(channel.channel_number, to, message, tag, raw.frame_max, mandatory=bool(tag)))
 
     def _confirmed(self, frame: Any) -> None:
         """basic.ack or basic.nack, of one message or of all up to one."""
@@ -210,10 +217,10 @@ class Publisher:
 
     def _send_lossy(self, to: Address, message: Message) -> None:
         self._lossy_backlog -= 1
-        if self._lossy is None or self._connection.blocked:
+        if self._lossy is None or not self._lossy.is_open or self._connection.blocked:
             return
         try:
-            self._lossy.basic_publish(to.exchange, to.key, message.body, to_properties(message))
+            self._write(self._lossy, to, message)
         except Exception as error:  # noqa: BLE001  nobody waits to hear of it
             log.debug("dropped a message to %s: %r", to, error)
 

@@ -1,0 +1,97 @@
+"""A message as the frames that publish it, in one piece of bytes (AMQP 0-9-1, sections 2.3.5 and 4.2).
+
+pika makes four objects of each message and asks each of their fields what it is: that took half of the time that
+publishing a small message takes. Here the method frame is made once for each address.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+
+from infra.broker import Address, Header, Message
+from infra.rabbitmq.properties import CONTENT_TYPE, PERSISTENT, TRANSIENT, is_brokers
+
+_METHOD, _HEADER, _BODY = 1, 2, 3
+_END = b"\xce"
+_BASIC, _PUBLISH = 60, 40
+_MANDATORY = 1
+_FRAME_BYTES = 8  # of each frame beyond its payload
+
+# Which properties are there, in the order in which they follow.
+_CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
+_CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5
+_FLAGS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP
+
+
+def publication(channel: int, to: Address, message: Message, kind: str, frame_max: int, mandatory: bool) -> bytes:
+    """basic.publish of a message on a channel. `kind`: its property `type`; `frame_max`: most bytes of one frame.
+
+    Raises struct.error or UnicodeEncodeError for what AMQP can't say: a name of more than 255 bytes, a number of more
+    than 64 bits, half a surrogate pair.
+    """
+    header = struct.pack(">HHQ", _BASIC, 0, len(message.body)) + _properties(message, kind)
+    parts = [_method(channel, to.exchange, to.key, mandatory), _frame(_HEADER, channel, header)]
+    most = frame_max - _FRAME_BYTES
+    if 0 < len(message.body) <= most:
+        parts.append(_frame(_BODY, channel, message.body))
+    else:
+        parts += (_frame(_BODY, channel, message.body[at : at + most]) for at in range(0, len(message.body), most))
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _method(channel: int, exchange: str, key: str, mandatory: bool) -> bytes:
+    arguments = struct.pack(">HHH", _BASIC, _PUBLISH, 0) + _short(exchange) + _short(key)
+    return _frame(_METHOD, channel, arguments + bytes([_MANDATORY if mandatory else 0]))
+
+
+def _frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + _END
+
+
+def _properties(message: Message, kind: str) -> bytes:
+    """They say whose message it is, so that even an unreadable body can be answered."""
+    flags = _FLAGS
+    fields = [_short(CONTENT_TYPE), _table(message.headers)]
+    fields.append(bytes([PERSISTENT if message.persistent else TRANSIENT]))
+    for flag, text in (
+        (_CORRELATION_ID, message.correlation_id),
+        (_REPLY_TO, message.reply_to),
+        (_MESSAGE_ID, message.message_id),
+    ):
+        if text:
+            flags |= flag
+            fields.append(_short(text))
+    fields.append(struct.pack(">Q", int(time.time())))
+    if kind:
+        flags |= _TYPE
+        fields.append(_short(kind))
+    return struct.pack(">H", flags) + b"".join(fields)
+
+
+def _table(headers: Mapping[str, Header]) -> bytes:
+    pairs = b"".join([_pair(name, value) for name, value in headers.items()])
+    return struct.pack(">I", len(pairs)) + pairs
+
+
+@lru_cache(maxsize=1024, typed=True)  # a batch's messages differ in few of them; typed, since 1 == 1.0
+def _pair(name: str, value: Header) -> bytes:
+    return b"" if is_brokers(name) else _short(name) + _value(value)
+
+
+def _value(value: Header) -> bytes:
+    """pika reads floats as whole numbers, so a float travels as a small table."""
+    if isinstance(value, str):
+        encoded = value.encode()
+        return b"S" + struct.pack(">I", len(encoded)) + encoded
+    if isinstance(value, float):
+        return b"F" + _table({"float": repr(value)})
+    return b"l" + struct.pack(">q", value)
+
+
+def _short(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("B", len(encoded)) + encoded

@@ -1,0 +1,37 @@
+"""Deleting what the store keeps of some jobs: their own blocks, stored results and claims. Shared blocks hold nobody's
+work and die by their TTL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from kvstore.redis_client import errors_mapped, open_client, place
+
+_PATTERNS = ("kv:*", "kvw:*", "result:*", "claim:*")
+_AT_ONCE = 500
+
+
+def forget_jobs(url: str, job_ids: Collection[str]) -> int:
+    """Delete these jobs' records from the store at redis://…; returns how many. Raises StoreUnavailable.
+
+    Walks over all keys, so it takes as long as the store is full; it blocks nobody.
+    """
+    wanted = set(job_ids)
+    client: Any = open_client(url)
+    deleted = 0
+    try:
+        with errors_mapped(place(url)):
+            for pattern in _PATTERNS:
+                keys = [key for key in client.scan_iter(match=pattern, count=_AT_ONCE) if _jobs_of(key) & wanted]
+                for start in range(0, len(keys), _AT_ONCE):
+                    deleted += client.unlink(*keys[start : start + _AT_ONCE])
+    finally:
+        client.close()
+    return deleted
+
+
+def _jobs_of(key: bytes | str) -> set[str]:
+    """The parts of a key among which a job's id may be."""
+    text = key.decode("ascii", "replace") if isinstance(key, bytes) else key
+    return set(text.split(":")[1:])
