@@ -12,8 +12,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from engines.harmony import FinalChannel
 from engines.hf_prompt import HFPrompt
-from engines.hf_text import FinalChannel, final_channel
+from engines.hf_text import final_channel
 from messages.errors import ConfigError, InvalidSchema
 
 # One space and no line breaks: white space without bound is where small models lose themselves.

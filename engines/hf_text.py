@@ -8,40 +8,16 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from engines import harmony
+from engines.harmony import FinalChannel
 from engines.hf_prompt import HFPrompt
 
 _SENTENCEPIECE_SPACE = "\u2581"
 
 
-class FinalChannel:
-    """Where the answer proper begins, for models of the Harmony format (gpt-oss), which think aloud first.
-
-    The answer follows `<|channel|>final`, whatever else that header says, and `<|message|>`.
-    """
-
-    def __init__(self, header: tuple[int, ...], message: int) -> None:
-        self._header = header
-        self._message = message
-        self._recent: tuple[int, ...] = ()
-        self._in_header = False
-        self.is_open = False
-
-    def see(self, token: int) -> None:
-        """Follow one more sampled token."""
-        if self.is_open:
-            return
-        if self._in_header and token == self._message:
-            self.is_open = True
-        self._recent = (*self._recent, token)[-len(self._header) :]
-        self._in_header = self._recent == self._header or (self._in_header and token != self._header[0])
-
-
 def final_channel(prompt: HFPrompt) -> FinalChannel | None:
     """A watcher for one answer of this model; None if its answers have no channels."""
-    channel, message = prompt.control_id("<|channel|>"), prompt.control_id("<|message|>")
-    if channel is None or message is None:
-        return None
-    return FinalChannel((channel, *prompt.plain_ids("final")), message)
+    return harmony.final_channel(prompt.control_id, prompt.plain_ids)
 
 
 class TextStream:

@@ -21,6 +21,8 @@ FORMAT = "hf/1"  # changes when the same weights would give blocks that are laid
 DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 # Architectures whose keys are rotated in halves, all of each key, in PyTorch and MLX alike.
 _HALVES = {"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss"}
+# RoPE whose angles change with the prompt's length: keys computed in a short prompt are wrong in a long one.
+_GROWING_ROPE = {"dynamic", "longrope", "su"}
 # Keys of config.json that change no number that the model computes.
 _IRRELEVANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures",
                "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "tokenizer_class"}  # fmt: skip
@@ -68,6 +70,9 @@ def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
         raise HandOverFailed(f"how a {kind!r} model keeps its keys is not known here")
     if config.get("rope_traditional") or config.get("partial_rotary_factor", 1) != 1 or "kv_lora_rank" in config:
         raise HandOverFailed(f"{folder.path.name} rotates or compresses its keys in a way not known here")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if str(rope.get("rope_type", rope.get("type", ""))) in _GROWING_ROPE:
+        raise HandOverFailed("its keys depend on the length of the whole prompt (RoPE of a growing kind)")
     try:
         layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)

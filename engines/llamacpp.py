@@ -9,7 +9,6 @@ what was handed over.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import queue
 import threading
@@ -18,31 +17,24 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from engines import slotfile
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.llamacpp_answer import Answers, Ask
 from engines.llamacpp_http import ServerRefused
 from engines.llamacpp_model import fingerprint, slot_shape, tokenizer_hash
 from engines.llamacpp_prompt import ChatPrompt
 from engines.llamacpp_start import Backing, attach, start
 from engines.registry import EngineOptions
 from engines.slotfile import SlotFile, SlotShape
-from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, HandOverFailed, InvalidSchema
+from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, HandOverFailed
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, Window
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
-_FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
-# Nothing but what Sampling names, in llama.cpp's own order; its defaults (min_p, penalties) would add to it.
-_SAMPLERS = ["top_k", "top_p", "temperature"]
-# One space and no line breaks: white space without bound is where small models lose themselves.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_NO_JSON = "~"  # no JSON text begins with it
 _SAMPLE = """def mean(values: list[float]) -> float:
     \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
     return sum(values) / len(values) if values else 0.0
@@ -71,13 +63,13 @@ class LlamaCppEngine:
         self._backing = backing
         self._server = backing.server
         self._closed = threading.Event()
-        self._enforced: set[str] = set()  # schemas that were seen to constrain
         decode_seats = range(min(slots, max(1, backing.total_seats - 1)))
         self._decode_seats = _Seats(decode_seats, self._check_running)
         self._prefill_seats = self._decode_seats  # a server with one seat shares it
         if backing.total_seats > 1:
             self._prefill_seats = _Seats([backing.total_seats - 1], self._check_running)
         self._prompt = ChatPrompt(self._server)
+        self._answers = Answers(self._server, self._prompt, backing.slot_folder is not None)
         self._sample_ids = self._prompt.plain_ids(_SAMPLE)
         self._shape: SlotShape | None = None
         self._streams = 0
@@ -145,9 +137,9 @@ class LlamaCppEngine:
         if cache is not None and len(tokens) > 1:
             state = self._slot_file(tokens[:-1], cache, self._require_hand_over())
         with self._decode_seats.taken(stop) as seat:
-            self._require_enforced(sampling.json_schema, seat, stop)
+            self._answers.require_enforced(sampling.json_schema, seat, stop)
             self._prepare(seat, state, stop)
-            return self._generate(seat, tokens, sampling, on_text, stop, called)
+            return self._answers.generate(Ask(seat, tokens, sampling, on_text, stop, called))
 
     def _describe(self, slots: int) -> EngineInfo:
         backing, shape = self._backing, self._shape
@@ -243,62 +235,6 @@ class LlamaCppEngine:
         timings = self._server.post("/completion", body | {"response_fields": ["timings"]}, stop)["timings"]
         return int(timings["prompt_n"])
 
-    def _generate(
-        self,
-        seat: int,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        on_text: Callable[[str], None] | None,
-        stop: threading.Event | None,
-        called: float,
-    ) -> Answer:
-        pieces: list[str] = []
-        sampled: list[int] = []
-        first_token_s = 0.0
-        last = None
-        # Without a slot folder a seat can't be erased, so the server is told not to look at what lies there.
-        body = _request(seat, tokens, sampling) | {"cache_prompt": self._backing.slot_folder is not None}
-        for event in self._server.stream("/completion", body, stop):
-            first_token_s = first_token_s or time.monotonic() - called
-            sampled += event.get("tokens", ())
-            if event["content"]:
-                pieces.append(event["content"])
-                if on_text:
-                    on_text(event["content"])
-            if event["stop"]:
-                last = event  # and read on to the stream's end, so that the connection can be used again
-        if last is None:
-            raise EngineUnavailable("the llama.cpp server ended its answer without saying why")
-        return _answer(last, pieces, sampled, sampling, first_token_s, time.monotonic() - called)
-
-    def _require_enforced(self, schema: str, seat: int, stop: threading.Event | None) -> None:
-        """Raise InvalidSchema unless the server is seen to keep this schema.
-
-        A build with LLGuidance answers freely, with status 200, when it can't use a schema. So it is asked for one
-        token with all weight on one that begins no JSON text: whoever gets that token has no constraint.
-        """
-        if not schema or schema in self._enforced:
-            return
-        forced = self._prompt.plain_ids(_NO_JSON)[0]
-        body = {
-            "prompt": [forced],
-            "n_predict": 1,
-            "id_slot": seat,
-            "cache_prompt": False,
-            "temperature": 0,
-            "logit_bias": [[forced, 100.0]],
-            "json_schema": _styled(schema),
-            "return_tokens": True,
-            "response_fields": ["tokens"],
-        }
-        try:
-            tokens = self._server.post("/completion", body, stop)["tokens"]
-        except ServerRefused as error:
-            raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
-        if forced in tokens:
-            raise InvalidSchema("the JSON schema can't be made a constraint: the llama.cpp server does not enforce it")
-        self._enforced.add(schema)
-
 
 class _Seats:
     """Seat numbers of the server, each lent to one caller at a time."""
@@ -325,56 +261,3 @@ class _Seats:
                 return self._free.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
-
-
-def _request(seat: int, tokens: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "prompt": list(tokens),
-        "id_slot": seat,
-        "n_predict": sampling.max_tokens,
-        "stream": True,
-        "return_tokens": True,
-        "samplers": _SAMPLERS,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        # Temperature 0 means the likeliest token, and one candidate is found faster than a whole vocabulary is weighed.
-        "top_k": sampling.top_k if sampling.temperature else 1,
-        "seed": sampling.seed % _RANDOM_SEED,
-        "stop": [word for word in sampling.stop if word],
-        "dynatemp_range": 0.0,
-        "mirostat": 0,
-    }
-    if sampling.json_schema:
-        body["json_schema"] = _styled(sampling.json_schema)
-    return body
-
-
-def _styled(schema: str) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(schema)
-    return {"x-guidance": _JSON_STYLE} | value
-
-
-def _answer(
-    last: dict[str, Any],
-    pieces: list[str],
-    sampled: list[int],
-    sampling: Sampling,
-    first_token_s: float,
-    seconds: float,
-) -> Answer:
-    count, reason = int(last["tokens_predicted"]), str(last.get("stop_type", ""))
-    if reason not in _FINISH or (reason == "limit" and count < sampling.max_tokens):
-        raise EngineUnavailable(f"the llama.cpp server ended its answer early, after {count:,} tokens ({reason!r})")
-    # The server holds the ids back with the text of an unfinished character, and then sends the last one only.
-    complete = len(sampled) == count
-    if reason == "eos":
-        count, sampled = count - 1, sampled[:-1]
-    return Answer(
-        text="".join(pieces),
-        tokens=tuple(sampled) if complete else (),
-        completion_tokens=count,
-        finish_reason=_FINISH[reason],
-        evaluated_tokens=int(last["timings"]["prompt_n"]),
-        first_token_s=first_token_s,
-        seconds=seconds,
-    )

@@ -14,7 +14,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -63,7 +63,7 @@ class LlamaServer:
         with self._response("POST", path, body, stop) as response:
             return _json(response.read())
 
-    def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[Any]:
+    def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Generator[Any]:
         """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
         with self._response("POST", path, body, stop) as response:
             for line in _lines(response):

@@ -27,6 +27,7 @@ _MARKER = "kvasir7c1e5a93marker"
 _PADDING = " \n"
 # What may follow the class-wide part. Where one of these changes how its end is tokenized, that end is not shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
+_MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _REMEMBERED = 64
 _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
@@ -49,6 +50,7 @@ class ChatPrompt:
         self._server = server
         self._lock = threading.Lock()
         self._frames: OrderedDict[tuple[str, str], Frame] = OrderedDict()
+        self._marks: OrderedDict[str, bool] = OrderedDict()
         self._shared: OrderedDict[tuple[Frame, str], tuple[int, ...]] = OrderedDict()
         template = str(server.get("/props").get("chat_template", ""))
         self._date_formats = sorted({match[2] for match in _DATE_CALL.finditer(template)})
@@ -64,7 +66,12 @@ class ChatPrompt:
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a bare text; no control tokens."""
-        return self._tokens(text, add_special=False, parse_special=False)
+        return self._plain(text, add_special=False)
+
+    def control_id(self, text: str) -> int | None:
+        """The id of the control token spelled so, if there is one."""
+        ids = self._tokens(text, add_special=False, parse_special=True)
+        return ids[0] if len(ids) == 1 and text and ids != self.plain_ids(text) else None
 
     def _ids(self, frame: Frame, message: str) -> tuple[int, ...]:
         message = message.lstrip() if self._trims_start else message
@@ -74,7 +81,7 @@ class ChatPrompt:
         begins = True
         for text, parse_special in pieces:
             if text:
-                ids += self._tokens(text, add_special=begins, parse_special=parse_special)
+                ids += self._tokens(text, begins, True) if parse_special else self._plain(text, begins)
                 begins = False
         return tuple(ids)
 
@@ -132,7 +139,7 @@ class ChatPrompt:
             if found < 0 or not piece:
                 continue
             at = found + len(piece)
-            if len(self._tokens(piece, False, True)) == 1 != len(self._tokens(piece, False, False)):
+            if self.control_id(piece) is not None:
                 start, end = min(start, found), at
         return start, end
 
@@ -142,6 +149,27 @@ class ChatPrompt:
         body = {"content": text, "add_special": False, "parse_special": True, "with_pieces": True}
         tokens = self._server.post("/tokenize", body)["tokens"]
         return [token["piece"] for token in tokens if isinstance(token["piece"], str)]
+
+    def _plain(self, text: str, add_special: bool) -> tuple[int, ...]:
+        """Ids of a text in which nothing is a control token.
+
+        llama.cpp makes gpt-oss's marks (`<|channel|>`) tokens that it finds in any text, recognised or not. So a text
+        that spells one is cut inside it.
+        """
+        cuts = [match.start() + 1 for match in _MARK.finditer(text) if self._always_one_token(match[0])]
+        ids: list[int] = []
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            ids += self._tokens(text[start:end], add_special and not start, False)
+        return tuple(ids)
+
+    def _always_one_token(self, mark: str) -> bool:
+        with self._lock:
+            known = self._marks.get(mark)
+        if known is None:
+            known = len(self._tokens(mark, False, False)) == 1
+            with self._lock:
+                _remember(self._marks, mark, known)
+        return known
 
     def _tokens(self, text: str, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         body = {"content": text, "add_special": add_special, "parse_special": parse_special}

@@ -11,7 +11,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from engines.hf_text import TextStream, final_channel, token_bytes
 from engines.hf_weights import HFFolder, fingerprint, open_folder
 from engines.mlx_loop import ModelLoop
 from engines.mlx_sampling import sampler_for
-from engines.mlx_work import DecodeWork, Output, PrefillWork, Work
+from engines.mlx_work import DecodeWork, Output, PrefillWork, Token, Work
 from engines.registry import EngineOptions
 from messages.errors import ConfigError, ContextExceeded, EngineUnavailable, HandOverFailed
 from messages.jobs import Sampling
@@ -132,37 +132,37 @@ class MLXEngine:
             if cache.num_tokens != len(tokens) - 1:
                 raise HandOverFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {len(tokens) - 1:,}")
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
-        work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint)
+        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
+        eager = on_text is not None or bool(sampling.stop)
+        work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
         self._loop.submit(work)
         try:
-            return self._collect(work, sampling, on_text, stop, called)
+            return self._collect(work, stream, on_text, stop, called)
         finally:
             work.abandoned = True
 
     def _collect(
         self,
         work: DecodeWork,
-        sampling: Sampling,
+        stream: TextStream,
         on_text: Callable[[str], None] | None,
         stop: threading.Event | None,
         called: float,
     ) -> Answer:
-        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
         sampled: list[int] = []
         first_token_s, reason = 0.0, ""
-        while not reason:
-            output = self._take(work, stop)
-            assert isinstance(output, tuple)
-            token, reason = output
+        for token, why in self._tokens(work, stop):
             first_token_s = first_token_s or time.monotonic() - called
             piece = ""
-            if reason != "stop":
+            if why != "stop":
                 sampled.append(token)
                 piece = stream.push(token)
-            reason = "stop" if stream.stopped else reason
+            reason = "stop" if stream.stopped else why
             piece += stream.finish() if reason else ""
             if piece and on_text:
                 on_text(piece)
+            if reason:
+                break
         return Answer(
             text=stream.text,
             tokens=tuple(sampled),
@@ -172,6 +172,12 @@ class MLXEngine:
             first_token_s=first_token_s,
             seconds=time.monotonic() - called,
         )
+
+    def _tokens(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[Token]:
+        while True:
+            output = self._take(work, stop)
+            assert isinstance(output, list)
+            yield from output
 
     def _take(self, work: Work, stop: threading.Event | None) -> Output:
         self._loop.require_open()  # outputs that are ready already don't count any more

@@ -250,7 +250,7 @@ class _Turns:
             else:
                 self._leave([number])
             return
-        work.put((token, reason))
+        work.put_token(token, reason)
         if reason:
             del self._decoding[number]
 

@@ -20,13 +20,14 @@ from engines.mlx_sampling import Sampler
 from messages.errors import Cancelled, HandOverFailed, InvalidSchema, KvasirError
 from messages.kv import Block, KVCache, KVLayout, Window
 
-_POLL_S = 0.05
+_POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
+_TOGETHER = 16
 _begin_computing: Any = mx.async_eval
 # Releases before 0.32 lose track of which sequence has which processors once one without any has left the batch.
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
 Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""
-Output = Block | Window | Token | Prefilled | KvasirError
+Output = Block | Window | list[Token] | Prefilled | KvasirError
 
 
 class Work(ABC):
@@ -125,7 +126,11 @@ class PrefillWork(Work):
 
 
 class DecodeWork(Work):
-    """Puts Tokens. `evaluated` is final when the first one is out."""
+    """Puts lists of Tokens. `evaluated` is final when the first one is out.
+
+    `eager`: each token at once, for callers who look at the text while it grows. The others get the first one, and
+    then 16 together: every hand-over wakes a thread, and eight of those at each step slow the steps down.
+    """
 
     def __init__(
         self,
@@ -134,6 +139,7 @@ class DecodeWork(Work):
         max_tokens: int,
         sampler: Sampler,
         constraint: Constraint | None,
+        eager: bool,
     ) -> None:
         super().__init__(tokens, restored)
         self.max_tokens = max_tokens
@@ -141,6 +147,9 @@ class DecodeWork(Work):
         self.constraint = constraint
         self.failure: KvasirError | None = None
         self._begun = False
+        self._eager = eager
+        self._held: list[Token] = []
+        self._most_held = 1  # the first one goes at once
 
     @property
     def to_feed(self) -> int:
@@ -150,6 +159,14 @@ class DecodeWork(Work):
     def computed(self) -> None:
         """Wait for it, so that no more than one chunk is ever under way."""
         mx.eval(mlx_kv.arrays(self.caches))
+
+    def put_token(self, token: int, reason: str) -> None:
+        """Another token; with a `reason`, the last."""
+        self._held.append((token, reason))
+        if reason or len(self._held) >= self._most_held:
+            self.put(self._held)
+            self._held = []
+            self._most_held = 1 if self._eager else _TOGETHER
 
     @property
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:

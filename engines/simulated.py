@@ -4,10 +4,11 @@ For tests, benchmarks and planning. A KV cache's bytes follow from the chain of 
 one of them: a foreign, swapped or damaged block is a failed hand-over here, as it would be a wrong answer elsewhere.
 `weights` is a list of settings, all optional:
 
-    sim:prefill=2000,decode=60,scale=0.01,layers=4,kv_heads=2,head_dim=16,dtype=bf16,context=32768,answer=200,seed=1
+    sim:prefill=2000,decode=60,scale=0.01,layers=4,kv_heads=2,head_dim=16,dtype=bf16,context=32768,answer=200,spread=3,seed=1
 
 prefill: tokens/s of the machine; decode: tokens/s of each slot; scale: seconds slept for each simulated one (0: as fast
-as it goes); answer: mean tokens of an answer; seed: which "weights" these are.
+as it goes); answer: mean tokens of an answer; spread: the longest is so many times the shortest; seed: which "weights"
+these are.
 """
 
 from __future__ import annotations
@@ -60,12 +61,19 @@ class SimulatedModel:
     dtype: str = "bf16"
     context: int = 32768
     answer: int = 200
+    spread: float = 3.0
     seed: int = 1
 
     @property
     def layout(self) -> KVLayout:
         """Shape of its KV cache."""
         return KVLayout(self.layers, self.kv_heads, self.head_dim, self.dtype)  # type: ignore[arg-type]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the shortest and of the longest answer."""
+        shortest = 2 * self.answer / (1 + self.spread)
+        return max(1, int(shortest)), max(1, int(shortest * self.spread))
 
     @property
     def fingerprint(self) -> str:
@@ -183,7 +191,9 @@ class SimulatedEngine:
             started = time.monotonic()
             prompt_s = (evaluated - 1) / self._model.prefill
             for index, piece in enumerate(pieces, 1):
-                self._pace(started, prompt_s + index / self._model.decode, stop)
+                # Where nobody reads along, only the first and the last token's times are seen.
+                if on_text or index in (1, len(pieces)):
+                    self._pace(started, prompt_s + index / self._model.decode, stop)
                 first_token_s = first_token_s or time.monotonic() - called
                 if on_text:
                     on_text(piece)
@@ -203,8 +213,7 @@ class SimulatedEngine:
         source = random.Random(hashlib.blake2b(ids + sampling.seed.to_bytes(4, "little")).digest())
         if sampling.json_schema:
             return json_text(_schema(sampling.json_schema), source), "stop"
-        mean = self._model.answer
-        wanted = source.randint(max(1, mean // 2), max(1, mean + mean // 2))
+        wanted = source.randint(*self._model.lengths)
         text = prose(source, min(wanted, sampling.max_tokens) * CHARS_PER_TOKEN)
         ends = [text.find(word) for word in sampling.stop if word and word in text]
         if ends:
@@ -267,7 +276,15 @@ class SimulatedEngine:
 
 
 def _checked(model: SimulatedModel) -> SimulatedModel:
-    for name, low in (("prefill", 0.001), ("decode", 0.001), ("scale", 0), ("context", 2), ("answer", 1), ("seed", 0)):
+    for name, low in (
+        ("prefill", 0.001),
+        ("decode", 0.001),
+        ("scale", 0),
+        ("context", 2),
+        ("answer", 1),
+        ("spread", 1),
+        ("seed", 0),
+    ):
         if not low <= getattr(model, name) < 1e12:
             raise ConfigError(f"{name} of the simulated engine must be at least {low}, not {getattr(model, name)}")
     try:

@@ -25,8 +25,6 @@ from messages.kv import KVLayout
 Check = Callable[[], None]  # raises when the work must end
 
 _DEVICES = ("cpu", "cuda")
-# RoPE whose angles change with the prompt's length: keys computed in a short prompt are wrong in a long one.
-_GROWING_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +109,6 @@ class TorchModel:
 
         Raises HandOverFailed with the reason why they can't be handed over.
         """
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        if rope.get("rope_type") in _GROWING_ROPE:
-            raise HandOverFailed("its keys depend on the length of the whole prompt (RoPE of a growing kind)")
         run = self.new_run()
         self.compute(run, range(4), lambda: None)
         seen = torch_kv.layout_of(run.past)

@@ -1,0 +1,43 @@
+"""Models of the Harmony format (gpt-oss) think aloud first; the answer proper comes in their final channel. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class FinalChannel:
+    """Watches one answer for where its final channel opens.
+
+    The answer proper follows `<|channel|>final`, whatever else that header says, and `<|message|>`.
+    """
+
+    def __init__(self, header: tuple[int, ...], message: int) -> None:
+        """`header`: the ids of `<|channel|>final`; `message`: that of `<|message|>`."""
+        self._header = header
+        self._message = message
+        self._recent: tuple[int, ...] = ()
+        self._in_header = False
+        self.is_open = False
+
+    def anew(self) -> FinalChannel:
+        """A watcher for another answer."""
+        return FinalChannel(self._header, self._message)
+
+    def see(self, token: int) -> None:
+        """Follow one more sampled token."""
+        if self.is_open:
+            return
+        if self._in_header and token == self._message:
+            self.is_open = True
+        self._recent = (*self._recent, token)[-len(self._header) :]
+        self._in_header = self._recent == self._header or (self._in_header and token != self._header[0])
+
+
+def final_channel(
+    control_id: Callable[[str], int | None], plain_ids: Callable[[str], Sequence[int]]
+) -> FinalChannel | None:
+    """A watcher for one answer of the model with this vocabulary; None if its answers have no channels."""
+    channel, message = control_id("<|channel|>"), control_id("<|message|>")
+    if channel is None or message is None:
+        return None
+    return FinalChannel((channel, *plain_ids("final")), message)
