@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from decode_worker.fetching import AheadFetch, fetch, stored_refs, why_foreign
 from engines.base import Answer, DecodeEngine, DecodesText
 from infra import topology
 from infra.broker import Address, Broker, Message
+from infra.fault_points import reached
 from kvstore.base import Board, KVStore
-from kvstore.blocks import BlockRef, block_refs, window_ref
+from kvstore.blocks import BlockRef, window_ref
 from messages import codec
 from messages.errors import HandOverFailed, StoreUnavailable
 from messages.jobs import DecodeJob, DecodeReport, StoredKV, TokenEvent
@@ -31,19 +32,6 @@ class Generated:
     report: DecodeReport
 
 
-def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
-    """References to the blocks of the job's KV cache."""
-    return block_refs(kv.fingerprint, kv.layout, job.job.tokens, kv.num_tokens, kv.shared_tokens, job.job.job_id)
-
-
-def own_refs(job: DecodeJob) -> list[BlockRef]:
-    """References to what this job alone uses: to be deleted once it is done."""
-    if job.kv is None:
-        return []
-    refs = [ref for ref in stored_refs(job, job.kv) if not ref.shared]
-    return refs + [window_ref(ref) for ref in refs[-1:] if job.kv.layout.window_layers]
-
-
 class Generation:
     """One decode of one job. Raises what the engine raises, and HandOverFailed if the KV cache is of no use."""
 
@@ -56,6 +44,7 @@ class Generation:
         job: DecodeJob,
         stop: threading.Event,
         see: Callable[..., None],
+        ahead: AheadFetch | None = None,
     ) -> None:
         self._engine = engine
         self._kv = kv
@@ -64,6 +53,7 @@ class Generation:
         self._job = job
         self._stop = stop
         self._see = see
+        self._ahead = ahead
         self.queue_s = self._since_submission()
 
     def from_kv(self) -> Generated:
@@ -71,15 +61,15 @@ class Generation:
         stored = self._job.kv
         if stored is None:
             return self.without_kv(self._job.why_no_kv)
-        why = self._why_foreign(stored)
+        why = why_foreign(stored, self._engine.info)
         if why:
             return self.without_kv(why)
-        started = time.monotonic()
         try:
-            cache = self._load(stored)
+            fetched = (self._ahead and self._ahead.result()) or fetch(self._kv, self._job, stored)
         except StoreUnavailable as error:
             return self.without_kv(f"the store is away: {error}")
-        return self._generate(cache, time.monotonic() - started)
+        reached("decode.loaded", self._job.job.job_id)
+        return self._generate(fetched.cache, fetched.seconds)
 
     def without_kv(self, why: str) -> Generated:
         """Decode with the prompt done here; `why` goes into the result."""
@@ -107,22 +97,6 @@ class Generation:
         except HandOverFailed:
             return False
         return True
-
-    def _load(self, stored: StoredKV) -> KVCache:
-        refs = stored_refs(self._job, stored)
-        blocks = self._kv.get(stored.fingerprint, stored.layout, refs)
-        window = None
-        if stored.layout.window_layers:
-            window = self._kv.get_window(stored.fingerprint, stored.layout, window_ref(refs[-1]))
-        return KVCache(stored.layout, tuple(blocks), window)
-
-    def _why_foreign(self, stored: StoredKV) -> str:
-        info = self._engine.info
-        if not info.capabilities.imports_kv or info.layout is None:
-            return f"engine {info.engine} takes no KV cache"
-        if stored.fingerprint != info.fingerprint:
-            return f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
-        return ""
 
     def _generate(self, cache: KVCache | None, get_s: float, why_none: str = "") -> Generated:
         """All answers that the job asks for, one after the other from the same cache; only the first is streamed."""
@@ -177,7 +151,7 @@ class Generation:
         )
 
     def _since_submission(self) -> float:
-        return max(0.0, self._board.now() - self._job.job.submitted_at)
+        return self._job.job.waited_s(self._board.now())
 
 
 class _Stream:

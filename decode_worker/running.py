@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from decode_worker.fetching import AheadFetch
+from decode_worker.residency import Loaded
+from decode_worker.slots import Seat
 from infra.broker import Delivery
 from messages.jobs import DecodeJob
 
 Why = Literal["", "cancelled", "expired", "leaving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a job is decoded with: its model, its place, and its KV cache if that was fetched ahead."""
+
+    loaded: Loaded
+    seat: Seat
+    ahead: AheadFetch | None = None
 
 
 @dataclass
@@ -18,10 +32,18 @@ class Running:
 
     key: tuple[str, int]  # job_id, run
     batch_id: str
+    model: str
     deadline: float
     held: list[Delivery]
+    means: Means
+    ends_at: float  # expected; monotonic clock
     stop: threading.Event = field(default_factory=threading.Event)
     why: Why = ""
+
+    def leave_slot(self) -> None:
+        """Its answer is complete: the next job may begin while this one is settled."""
+        self.ends_at = math.inf
+        self.means.seat.leave()
 
     def end(self, why: Why) -> None:
         """Stop it; the first reason counts."""
@@ -36,7 +58,7 @@ class RunningJobs:
         self._lock = threading.Lock()
         self._jobs: dict[tuple[str, int], Running] = {}
 
-    def start(self, job: DecodeJob, held: list[Delivery]) -> Running | None:
+    def start(self, job: DecodeJob, held: list[Delivery], means: Means, expected_s: float) -> Running | None:
         """A new entry, or None if the job runs already: its entry then holds these deliveries too."""
         key = (job.job.job_id, job.job.run)
         with self._lock:
@@ -44,7 +66,8 @@ class RunningJobs:
             if known:
                 known.held.extend(held)
                 return None
-            running = Running(key, job.job.batch_id, job.job.deadline, held)
+            ends_at = time.monotonic() + expected_s
+            running = Running(key, job.job.batch_id, job.job.model, job.job.deadline, held, means, ends_at)
             self._jobs[key] = running
             return running
 
@@ -60,3 +83,12 @@ class RunningJobs:
         """A snapshot."""
         with self._lock:
             return list(self._jobs.values())
+
+    def next_end_s(self) -> float:
+        """Seconds until the next job is expected to end; 0 if it is overdue, infinite if nothing runs."""
+        ends = [running.ends_at for running in self.all()]
+        return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
+
+    def foreign(self, model: str) -> bool:
+        """Whether a job of another model runs."""
+        return any(running.model != model for running in self.all())

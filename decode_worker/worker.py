@@ -7,25 +7,35 @@ decoded again; it is confirmed before the delivery is acked; and only then are t
 from __future__ import annotations
 
 import logging
-import os
-import socket
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from decode_worker.generate import Generated, Generation, own_refs
-from decode_worker.running import Running, RunningJobs, Why
+from decode_worker.answers import Answered, Answers
+from decode_worker.card import Identity, decode_card
+from decode_worker.fallback import Fallback
+from decode_worker.fetching import AheadFetch
+from decode_worker.generate import Generated, Generation
+from decode_worker.outlook import Outlook
+from decode_worker.pace import Pace
+from decode_worker.residency import Loaded, NotResident, Residency, Resident, Stealable
+from decode_worker.running import Means, Running, RunningJobs, Why
+from decode_worker.slots import Seat, Slots
+from decode_worker.supply import Supply, Tail
+from decode_worker.thief import Thief
 from engines.base import DecodeEngine
 from infra.broker import Broker, Delivery
 from infra.control import ring
 from infra.endings import Endings
 from infra.envelope import Envelope, open_envelope, read_job
+from infra.fault_points import reached
+from infra.hours import Hours
 from infra.station import Station, must_run_alone
-from infra.topology import work_queue
+from infra.topology import model_of, work_queue
 from kvstore.base import Board, KVStore
 from kvstore.best_effort import BestEffortBoard
 from kvstore.heartbeat import CLAIM_TTL_S, Heartbeat, new_worker_id
+from kvstore.tombstones import Tombstones
 from messages import codec
 from messages.cards import WorkerCard
 from messages.errors import (
@@ -36,7 +46,6 @@ from messages.errors import (
     KvasirError,
     NewerMessage,
     Retry,
-    StoreUnavailable,
 )
 from messages.jobs import DecodeJob, JobResult
 from messages.lifecycle import Moment, Step
@@ -46,12 +55,13 @@ log = logging.getLogger(__name__)
 # A prompt this short is prefilled here sooner than it is sent back and fetched again.
 LOCAL_PREFILL_TOKENS = 256
 MAX_HAND_OVERS = 2
-_NOTE_CHARS = 250  # a card's notes take 1,024 bytes, and a reason may quote anything
 
 
 class DecodeWorker:
     """Serves one model's decode queue with one engine, `engine.info.slots` jobs at once.
 
+    With `others` it also takes jobs of other models where that pays (`decode_worker.stealing`), in the same slots;
+    `memory_bytes` bounds the weights of all models in memory, its own of `size_bytes` included (0: no bound).
     `run` blocks until `stop`; everything else may be called from other threads.
     """
 
@@ -63,36 +73,50 @@ class DecodeWorker:
         kv: KVStore,
         board: Board,
         observe: Callable[[Moment], None],
-        why_no_kv: str = "",
+        why_no_kv: str = "",  # a sentence if the engine's hand-over was not proved at start
+        others: Sequence[Stealable] = (),
+        memory_bytes: int = 0,
+        size_bytes: int = 0,
     ) -> None:
         self.worker_id = new_worker_id()
         self._model = model
-        self._engine = engine
-        self._slots = engine.info.slots
+        self._slots = Slots(engine.info.slots)
         self._broker = broker
         self._kv = kv
         self._board = BestEffortBoard(board)
         self._observe = observe
-        self._why_no_kv = why_no_kv  # a sentence if the engine's hand-over was not proved at start
-        self._endings = Endings(broker, [model], observe)
-        self._station = Station(broker, self._endings, "decode", model, self.worker_id, self._slots)
+        self._endings = Endings(broker, [model, *(other.model for other in others)], observe)
+        self._pace = Pace()
+        self._outlook = Outlook(broker, self._board, self._pace, self.worker_id)
+        self._residency = Residency(Resident(model, size_bytes, Loaded(engine, why_no_kv)), others, memory_bytes)
+        self._thief = Thief(broker, self._outlook, self._residency, observe)
+        self._tail = Tail(self._outlook, self._pace, model)
+        self._supply: Supply | None = None
+        self._station = Station(
+            broker, self._endings, "decode", model, self.worker_id, self._slots.count, self._make_supply
+        )
         self._running = RunningJobs()
-        self._free = threading.Semaphore(self._slots)
-        self._pool = ThreadPoolExecutor(self._slots, thread_name_prefix="slot")
-        self._futures: set[Future[None]] = set()
+        self._tombstones = Tombstones(self._board)
+        self._answers = Answers(self._endings, self._board, kv, self.worker_id, self._running, self._see)
         self._aborting = False
-        self._started_at = self._board.now()
-        self._done = 0
-        self._tokens_per_s = 0.0
+        self._identity = Identity(self.worker_id, self._board.now())
+        stand_in = (self.worker_id, model, self._slots.count)
+        self._fallback = Fallback(broker, self._board, self._endings, observe, *stand_in)
 
     def run(self) -> None:
         """Serve until stopped."""
-        heartbeat = Heartbeat(self._board, self._card, lambda: [running.key for running in self._running.all()])
+        heartbeat = Heartbeat(self._board, self.card, lambda: [running.key for running in self._running.all()])
         try:
             self._station.run(self)
         finally:
-            self._pool.shutdown()
+            self._slots.close()
+            self._answers.close()
+            self._residency.close()
             heartbeat.close()
+
+    def keep_hours(self, hours: Hours) -> None:
+        """Take jobs in these hours only; what has begun goes on."""
+        self._station.hours = hours
 
     def stop(self, abort: bool = False) -> None:
         """Leave after the jobs in the slots; with `abort` hand those back too."""
@@ -101,57 +125,83 @@ class DecodeWorker:
         if abort:
             self._end_all("leaving")
 
-    def _handle(self, delivery: Delivery) -> None:
+    def _make_supply(self, hand_back: Callable[[list[Delivery]], None]) -> Supply:
+        parts = (self._slots, self._running, self._outlook, self._pace, self._residency, self._thief, self._tail)
+        self._supply = Supply(self._broker, self._model, *parts, self._kv, hand_back)
+        return self._supply
+
+    def _handle(self, delivery: Delivery, ahead: AheadFetch | None, seat: Seat) -> None:
         """One delivery, from arrival to ack, in a slot's thread."""
-        envelope = open_envelope(delivery, "decode", self._model)
+        envelope = open_envelope(delivery, "decode", model_of(delivery.queue))
         self._endings.received(delivery, envelope)
         held = [delivery]
         try:
-            job = read_job(delivery, DecodeJob)
-            if self._settled_early(job, delivery, held, envelope):
-                return
-            running = self._running.start(job, held)
-            if running:
-                self._run(job, running, envelope)
+            with self._residency.job(envelope.model) as loaded:
+                self._serve(delivery, held, envelope, Means(loaded, seat, ahead))
+        except NotResident:  # evicted between its get and now
+            self._endings.hand_back(held, envelope, begun=False)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
             log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
         except Exception as error:  # noqa: BLE001  sorted out there
             self._end_failed(held, envelope, error)
 
+    def _serve(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, means: Means) -> None:
+        reached("decode.taken", envelope.job_id)
+        job = read_job(delivery, DecodeJob)
+        if self._settled_early(job, delivery, held, envelope):
+            return
+        stored, claimed = self._take_up(job)
+        if stored:
+            self._endings.reply(held, envelope, stored)
+            return self._answers.delete_own_blocks([job])
+        running = self._running.start(job, held, means, self._pace.expected_s(job))
+        if running:
+            self._run(job, running, envelope, claimed)
+
     def _settled_early(self, job: DecodeJob, delivery: Delivery, held: list[Delivery], envelope: Envelope) -> bool:
-        """Whether this job needs no decoding now; its delivery has been settled then."""
-        if self._board.is_cancelled(job.job.batch_id):
+        """Whether this job is not for us to decode now; its delivery has been settled then."""
+        if self._tombstones.has(job.job.batch_id):
             self._endings.drop(held)
         elif job.job.deadline and self._board.now() > job.job.deadline:
             self._endings.expire(held, envelope)
-        elif must_run_alone(delivery, envelope):
-            self._endings.isolate(held, envelope)
-            return True
-        elif stored := self._stored_result(job):
-            self._endings.reply(held, envelope, stored)
         else:
-            return False
-        self._delete_own_blocks(job)
+            alone = must_run_alone(delivery, envelope)
+            if alone:
+                self._endings.isolate(held, envelope)
+            return alone
+        self._answers.delete_own_blocks([job])
         return True
 
-    def _run(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
+    def _take_up(self, job: DecodeJob) -> tuple[JobResult | None, bool]:
+        """The stored result of an earlier delivery; or none, and whether we hold the claim to decode it."""
+        key = (job.job.job_id, job.job.run)
+        body, claimed = self._board.take_up(*key, self.worker_id, CLAIM_TTL_S)
+        try:
+            return (codec.decode(body, JobResult) if body else None), claimed
+        except (InvalidMessage, NewerMessage):
+            return None, self._board.claim(*key, self.worker_id, CLAIM_TTL_S)
+
+    def _run(self, job: DecodeJob, running: Running, envelope: Envelope, claimed: bool) -> None:
         if self._aborting:
             running.end("leaving")
-        settled = False
+        answered, settled = None, False
         try:
-            self._attempt(job, running, envelope)
+            answered = self._attempt(job, running, envelope, claimed)
             settled = True
         finally:
-            self._running.end(running, settled)
-            self._board.release(*running.key, self.worker_id)
+            if not answered:
+                self._running.end(running, settled)
+                self._board.release(*running.key, self.worker_id)
+        if answered:
+            self._answers.add(answered)
 
-    def _attempt(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
-        """Returns when all deliveries of the job are settled; raises only if they are not."""
+    def _attempt(self, job: DecodeJob, running: Running, envelope: Envelope, claimed: bool) -> Answered | None:
+        """An answer to be sent; None when all deliveries of the job are settled. Raises only if they are not."""
         try:
-            if self._board.claim(*running.key, self.worker_id, CLAIM_TTL_S):
-                self._decode(job, running, envelope)
-            else:
-                self._endings.defer(running.held, envelope)
+            if claimed:
+                reached("decode.claimed", envelope.job_id)
+                return self._decode(job, running, envelope)
+            self._endings.defer(running.held, envelope)
         except Cancelled:
             self._end_stopped(job, running, envelope)
         except BrokerUnavailable:
@@ -159,35 +209,38 @@ class DecodeWorker:
         except Exception as error:  # noqa: BLE001  sorted out there
             self._end_failed(running.held, envelope, error)
             if not isinstance(error, Retry):  # nobody will need them again
-                self._delete_own_blocks(job)
+                self._answers.delete_own_blocks([job])
+        return None
 
-    def _decode(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
-        """Load, generate, store the result, publish + confirm, ack, delete."""
-        generation = Generation(self._engine, self._kv, self._broker, self._board, job, running.stop, self._see)
-        self._see(Step.DECODE_STARTED, job, queue_s=generation.queue_s)
+    def _decode(self, job: DecodeJob, running: Running, envelope: Envelope) -> Answered | None:
+        """Load and generate; None if the job went back to prefill."""
+        engine, why_no_kv = running.means.loaded.engine, running.means.loaded.why_no_kv
+        ahead = running.means.ahead
+        generation = Generation(engine, self._kv, self._broker, self._board, job, running.stop, self._see, ahead)
+        self._see(Step.DECODE_STARTED, job, queue_s=generation.queue_s, waited_s=_waited_s(job, generation.queue_s))
         try:
-            made = generation.from_kv() if not self._why_no_kv else generation.without_kv(self._why_no_kv)
+            made = generation.without_kv(why_no_kv) if why_no_kv else generation.from_kv()
         except HandOverFailed as gone:
             log.warning("job %s: hand-over failed: %s", envelope.job_id, gone)
             generation.drop_damaged()
             if self._better_prefilled_again(job, envelope):
-                return self._prefill_again(job, running, envelope)
+                self._prefill_again(job, running, envelope)
+                return None
             made = generation.without_kv(str(gone))
+        running.leave_slot()
+        self._pace.note(envelope.model, made.report)
         result = self._result(job, envelope, made)
-        self._board.put_result(*running.key, codec.encode(result))
-        self._see(Step.ANSWERED, job, completion_tokens=made.report.completion_tokens)
-        self._endings.reply(running.held, envelope, result)
-        self._delete_own_blocks(job)
-        self._note_rate(made)
+        reached("decode.generated", envelope.job_id)
+        return Answered(job, running, envelope, result, codec.encode(result))
 
     def _better_prefilled_again(self, job: DecodeJob, envelope: Envelope) -> bool:
         if envelope.hand_overs + 1 >= MAX_HAND_OVERS or len(job.job.tokens) <= LOCAL_PREFILL_TOKENS:
             return False
-        return any(card.role == "prefill" and card.model == self._model for card in self._board.cards())
+        return any(card.role == "prefill" and card.model == envelope.model for card in self._board.cards())
 
     def _prefill_again(self, job: DecodeJob, running: Running, envelope: Envelope) -> None:
         self._endings.prefill_again(running.held, envelope, job.job)
-        ring(self._broker, work_queue("prefill", self._model, "now"))
+        ring(self._broker, work_queue("prefill", envelope.model, "now"))
 
     def _result(self, job: DecodeJob, envelope: Envelope, made: Generated) -> JobResult:
         inner = job.job
@@ -206,19 +259,6 @@ class DecodeWorker:
             decode=replace(made.report, worker_id=self.worker_id),
         )
 
-    def _stored_result(self, job: DecodeJob) -> JobResult | None:
-        body = self._board.get_result(job.job.job_id, job.job.run)
-        try:
-            return codec.decode(body, JobResult) if body else None
-        except (InvalidMessage, NewerMessage):
-            return None
-
-    def _delete_own_blocks(self, job: DecodeJob) -> None:
-        try:
-            self._kv.delete(own_refs(job))
-        except StoreUnavailable as error:  # their TTL ends them
-            log.info("job %s: its blocks stay until their TTL: %s", job.job.job_id, error)
-
     def _end_failed(self, held: list[Delivery], envelope: Envelope, error: Exception) -> None:
         if not isinstance(error, KvasirError):  # a bug of ours: logged with its traceback, and not run again
             log.error("job %s: bug while decoding", envelope.job_id, exc_info=error)
@@ -231,7 +271,7 @@ class DecodeWorker:
             self._endings.expire(running.held, envelope)
         else:
             return self._endings.hand_back(running.held, envelope)
-        self._delete_own_blocks(job)
+        self._answers.delete_own_blocks([job])
 
     def _end_all(self, why: Why, batch_id: str = "") -> None:
         for running in self._running.all():
@@ -242,78 +282,53 @@ class DecodeWorker:
 
     def wait_for_room(self, timeout_s: float) -> bool:
         """Whether a slot is free."""
-        if not self._free.acquire(timeout=timeout_s):
-            return False
-        self._free.release()  # only the station's thread takes slots, so this one stays free
-        return True
+        return self._slots.wait(timeout_s)
 
     def is_shut(self) -> bool:
         """Never: decode frees what prefill waits for."""
         return False
 
     def holding(self) -> int:
-        """Slots taken, those included whose job is only just being looked at."""
-        return len(self._futures)
+        """Jobs that are not settled."""
+        return self._slots.holding + len(self._answers.unfinished())
 
     def take(self, delivery: Delivery) -> None:
         """Give the delivery a slot."""
-        self._free.acquire()
-        future = self._pool.submit(self._handle, delivery)
-        self._futures.add(future)
-        future.add_done_callback(self._slot_freed)
+        ahead = self._supply.fetched(delivery) if self._supply else None
+        self._slots.take(partial(self._handle, delivery, ahead))
 
     def finish(self) -> None:
-        """Wait for all slots."""
-        wait(list(self._futures))
+        """Wait for all slots, and for their answers to be settled."""
+        self._slots.finish()
+        self._answers.finish()
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what runs of this batch."""
+        self._tombstones.heard(batch_id)
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
-        """Stop what ran past its deadline."""
+        """Stop what ran past its deadline; look after jobs that no prefill worker is there for."""
         now = self._board.now()
         for running in self._running.all():
             if running.deadline and now > running.deadline:
                 running.end("expired")
-
-    def _slot_freed(self, future: Future[None]) -> None:
-        self._futures.discard(future)
-        self._done += 1
-        self._free.release()
-
-    def _note_rate(self, made: Generated) -> None:
-        seconds = made.report.decode_s
-        if made.report.completion_tokens and seconds > 0:
-            rate = made.report.completion_tokens / seconds
-            self._tokens_per_s = 0.8 * self._tokens_per_s + 0.2 * rate if self._tokens_per_s else rate
+        if not self._station.off:
+            self._fallback.look()
 
     def _see(self, step: Step, job: DecodeJob, **facts: float) -> None:
         inner = job.job
         identity = {"batch_id": inner.batch_id, "stage": "decode", "run": inner.run, "lane": inner.lane}
         self._observe(Moment(step, inner.job_id, inner.model, identity | facts))
 
-    def _card(self) -> WorkerCard:
-        info = self._engine.info
-        running = self._running.all()
-        return WorkerCard(
-            worker_id=self.worker_id,
-            role="decode",
-            model=self._model,
-            engine=info.engine,
-            device=info.device,
-            fingerprint=info.fingerprint,
-            tokenizer=info.tokenizer,
-            context=info.context,
-            slots=self._slots,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started_at=self._started_at,
-            chars_per_token=info.chars_per_token,
-            busy=len(running),
-            done=self._done,
-            tokens_per_s=self._tokens_per_s,
-            hands_over=not self._why_no_kv,
-            notes=self._why_no_kv[:_NOTE_CHARS],
-            jobs=tuple(job.key[0] for job in running),
-        )
+    def card(self) -> WorkerCard:
+        """What this worker says of itself, now."""
+        running = [running.key[0] for running in self._running.all()]
+        card = decode_card(self._identity, self._residency, self._pace, self._slots, self._thief, self._tail, running)
+        return replace(card, off=self._station.off)
+
+
+def _waited_s(job: DecodeJob, queue_s: float) -> float:
+    """Since prefill was done; `queue_s` counts from submission."""
+    before = job.prefill
+    return max(0.0, queue_s - before.queue_s - before.prefill_s - before.put_s)

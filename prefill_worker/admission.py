@@ -9,6 +9,7 @@ go; and where even that makes no room, jobs go on without their KV cache.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
+_KNOWN_FOR_S = 1.0  # how full a store was that is far from full
 # A queue's depth may be read as zero by mistake: once is not enough to throw a class's prefix away.
 _IDLE_FOR_SURE_S = 1.0
 # Nothing waited for decode for this long, and still there is no room: whoever fills the store will not leave it soon.
@@ -65,6 +67,9 @@ class Admission:
         self._next_look = 0.0
         self._idle_since = 0.0  # at every look since then nothing waited for decode
         self._hopeless_until = 0.0
+        self._last_usage = StoreUsage(0, 0)
+        self._asked_at = -math.inf
+        self._granted = 0  # bytes since then
 
     def is_open(self) -> bool:
         """Whether to take a job now. Looks at the store at most twice a second, and makes room where it may."""
@@ -89,18 +94,30 @@ class Admission:
         if the store can't say.
         """
         size = measure()
-        usage = self._kv.usage()
+        usage = self._usage(size)
         mark = high_water_mark(usage)
         if usage.max_bytes and size > mark:
             raise StoreUnavailable(f"{size:,} bytes are more than the {mark:,} that all KV caches may take together")
         room = mark - usage.used_bytes if usage.max_bytes else _NO_LIMIT
         if not size or self._board.reserve(self._name, size, room, RESERVATION_TTL_S):
             self._hopeless_until = 0.0
+            self._granted += size
             return Reservation(self._board, self._name, measure)
         if self._clock() < self._hopeless_until and not self._decode_waits():
             raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
         self._shut(size)
         raise NoRoom(f"no room for {size:,} bytes for now")
+
+    def _usage(self, size: int) -> StoreUsage:
+        """How full the store is; as of a second ago if with all that we stored since it is far from full."""
+        now, last = self._clock(), self._last_usage
+        if now - self._asked_at > _KNOWN_FOR_S or self._is_near_full(last, size):
+            self._last_usage, self._asked_at, self._granted = self._kv.usage(), now, 0
+        return self._last_usage
+
+    def _is_near_full(self, usage: StoreUsage, size: int) -> bool:
+        """Nearer than a quarter, for there may be a few more workers, who grant as we do."""
+        return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted + size) > high_water_mark(usage)
 
     def _shut(self, size: int) -> None:
         log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engines.base import PrefillEngine
+from infra.fault_points import reached
 from kvstore.base import Board, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, window_ref
 from kvstore.uploader import Uploader
@@ -47,7 +48,8 @@ class HandedOver:
 class HandOvers:
     """One prefill worker's way of getting KV caches into the store.
 
-    `unproved` says why the engine's hand-over can't be trusted, if it can't.
+    `unproved` says why the engine's hand-over can't be trusted, if it can't. Prompts of up to `short_tokens` are left
+    to decode.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class HandOvers:
         worker_id: str,
         decode_waits: Callable[[], bool],
         unproved: str = "",
+        short_tokens: int = 0,
     ) -> None:
         self.admission = Admission(kv, board, worker_id, decode_waits)
         self.leases = PrefixLeases(board, worker_id)
@@ -65,6 +68,7 @@ class HandOvers:
         self._engine = engine
         self._kv = kv
         self._unproved = unproved
+        self._short_tokens = short_tokens
 
     def compute_and_store(self, job: PrefillJob, stop: threading.Event) -> HandedOver:
         """Make sure that the KV cache of all prompt tokens but the last lies in the store.
@@ -110,6 +114,8 @@ class HandOvers:
             return f"engine {info.engine} exports no KV cache"
         if len(job.tokens) < 2:
             return "a prompt of one token has no KV cache to hand over"
+        if len(job.tokens) <= self._short_tokens:
+            return "a prompt this short is computed sooner than fetched"
         return self._unproved
 
 
@@ -136,12 +142,14 @@ class _HandOver:
         self._shared = shared_boundary(layout, min(job.shared_tokens, self._covered))
         self._refs = block_refs(self._fingerprint, layout, job.tokens, self._covered, self._shared, job.job_id)
         self._resumes = engine.info.capabilities.resumes
+        self._look: _Records | None = None  # what was absent a moment ago, until somebody else may have stored some
         self._repaired = False  # a stored start was damaged: once, it is computed anew
         self._computed = self._put_bytes = 0
         self._prefill_s = self._put_s = 0.0
 
     def run(self, stop: threading.Event) -> HandedOver:
         """Compute what is absent, upload it meanwhile, and report when all lies in the store."""
+        self._look = self._ask_absent(self._covered)
         with self._owner.admission.reserve(self._bytes_to_store):
             self._compute_in_parts(stop)
         self._owner.note_rate(self._computed, self._prefill_s)
@@ -178,6 +186,7 @@ class _HandOver:
             return
         chain = next(ref.chain for ref in self._refs if ref.end == self._shared)
         patience_s = self._owner.expected_s(self._shared)
+        self._look = None
         with self._owner.leases.turn(chain, lambda: not self._absent(self._shared), patience_s, stop) as ours:
             if ours:
                 self._compute(self._shared, stop)
@@ -185,6 +194,7 @@ class _HandOver:
     def _compute(self, end: int, stop: threading.Event) -> None:
         """Run the engine up to position `end`, uploading each absent record as it comes."""
         absent = self._absent(end)
+        self._look = None
         if not absent:
             return
         first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
@@ -198,7 +208,8 @@ class _HandOver:
             return self._compute_in_parts(stop) if end > self._shared else self._compute(end, stop)
         uploader = Uploader(self._kv, self._fingerprint, self._layout)
         try:
-            self._prefill(self._job.tokens[:end], _emit_to(uploader, absent), first, resume, stop)
+            emit = _emit_to(uploader, absent, self._job.job_id)
+            self._prefill(self._job.tokens[:end], emit, first, resume, stop)
         except BaseException:
             uploader.abandon()
             with suppress(KvasirError):
@@ -234,7 +245,12 @@ class _HandOver:
         return records
 
     def _absent(self, end: int) -> _Records:
-        """Those of them that are not stored."""
+        """Those of them that are not stored. Windows at other ends than the last were not looked for."""
+        if self._look is not None and (end == self._covered or not self._layout.window_layers):
+            return [(type_, ref) for type_, ref in self._look if ref.end <= end]
+        return self._ask_absent(end)
+
+    def _ask_absent(self, end: int) -> _Records:
         records = self._records(end)
         missing = set(self._kv.missing([ref for _, ref in records]))
         return [(type_, ref) for type_, ref in records if ref in missing]
@@ -270,7 +286,7 @@ class _HandOver:
         return max([ref.end for ref in self._refs if ref.end <= end], default=0)
 
 
-def _emit_to(uploader: Uploader, absent: _Records) -> Callable[[Block | Window], None]:
+def _emit_to(uploader: Uploader, absent: _Records, job_id: str) -> Callable[[Block | Window], None]:
     """Upload those records that are not stored yet."""
     wanted = {(type_, ref.end): ref for type_, ref in absent}
 
@@ -279,6 +295,7 @@ def _emit_to(uploader: Uploader, absent: _Records) -> Callable[[Block | Window],
         ref = wanted.get((type(record), end))
         if ref:
             uploader.put(ref, record)
+            reached("prefill.storing", job_id)
 
     return emit
 

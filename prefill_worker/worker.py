@@ -7,31 +7,34 @@ confirmed before the delivery is acked; so a crash anywhere means a redelivery, 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from engines.base import PrefillEngine
+from engines.card import engine_card
 from infra.broker import Broker, Delivery
 from infra.control import ring
-from infra.endings import Endings
+from infra.endings import Endings, Outgoing, passing_on
 from infra.envelope import Envelope, open_envelope, read_job
+from infra.fault_points import reached
+from infra.group import Group
+from infra.hours import Hours
+from infra.intake import HELD_IF_QUICK
 from infra.station import Station, must_run_alone
 from infra.topology import work_queue
 from kvstore.base import Board, KVStore
 from kvstore.best_effort import BestEffortBoard
 from kvstore.heartbeat import Heartbeat, new_worker_id
+from kvstore.tombstones import Tombstones
 from messages.cards import WorkerCard
 from messages.errors import BrokerUnavailable, Cancelled, KvasirError
-from messages.jobs import LANES, DecodeJob, PrefillJob
+from messages.jobs import LANES, DecodeJob, PrefillJob, PrefillReport
 from messages.lifecycle import Moment, Step
 from prefill_worker.hand_over import HandOvers, NoRoom
+from prefill_worker.supply import Supply
 
 log = logging.getLogger(__name__)
-
-_NOTE_CHARS = 250  # a card's notes take 1,024 bytes, and a reason may quote anything
 
 
 @dataclass
@@ -47,7 +50,8 @@ class _Current:
 class PrefillWorker:
     """Serves one model's prefill queue with one engine, a job at a time.
 
-    `run` blocks until `stop`; everything else may be called from other threads.
+    Prompts of up to `short_tokens` go on without a KV cache. `run` blocks until `stop`; everything else may be called
+    from other threads.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class PrefillWorker:
         board: Board,
         observe: Callable[[Moment], None],
         why_no_kv: str = "",
+        short_tokens: int = 0,
     ) -> None:
         self.worker_id = new_worker_id()
         self._model = model
@@ -68,9 +73,15 @@ class PrefillWorker:
         self._board = BestEffortBoard(board)
         self._observe = observe
         self._why_no_kv = why_no_kv  # a sentence if the engine's hand-over was not proved at start
-        self._hand_overs = HandOvers(engine, kv, self._board, self.worker_id, self._decode_waits, why_no_kv)
+        self._hand_overs = HandOvers(
+            engine, kv, self._board, self.worker_id, self._decode_waits, why_no_kv, short_tokens
+        )
+        self._tombstones = Tombstones(self._board)
         self._endings = Endings(broker, [model], observe)
-        self._station = Station(broker, self._endings, "prefill", model, self.worker_id, prefetch=1)
+        self._passing = Group("passing on", self._pass_on, HELD_IF_QUICK)
+        self._station = Station(
+            broker, self._endings, "prefill", model, self.worker_id, 1, lambda back: Supply(broker, model, back)
+        )
         self._current: _Current | None = None
         self._aborting = False
         self._started_at = self._board.now()
@@ -78,11 +89,16 @@ class PrefillWorker:
 
     def run(self) -> None:
         """Serve until stopped."""
-        heartbeat = Heartbeat(self._board, self._card, self._hand_overs.leases.held)
+        heartbeat = Heartbeat(self._board, self.card, self._hand_overs.leases.held)
         try:
             self._station.run(self)
         finally:
+            self._passing.close()
             heartbeat.close()
+
+    def keep_hours(self, hours: Hours) -> None:
+        """Take jobs in these hours only; what has begun goes on."""
+        self._station.hours = hours
 
     def stop(self, abort: bool = False) -> None:
         """Leave after the job in hand; with `abort` hand that back too."""
@@ -93,7 +109,7 @@ class PrefillWorker:
             current.stop.set()
 
     def take(self, delivery: Delivery) -> None:
-        """One delivery, from arrival to ack."""
+        """One delivery, from arrival to a decode job that is about to be published; the ack follows that."""
         envelope = open_envelope(delivery, "prefill", self._model)
         self._endings.received(delivery, envelope)
         try:
@@ -121,8 +137,9 @@ class PrefillWorker:
             self._endings.error(held, envelope, error)
 
     def _handle(self, delivery: Delivery, held: list[Delivery], envelope: Envelope) -> None:
+        reached("prefill.taken", envelope.job_id)
         job = read_job(delivery, PrefillJob)
-        if self._board.is_cancelled(job.batch_id):
+        if self._tombstones.has(job.batch_id):
             return self._endings.drop(held)
         if job.deadline and self._board.now() > job.deadline:
             return self._endings.expire(held, envelope)
@@ -132,21 +149,33 @@ class PrefillWorker:
         if self._aborting:
             self._current.stop.set()
         decode_job = self._prefill(job, self._current)
-        self._endings.pass_on(held, envelope, decode_job)
-        if job.lane == "now":
+        self._passing.add(passing_on(held, envelope, decode_job))
+
+    def _pass_on(self, ready: list[Outgoing]) -> None:
+        """Publish decode jobs, confirmed; then ack. The next job is under way meanwhile."""
+        try:
+            self._endings.settle(*ready)
+        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
+            log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
+            return
+        for one in ready:
+            reached("prefill.acked", one.envelope.job_id)
+        if any(one.envelope.lane == "now" for one in ready):
             ring(self._broker, work_queue("decode", self._model, "now"))
 
     def _prefill(self, job: PrefillJob, current: _Current) -> DecodeJob:
         """Tokenize (once in a job's life), compute what isn't stored yet, store it."""
-        queue_s = max(0.0, self._board.now() - job.submitted_at)
+        queue_s = job.waited_s(self._board.now())
         self._see(Step.PREFILL_STARTED, job, queue_s=queue_s)
         if not job.tokens:
             prompt = self._engine.tokenize(job.shared, job.own, job.submitted_at)
             job = job.tokenized(prompt.ids, prompt.shared)
+        reached("prefill.tokenized", job.job_id)
         done = self._hand_overs.compute_and_store(job, current.stop)
+        reached("prefill.stored", job.job_id)
         report = replace(done.report, worker_id=self.worker_id, queue_s=queue_s)
         if done.kv:
-            self._see(Step.KV_STORED, job, prefill_s=report.prefill_s, put_s=report.put_s, put_bytes=report.put_bytes)
+            self._see(Step.KV_STORED, job, **_facts(report))
         return DecodeJob(job, done.kv, report, done.why_no_kv)
 
     def _end_stopped(self, held: list[Delivery], envelope: Envelope) -> None:
@@ -166,14 +195,16 @@ class PrefillWorker:
         return not self._hand_overs.admission.is_open()
 
     def holding(self) -> int:
-        """None: the station asks between two jobs."""
-        return 0
+        """Jobs whose decode job is not confirmed yet: the station asks between two jobs."""
+        return len(self._passing.unfinished())
 
     def finish(self) -> None:
-        """Nothing is left behind by `take`."""
+        """Wait until what was taken is acked."""
+        self._passing.finish()
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop the job in hand if it is of this batch."""
+        self._tombstones.heard(batch_id)
         current = self._current
         if current and current.batch_id == batch_id:
             current.cancelled = True
@@ -195,27 +226,25 @@ class PrefillWorker:
         identity = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
         self._observe(Moment(step, job.job_id, job.model, identity | facts))
 
-    def _card(self) -> WorkerCard:
-        info = self._engine.info
+    def _job_ids(self) -> tuple[str, ...]:
         current = self._current
-        return WorkerCard(
-            worker_id=self.worker_id,
-            role="prefill",
-            model=self._model,
-            engine=info.engine,
-            device=info.device,
-            fingerprint=info.fingerprint,
-            tokenizer=info.tokenizer,
-            context=info.context,
-            slots=1,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started_at=self._started_at,
-            chars_per_token=info.chars_per_token,
-            busy=1 if current else 0,
+        return (*([current.job_id] if current else []), *(one.envelope.job_id for one in self._passing.unfinished()))
+
+    def card(self) -> WorkerCard:
+        """What this worker says of itself, now."""
+        engine = engine_card(
+            self.worker_id, "prefill", self._model, self._started_at, self._engine.info, self._why_no_kv
+        )
+        return replace(
+            engine,
+            busy=1 if self._current else 0,
             done=self._done,
             tokens_per_s=self._hand_overs.tokens_per_s,
-            hands_over=not self._why_no_kv,
-            notes=self._why_no_kv[:_NOTE_CHARS],
-            jobs=(current.job_id,) if current else (),
+            off=self._station.off,
+            jobs=self._job_ids(),
         )
+
+
+def _facts(report: PrefillReport) -> dict[str, float]:
+    names = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")
+    return {name: getattr(report, name) for name in names}

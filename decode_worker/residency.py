@@ -1,0 +1,205 @@
+"""Which models a decode worker holds: its own always, stolen ones as long as they pay and the memory allows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from decode_worker.stealing import FIRST_LOAD_BYTES_PER_S
+from engines.base import DecodeEngine
+from messages.errors import KvasirError
+
+log = logging.getLogger(__name__)
+
+# A model that could not be loaded is left alone for so long: its file, or the others' weights, may change.
+_BARRED_S = 600.0
+
+
+class NotResident(Exception):
+    """A job came for a model that is not in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in an engine. `why_no_kv`: a sentence if its hand-over was not proved."""
+
+    engine: DecodeEngine
+    why_no_kv: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stealable:
+    """A model that this worker may serve besides its own.
+
+    Attributes:
+        size_bytes: what it takes in memory; 0: next to nothing.
+        load: loads it. Raises KvasirError if it can't be had, or has other weights than its own workers.
+    """
+
+    model: str
+    size_bytes: int
+    load: Callable[[], Loaded]
+
+
+@dataclass
+class Resident:
+    """A model in memory. `users`: its jobs in slots; it is not evicted while there are any."""
+
+    model: str
+    size_bytes: int
+    loaded: Loaded
+    users: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A resident as `victims` sees it: its size, the seconds of work that wait in its queue, when it was last used."""
+
+    model: str
+    size_bytes: int
+    waiting_s: float
+    used_at: float
+    in_use: bool
+
+
+def victims(held: Sequence[Holding], needed_bytes: int, waiting_s: float) -> list[str] | None:
+    """Which models to evict so that `needed_bytes` get free; None: those that may go are not enough.
+
+    Least useful first: the one with the least work waiting, then the one that was not used for longest. One that is in
+    use, or has more work waiting than the newcomer (`waiting_s`), stays. Pure.
+    """
+    going = []
+    for holding in sorted(held, key=lambda holding: (holding.waiting_s, holding.used_at)):
+        if needed_bytes <= 0:
+            break
+        if not holding.in_use and holding.waiting_s < waiting_s:
+            going.append(holding.model)
+            needed_bytes -= holding.size_bytes
+    return going if needed_bytes <= 0 else None
+
+
+class Residency:
+    """The models in memory. `get`, `load` and `job` may be called from any thread; loading has one of its own.
+
+    `memory_bytes` bounds the weights of all models together, the home model's included; 0: no bound.
+    """
+
+    def __init__(self, home: Resident, others: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
+        self.home = home
+        self._others = {other.model: other for other in others}
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._held = {home.model: home}
+        self._barred: dict[str, float] = {}  # until when
+        self._load_s: dict[str, float] = {}
+        self._loader: threading.Thread | None = None
+
+    def resident(self) -> list[str]:
+        """Models in memory, home first."""
+        with self._lock:
+            return list(self._held)
+
+    def get(self, model: str) -> Loaded | None:
+        """The model, if it is in memory."""
+        with self._lock:
+            held = self._held.get(model)
+            return held.loaded if held else None
+
+    @contextmanager
+    def job(self, model: str) -> Iterator[Loaded]:
+        """A resident model, kept in memory for the length of the block. Raises NotResident."""
+        with self._lock:
+            held = self._held.get(model)
+            if held is None:
+                raise NotResident(model)
+            held.users += 1
+        try:
+            yield held.loaded
+        finally:
+            with self._lock:
+                held.users -= 1
+                held.used_at = time.monotonic()
+
+    def candidates(self) -> list[str]:
+        """Models other than home that may be stolen now: those resident, and those that could be loaded."""
+        with self._lock:
+            now = time.monotonic()
+            return [
+                model
+                for model, other in self._others.items()
+                if model in self._held or (self._barred.get(model, 0.0) < now and self._could_fit(other))
+            ]
+
+    def load_s(self, model: str) -> float:
+        """How long loading will take; 0 if it is resident. Measured, else guessed from its size."""
+        with self._lock:
+            if model in self._held:
+                return 0.0
+            return self._load_s.get(model, self._others[model].size_bytes / FIRST_LOAD_BYTES_PER_S)
+
+    def load(self, model: str, waiting_s: Mapping[str, float]) -> bool:
+        """Begin to load a model in the background, making room for it first; False if that can't be done now.
+
+        `waiting_s`: seconds of work that wait, by model, this one included.
+        """
+        with self._lock:
+            if model in self._held or (self._loader and self._loader.is_alive()):
+                return False
+            going = self._going(self._others[model], waiting_s)
+            if going is None:
+                return False
+            evicted = [self._held.pop(name) for name in going]
+            self._loader = threading.Thread(
+                target=self._exchange, args=(self._others[model], evicted), name=f"loading {model}", daemon=True
+            )
+            self._loader.start()
+        return True
+
+    def close(self) -> None:
+        """Unload all but the home model, which its owner unloads. Waits for a load in progress."""
+        if self._loader:
+            self._loader.join()
+        with self._lock:
+            stolen = [held for held in self._held.values() if held is not self.home]
+            self._held = {self.home.model: self.home}
+        for held in stolen:
+            held.loaded.engine.close()
+
+    def _could_fit(self, other: Stealable) -> bool:
+        return not self._memory_bytes or self.home.size_bytes + other.size_bytes <= self._memory_bytes
+
+    def _going(self, other: Stealable, waiting_s: Mapping[str, float]) -> list[str] | None:
+        if not self._memory_bytes:
+            return []
+        used = sum(held.size_bytes for held in self._held.values())
+        held = [
+            Holding(name, held.size_bytes, waiting_s.get(name, 0.0), held.used_at, held.users > 0)
+            for name, held in self._held.items()
+            if held is not self.home
+        ]
+        return victims(held, used + other.size_bytes - self._memory_bytes, waiting_s.get(other.model, 0.0))
+
+    def _exchange(self, other: Stealable, evicted: list[Resident]) -> None:
+        for held in evicted:
+            log.info("unloading %s to make room for %s", held.model, other.model)
+            held.loaded.engine.close()
+        started = time.monotonic()
+        try:
+            loaded = other.load()
+        except Exception as error:
+            if not isinstance(error, KvasirError):
+                log.error("bug while loading %s", other.model, exc_info=error)
+            log.warning("%s will not be stolen for the next %.0f minutes: %s", other.model, _BARRED_S / 60, error)
+            with self._lock:
+                self._barred[other.model] = time.monotonic() + _BARRED_S
+            return
+        took_s = time.monotonic() - started
+        log.info("loaded %s in %.1f s, to steal its jobs", other.model, took_s)
+        with self._lock:
+            self._load_s[other.model] = took_s
+            self._held[other.model] = Resident(other.model, other.size_bytes, loaded)

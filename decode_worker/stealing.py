@@ -1,0 +1,238 @@
+"""Who decodes the next job: the rule of stealing, and the rule of the tail. Pure: figures in, a decision out.
+
+Times are seconds, counts are jobs. Nothing here reads a clock, a queue or the store, so that a simulation can drive
+the very functions that a worker calls. `docs/stealing.md` derives the rules.
+
+Both rest on one figure, the *plan*: if `ready` equal jobs are given one by one to whichever slot of some workers ends
+the next one soonest, when does the last of them start, and when does it end? For equal jobs no order ends sooner.
+Jobs are not equal; means are what is known before decoding.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# Declared first guesses, in use until somebody has measured.
+FIRST_ANSWER_TOKENS = 400.0  # a mean answer
+FIRST_TOKENS_PER_S = 40.0  # one sequence on a machine of the class that this was written for
+FIRST_FETCH_S = 0.5  # a KV cache, store to engine
+FIRST_LOAD_BYTES_PER_S = 1e9  # weights, disk to engine
+
+# What a steal must gain beyond its cost, because estimates err.
+MARGIN_S = 0.1
+MARGIN_OF_COST = 0.5
+# A worker leaves jobs only to workers that are faster by this factor: two alike would each leave them to the other.
+FASTER = 1.2
+# What a job with no worker at home is said to wait.
+NOBODY_S = 3600.0
+
+_EXACT_JOBS_A_SLOT = 8  # a longer queue is drained at the workers' joint rate down to this, and then planned job by job
+
+Reason = Literal["nothing waits", "short wait", "sooner at home"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker that serves a queue, as seen by another one.
+
+    Attributes:
+        slots: jobs that it decodes at once.
+        busy: slots in use; more than `slots` counts as `slots`.
+        service_s: mean time that one job of this queue takes in one of its slots, KV transfer included; above 0.
+    """
+
+    slots: int
+    busy: int
+    service_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A model's decode queue.
+
+    Attributes:
+        ready: jobs that wait, those held by workers left out, as the broker counts them. A zero may be false.
+        peers: the workers at home there, the asking one left out.
+    """
+
+    model: str
+    ready: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A queue, and what one of its jobs would cost the worker that asks.
+
+    Attributes:
+        service_s: mean time that a job takes in one of the asking worker's slots; above 0.
+        fetch_s: until a job's KV cache is there.
+        load_s: until the model is loaded; 0 if it is resident.
+    """
+
+    queue: Queue
+    service_s: float
+    fetch_s: float = 0.0
+    load_s: float = 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """What comes before the first token."""
+        return self.fetch_s + self.load_s
+
+
+@dataclass(frozen=True, slots=True)
+class Steal:
+    """Take one job of `model`; load the model first if `load_s` is not 0, and then ask again.
+
+    Attributes:
+        wait_s: expected wait of the last job in its queue.
+        cost_s: KV transfer and model load.
+        end_here_s, end_there_s: from now until the job would end here, and until the queue would end without help.
+        saving_s: by how much sooner the queue ends. Savings of successive steals add up.
+    """
+
+    model: str
+    wait_s: float
+    cost_s: float
+    load_s: float
+    end_here_s: float
+    end_there_s: float
+    saving_s: float
+
+    @property
+    def why(self) -> str:
+        """One sentence with the figures."""
+        return (
+            f"{self.model}: {self.wait_s:.1f} s of waiting for {self.cost_s:.1f} s of cost; "
+            f"done here in {self.end_here_s:.1f} s, there in {self.end_there_s:.1f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Take nothing; the reason is that of the queue with the most waiting work.
+
+    `model` is "" where nothing waits anywhere. The figures are those of Steal.
+    """
+
+    reason: Reason
+    model: str = ""
+    wait_s: float = 0.0
+    cost_s: float = 0.0
+    end_here_s: float = 0.0
+    end_there_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the queue's next job to the faster workers.
+
+    Attributes:
+        end_here_s: when the job would end if it were taken here.
+        end_there_s: when the faster workers will have ended all that waits, this job included.
+    """
+
+    end_here_s: float
+    end_there_s: float
+
+    @property
+    def saving_s(self) -> float:
+        """By how much sooner the queue ends."""
+        return self.end_here_s - self.end_there_s
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """When the last of some jobs starts, and when it ends, in seconds from now; infinite without workers."""
+
+    start_s: float
+    end_s: float
+
+
+def plan(ready: int, peers: Iterable[Peer]) -> Plan:
+    """Give `ready` equal jobs to these workers' slots, each to the slot that ends it soonest.
+
+    A busy slot frees as if its worker's running jobs had begun at evenly spread times: the j-th of k after
+    `service_s * j / (k + 1)`.
+    """
+    slots = [slot for peer in peers for slot in _slots(peer)]
+    if ready <= 0:
+        return Plan(0.0, 0.0)
+    if not slots:
+        return Plan(math.inf, math.inf)
+    exact = min(ready, _EXACT_JOBS_A_SLOT * len(slots))
+    drained_s = (ready - exact) / sum(1 / service_s for _, service_s in slots)
+    ends = [(free_s + service_s, service_s) for free_s, service_s in slots]
+    heapq.heapify(ends)
+    for _ in range(exact):
+        end_s, service_s = ends[0]
+        heapq.heapreplace(ends, (end_s + service_s, service_s))
+    return Plan(drained_s + end_s - service_s, drained_s + end_s)
+
+
+def decide(offers: Sequence[Offer]) -> Steal | Refusal:
+    """Which other model's job a worker with a free slot and empty home queues takes, if any.
+
+    The queue whose last job waits longest comes first; the first that pays is taken. It pays if the wait there exceeds
+    transfer, load and a margin, and the job ends here before the queue would end without help.
+    """
+    judged = [_judge(offer) for offer in offers if offer.queue.ready > 0]
+    judged.sort(key=lambda verdict: verdict.wait_s, reverse=True)
+    steals = [verdict for verdict in judged if isinstance(verdict, Steal)]
+    if steals:
+        return steals[0]
+    return judged[0] if judged else Refusal("nothing waits")
+
+
+def leave_to_faster(queue: Queue, service_s: float, fetch_s: float = 0.0) -> Leave | None:
+    """Whether a worker with a free slot leaves its queue's next job to faster workers; None: it takes it.
+
+    `queue.ready` counts that job. It is left if the faster ones will have ended everything that waits, this job
+    included, before it would end here: then taking it could only make the queue end later.
+    """
+    faster = [peer for peer in queue.peers if peer.service_s * FASTER <= service_s]
+    there = plan(max(1, queue.ready), faster)
+    here_s = service_s + fetch_s
+    return Leave(here_s, there.end_s) if there.end_s < here_s else None
+
+
+def expected_service_s(answer_tokens: float, tokens_per_s: float, fetch_s: float = 0.0) -> float:
+    """Mean time of a job in a slot: its KV cache, then its tokens. What is 0 or less is unknown: first guesses."""
+    tokens = answer_tokens if answer_tokens > 0 else FIRST_ANSWER_TOKENS
+    rate = tokens_per_s if tokens_per_s > 0 else FIRST_TOKENS_PER_S
+    return fetch_s + tokens / rate
+
+
+def margin_s(cost_s: float) -> float:
+    """What a steal of this cost must gain beyond it."""
+    return MARGIN_S + MARGIN_OF_COST * cost_s
+
+
+def _judge(offer: Offer) -> Steal | Refusal:
+    queue = offer.queue
+    there = plan(queue.ready, queue.peers)
+    here_s = offer.cost_s + offer.service_s
+    figures = (queue.model, there.start_s, offer.cost_s)
+    if there.start_s <= offer.cost_s + margin_s(offer.cost_s):
+        return Refusal("short wait", *figures, here_s, there.end_s)
+    if there.end_s <= here_s:
+        return Refusal("sooner at home", *figures, here_s, there.end_s)
+    return Steal(*figures, offer.load_s, here_s, there.end_s, _saving_s(queue, there, here_s))
+
+
+def _saving_s(queue: Queue, there: Plan, here_s: float) -> float:
+    if math.isinf(there.end_s):
+        return NOBODY_S
+    return there.end_s - max(here_s, plan(queue.ready - 1, queue.peers).end_s)
+
+
+def _slots(peer: Peer) -> list[tuple[float, float]]:
+    """(seconds until it is free, service) of each slot."""
+    busy = min(peer.busy, peer.slots)
+    free = [(0.0, peer.service_s)] * (peer.slots - busy)
+    return free + [(peer.service_s * number / (busy + 1), peer.service_s) for number in range(1, busy + 1)]
