@@ -72,7 +72,13 @@ def _may_be_told(name: str, value: object) -> bool:
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever sys.stderr is at the moment: a progress display replaces it while it is on."""
+    """Writes to whatever sys.stderr is at the moment: a progress display replaces it while it is on.
+
+    A line is one write, which needs no lock: threads would wait there for each other's formatting and system calls.
+    """
+
+    def createLock(self) -> None:  # noqa: N802  logging's name
+        self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

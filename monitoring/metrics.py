@@ -1,0 +1,241 @@
+"""Moments into Prometheus metrics. The one place that does so: workers report moments and know nothing of figures.
+
+Base units (seconds, bytes, tokens, joules), names as Prometheus asks for them. Labels are of few values: model, stage,
+lane, and words from closed lists; never a batch, a job, an item or an error's text. What a label may be is decided
+here, whatever a message's headers say. `docs/runbook.md` says what each figure tells an operator.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from messages.cards import Role
+from messages.jobs import LANES, SHORT_PROMPT_TOKENS, STAGES
+from messages.lifecycle import Moment, Step
+
+# A chat answer takes a tenth of a second, a class's last job waits most of an hour.
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+# From 1,000 tokens/s down to one every two seconds.
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 2)
+
+MAX_MODELS = 64  # label values; what comes after them is counted as OTHER
+OTHER = "other"
+QUESTIONS = ("code", "feedback", OTHER)
+REASONS = ("home_busy", "unserved")  # of a steal
+NEVER_S = 1e9  # how a thief writes "nobody would have done it"
+STATES = ("succeeded", "failed", "expired")
+
+Facts = Mapping[str, Any]
+
+
+class Metrics:
+    """An observer that keeps the figures of one process in `registry`. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.registry = CollectorRegistry()
+        self._clock = clock  # seconds since the epoch
+        self._models: set[str] = set()
+        self._taken_up_to: dict[tuple[str, ...], float] = {}
+        self._lock = threading.Lock()
+        self._make_counters()
+        self._make_histograms()
+        self._handlers: dict[Step, Callable[[Moment, str], None]] = {
+            Step.PREFILL_STARTED: self._prefill_started,
+            Step.KV_STORED: self._kv_stored,
+            Step.STOLEN: self._stolen,
+            Step.DECODE_STARTED: self._decode_started,
+            Step.FIRST_TOKEN: self._first_token,
+            Step.ANSWERED: self._answered,
+            Step.REPLIED: self._ended,
+            Step.FAILED: self._failed,
+            Step.EXPIRED: self._ended,
+            Step.RETRIED: lambda moment, model: self._retries.labels(model, _stage(moment)).inc(),
+            Step.REDELIVERED: lambda moment, model: self._redeliveries.labels(model, _stage(moment)).inc(),
+            Step.ISOLATED: lambda moment, model: self._suspects.labels(model, _stage(moment)).inc(),
+            Step.KV_GONE: lambda moment, model: self._kv_gone.labels(model).inc(),
+        }
+
+    def __call__(self, moment: Moment) -> None:
+        """Count one moment. Steps that tell nothing new are passed over."""
+        handler = self._handlers.get(moment.step)
+        if handler:
+            handler(moment, self._model(moment.model))
+
+    def prepare(self, model: str, role: Role) -> None:
+        """Start this model's series at zero: the rate of a series that begins with its first event misses that one."""
+        model = self._model(model)
+        for lane in LANES:
+            self._queue_wait.labels(model, role, lane)
+        for counter in (self._retries, self._redeliveries, self._suspects, self._dead_letters):
+            counter.labels(model, role)
+        for state in STATES:
+            self._jobs.labels(model, role, state)
+        self._prepare_prefill(model) if role == "prefill" else self._prepare_decode(model)
+
+    def _prepare_prefill(self, model: str) -> None:
+        for source in ("computed", "stored"):
+            self._prefill_tokens.labels(model, source)
+        for metric in (self._prefill_seconds, self._put_seconds, self._put_bytes):
+            metric.labels(model)
+
+    def _prepare_decode(self, model: str) -> None:
+        for source in ("handed_over", "evaluated"):
+            self._prompt_tokens.labels(model, source)
+        for outcome in ("kv", "none", "short"):
+            self._hand_overs.labels(model, outcome)
+        for question in QUESTIONS:
+            self._answers.labels(model, question)
+        for lane in LANES:
+            self._ttft.labels(model, lane)
+            self._total.labels(model, lane)
+        metrics = (self._tpot, self._decode_seconds, self._decode_tokens, self._get_seconds, self._get_bytes)
+        for metric in (*metrics, self._kv_gone):
+            metric.labels(model)
+
+    def prepare_steals(self, models: Iterable[str]) -> None:
+        """The same for what may be taken from other models' queues."""
+        for model in map(self._model, models):
+            self._steal_saved.labels(model)
+            for reason in REASONS:
+                self._steals.labels(model, reason)
+
+    def _make_counters(self) -> None:
+        def counter(name: str, description: str, *labels: str) -> Counter:
+            return Counter(name, description, labels, registry=self.registry)
+
+        self._jobs = counter("kvasir_jobs", "Runs that ended here, by how they ended.", "model", "stage", "state")
+        self._answers = counter("kvasir_answers", "Answers by question, to count submissions.", "model", "question")
+        self._prefill_tokens = counter(
+            "kvasir_prefill_tokens", "Prompt tokens that prefill computed, or found stored.", "model", "source"
+        )
+        self._put_bytes = counter("kvasir_kv_put_bytes", "KV bytes written to the store.", "model")
+        self._get_bytes = counter("kvasir_kv_get_bytes", "KV bytes read from the store or a worker's memory.", "model")
+        self._prompt_tokens = counter(
+            "kvasir_decode_prompt_tokens", "Prompt tokens at decode: handed over, or evaluated.", "model", "source"
+        )
+        self._hand_overs = counter(
+            "kvasir_hand_overs",
+            "Answers from a KV cache (kv), without (none), of short prompts (short).",
+            "model",
+            "outcome",
+        )
+        self._decode_tokens = counter("kvasir_decode_tokens", "Tokens generated.", "model")
+        self._retries = counter("kvasir_retries", "Attempts that met a transient error.", "model", "stage")
+        self._redeliveries = counter("kvasir_redeliveries", "Deliveries that had been somebody's.", "model", "stage")
+        self._suspects = counter("kvasir_suspects", "Jobs set apart because they came back often.", "model", "stage")
+        self._dead_letters = counter("kvasir_dead_letters", "Jobs given up.", "model", "stage")
+        self._kv_gone = counter("kvasir_reprefills", "Jobs sent back to prefill: their KV was gone.", "model")
+        self._steals = counter("kvasir_steals", "Jobs taken from another model's queue.", "model", "reason")
+        self._steal_saved = counter("kvasir_steal_saved_seconds", "Waiting that steals saved, as predicted.", "model")
+
+    def _make_histograms(self) -> None:
+        def seconds(name: str, description: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"kvasir_{name}_seconds", description, labels, buckets=buckets, registry=self.registry)
+
+        self._queue_wait = seconds("queue_wait", "Waiting before this stage began.", "model", "stage", "lane")
+        self._prefill_seconds = seconds("prefill", "Prefill in the engine.", "model")
+        self._put_seconds = seconds("kv_put", "From the last token computed until all KV was stored.", "model")
+        self._get_seconds = seconds("kv_get", "KV cache from the store to the engine.", "model")
+        self._ttft = seconds("ttft", "From submission to the first token, queues included.", "model", "lane")
+        self._tpot = seconds("tpot", "Per token after the first.", "model", buckets=TOKEN_SECONDS)
+        self._decode_seconds = seconds("decode", "Decode in the engine.", "model")
+        self._total = seconds("job", "From submission to the finished answer.", "model", "lane")
+        self._taken = Gauge(
+            "kvasir_taken_submitted_timestamp_seconds",
+            "When the newest job taken so far was submitted: what still waits in this queue is newer.",
+            ("model", "stage", "lane"),
+            registry=self.registry,
+        )
+
+    def _model(self, name: str) -> str:
+        with self._lock:
+            if name not in self._models and len(self._models) >= MAX_MODELS:
+                return OTHER
+            self._models.add(name)
+            return name
+
+    def _prefill_started(self, moment: Moment, model: str) -> None:
+        waited_s = _number(moment.facts, "queue_s")
+        self._note_taken(moment, model, waited_s)
+        self._queue_wait.labels(model, "prefill", _lane(moment)).observe(waited_s)
+
+    def _kv_stored(self, moment: Moment, model: str) -> None:
+        facts = moment.facts
+        self._prefill_seconds.labels(model).observe(_number(facts, "prefill_s"))
+        self._put_seconds.labels(model).observe(_number(facts, "put_s"))
+        self._put_bytes.labels(model).inc(_number(facts, "put_bytes"))
+        self._prefill_tokens.labels(model, "computed").inc(_number(facts, "computed_tokens"))
+        self._prefill_tokens.labels(model, "stored").inc(_number(facts, "restored_tokens"))
+
+    def _decode_started(self, moment: Moment, model: str) -> None:
+        self._note_taken(moment, model, _number(moment.facts, "queue_s"))
+        waited_s = _number(moment.facts, "waited_s")
+        self._queue_wait.labels(model, "decode", _lane(moment)).observe(waited_s)
+
+    def _stolen(self, moment: Moment, model: str) -> None:
+        """Where nobody was at home there is no waiting to compare with, and so no saving."""
+        unserved = _number(moment.facts, "end_there_s") >= NEVER_S
+        self._steals.labels(model, "unserved" if unserved else "home_busy").inc()
+        self._steal_saved.labels(model).inc(0.0 if unserved else _number(moment.facts, "saving_s"))
+
+    def _first_token(self, moment: Moment, model: str) -> None:
+        self._ttft.labels(model, _lane(moment)).observe(_number(moment.facts, "ttft_s"))
+
+    def _answered(self, moment: Moment, model: str) -> None:
+        facts = moment.facts
+        tokens, handed_over = _number(facts, "completion_tokens"), _number(facts, "handed_over_tokens")
+        self._decode_tokens.labels(model).inc(tokens)
+        self._decode_seconds.labels(model).observe(_number(facts, "decode_s"))
+        self._total.labels(model, _lane(moment)).observe(_number(facts, "total_s"))
+        self._prompt_tokens.labels(model, "handed_over").inc(handed_over)
+        self._prompt_tokens.labels(model, "evaluated").inc(_number(facts, "evaluated_tokens"))
+        short = 0 < _number(facts, "prompt_tokens") <= SHORT_PROMPT_TOKENS
+        self._hand_overs.labels(model, "kv" if handed_over else "short" if short else "none").inc()
+        if handed_over:
+            self._get_seconds.labels(model).observe(_number(facts, "get_s"))
+            self._get_bytes.labels(model).inc(_number(facts, "get_bytes"))
+        if tokens > 1:
+            after_first_s = _number(facts, "total_s") - _number(facts, "ttft_s")
+            self._tpot.labels(model).observe(max(0.0, after_first_s) / (tokens - 1))
+
+    def _ended(self, moment: Moment, model: str) -> None:
+        state = _word(moment.facts, "state", STATES)
+        self._jobs.labels(model, _stage(moment), state).inc()
+        if state == "succeeded":
+            _, _, question = str(moment.facts.get("item_id", "")).rpartition(".")
+            self._answers.labels(model, question if question in QUESTIONS else OTHER).inc()
+
+    def _failed(self, moment: Moment, model: str) -> None:
+        self._ended(moment, model)
+        self._dead_letters.labels(model, _stage(moment)).inc()
+
+    def _note_taken(self, moment: Moment, model: str, age_s: float) -> None:
+        key = (model, _stage(moment), _lane(moment))
+        with self._lock:
+            newest = max(self._clock() - age_s, self._taken_up_to.get(key, 0.0))
+            self._taken_up_to[key] = newest
+        self._taken.labels(*key).set(newest)
+
+
+def _number(facts: Facts, name: str) -> float:
+    """A fact that is a sane number; 0 for anything else, since a figure must never end an observer."""
+    value = facts.get(name, 0.0)
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0
+
+
+def _word(facts: Facts, name: str, known: tuple[str, ...]) -> str:
+    value = facts.get(name)
+    return str(value) if value in known else OTHER
+
+
+def _stage(moment: Moment) -> str:
+    return _word(moment.facts, "stage", STAGES)
+
+
+def _lane(moment: Moment) -> str:
+    return _word(moment.facts, "lane", LANES)

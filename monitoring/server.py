@@ -1,0 +1,113 @@
+"""A worker's page: /metrics, /health, /ready and /status over HTTP, for Prometheus, supervisors and people.
+
+    /metrics   Prometheus text format
+    /health    200 as long as the process lives: {"status", "model", "loaded", "backend"}, the keys of the old servers
+    /ready     200 if a job could be worked on now, else 503: {"ready", "reasons"}
+    /status    the worker's card and what else is known, as JSON
+
+There is no login: it listens on loopback unless told otherwise, and tells no prompt, no answer and no name.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from messages.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+_REQUEST_TIMEOUT_S = 10.0
+
+Answer = tuple[int, str, bytes]  # status, content type, body
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is served; each part is asked anew for every request, in the request's thread."""
+
+    registry: CollectorRegistry
+    health: Callable[[], Mapping[str, Any]]
+    why_not_ready: Callable[[], list[str]]  # sentences; none: ready
+    status: Callable[[], Mapping[str, Any]]
+
+    def answer(self, path: str) -> Answer:
+        """The answer to a GET of this path."""
+        match path:
+            case "/metrics":
+                return 200, CONTENT_TYPE_LATEST, generate_latest(self.registry)
+            case "/health":
+                return _json(200, self.health())
+            case "/ready":
+                reasons = self.why_not_ready()
+                return _json(503 if reasons else 200, {"ready": not reasons, "reasons": reasons})
+            case "/status":
+                return _json(200, self.status())
+        return _json(404, {"error": "there is /metrics, /health, /ready and /status"})
+
+
+class PageServer:
+    """Serves a page in threads of its own until closed. Use as a context manager."""
+
+    def __init__(self, page: Page, host: str = LOOPBACK, port: int = 0) -> None:
+        """`port` 0 takes a free one. Raises ConfigError if the address can't be listened on."""
+        try:
+            self._server = _Server((host, port), _handler(page))
+        except OSError as error:
+            raise ConfigError(f"no metrics on {host}:{port}: {error.strerror or error}; choose another port") from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics page", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a path."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a reader who stays must not hold up a worker that leaves
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who left in the middle is no news."""
+
+
+def _handler(page: Page) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            """Answer one request."""
+            status, kind, body = page.answer(self.path.partition("?")[0])
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Scrapes are not worth a line."""
+
+    return Handler
+
+
+def _json(status: int, fields: Mapping[str, Any]) -> Answer:
+    return status, "application/json", json.dumps(fields, ensure_ascii=False).encode() + b"\n"
