@@ -1,0 +1,128 @@
+"""Who logs in at the broker and the store: the operator as the configuration says, and one user for each other role.
+
+A role's password is in a file beside the operator's, `NAME.ROLE`. Where there are none (services that somebody else
+set up, or an older Kvasir), workers log in as the operator. Only `accounts` reads passwords; nothing shows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from infra.deploy.units import Unit, WorkerRole
+from infra.permissions import PERMISSIONS, Role
+from infra.settings import Settings
+from infra.settings_urls import Secret, put_user
+from messages.errors import UsageError
+
+Service = Literal["broker", "store"]
+
+SERVICES: tuple[Service, ...] = ("broker", "store")
+_OTHERS: tuple[Role, ...] = tuple(role for role in PERMISSIONS if role != "operator")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who may log in at a service, with the rights of a role (`infra.permissions`)."""
+
+    user: str
+    password: str
+    role: Role = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a worker logs in at a service. `name`: of the password's file on its machine."""
+
+    url: str
+    name: str
+    secret: Secret
+
+
+def user_of(role: Role) -> str:
+    """The name of a role's user, at both services; the operator's is in the configuration."""
+    return f"kvasir-{role}"
+
+
+def passwords(settings: Settings, service: Service) -> Mapping[Role, Secret]:
+    """Everybody's at a service, made or not. Raises UsageError if the operator's is in no file."""
+    own = _operators(settings, service)
+    if own is None or own.file is None:
+        raise UsageError(
+            f"the {service} has no password file: set {service}_password_file in [services] (deploy makes it, and "
+            "one for each role beside it)"
+        )
+    return {"operator": own, **{role: _beside(own, role) for role in _OTHERS}}
+
+
+def accounts(settings: Settings, service: Service, for_show: bool = False) -> list[Account]:
+    """Everybody at a service; `for_show`: without their passwords, which need not be made yet.
+
+    Raises UsageError if the URL names no user, or a role's.
+    """
+    operator = _operator_of(settings, service)
+    return [
+        Account(operator if role == "operator" else user_of(role), "" if for_show else secret.reveal(), role)
+        for role, secret in passwords(settings, service).items()
+    ]
+
+
+def has_roles(settings: Settings, service: Service) -> bool:
+    """Whether workers have users of their own at a service."""
+    own = _operators(settings, service)
+    files = [_beside(own, role).file for role in _OTHERS] if own and own.file else []
+    return bool(files) and all(file and file.exists() for file in files)
+
+
+def login(settings: Settings, service: Service, role: WorkerRole) -> Login | None:
+    """A worker's login; None if the service wants no password."""
+    url, own = getattr(settings.services, service), _operators(settings, service)
+    if own is None:
+        return None
+    if not has_roles(settings, service):
+        return Login(url, service, own)
+    return Login(put_user(url, user_of(role)), f"{service}.{role}", _beside(own, role))
+
+
+def logged_in(unit: Unit, settings: Settings) -> Unit:
+    """A worker that is told as whom it logs in, and where on its machine the password is."""
+    variables = dict(unit.environment)
+    for service, each in _logins(unit, settings).items():
+        variables[f"KVASIR_{service.upper()}_PASSWORD_FILE"] = f"{{folder}}/secrets/{each.name}"
+        if each.name != service:
+            variables[f"KVASIR_{service.upper()}_URL"] = each.url
+    return replace(unit, environment=tuple(variables.items()))
+
+
+def secrets_of(units: Sequence[Unit], settings: Settings) -> dict[str, Secret]:
+    """The passwords that a machine needs for these workers, by the names of their files there."""
+    return {each.name: each.secret for unit in units for each in _logins(unit, settings).values()}
+
+
+def _logins(unit: Unit, settings: Settings) -> dict[Service, Login]:
+    if unit.role is None:
+        return {}
+    found = {service: login(settings, service, unit.role) for service in SERVICES}
+    return {service: each for service, each in found.items() if each}
+
+
+def _operators(settings: Settings, service: Service) -> Secret | None:
+    return settings.services.broker_secret if service == "broker" else settings.services.store_secret
+
+
+def _beside(own: Secret, role: Role) -> Secret:
+    assert own.file
+    return Secret(f"{own.origin}, the {role}'s", file=own.file.with_name(f"{own.file.name}.{role}"))
+
+
+def _operator_of(settings: Settings, service: Service) -> str:
+    url = getattr(settings.services, service)
+    user = unquote(urlsplit(url).username or "")
+    if user in ("", "default", *(user_of(role) for role in _OTHERS)):
+        scheme, _, place = url.partition("://")
+        example = f"{scheme}://kvasir@{place.rpartition('@')[2]}"
+        why = f"names the user {user!r}, which is not the operator's" if user else "names no user"
+        raise UsageError(f"the {service}'s URL {why}: write {service} = {example!r} in [services]")
+    return user

@@ -1,0 +1,71 @@
+"""A machine as it is deployed to: what it says of itself, and where Kvasir lies there."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.deploy.remote import DeployFailed, Remote
+from infra.deploy.units import Place
+from infra.deploy.wheelhouse import Target
+from infra.settings import MachineSettings
+
+# Neither systemd nor launchd reads a login shell's profile.
+_PATHS = {
+    "macos": "/opt/homebrew/bin:/opt/homebrew/sbin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    "linux-cuda": "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    "linux": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+}
+_OLDEST_PYTHON = (3, 11)
+# The first of these that is new enough and can make a virtual environment.
+_PROBE = """
+export PATH="$PATH:/opt/homebrew/bin:/usr/local/bin"
+for p in python3.13 python3.12 python3.11 python3; do
+  if found=$(command -v "$p") && version=$("$found" -c 'import ensurepip, venv, sys
+print("%d.%d.%d" % sys.version_info[:3]) if sys.version_info >= (3, 11) else sys.exit(1)' 2>/dev/null); then
+    break
+  fi
+  found=; version=
+done
+echo "$HOME"; id -un; uname -s; uname -m; echo "$version"; echo "$found"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a machine says of itself. `python`: the path of the interpreter to make environments with."""
+
+    home: str
+    user: str
+    target: Target
+    python: str
+
+
+def probe(remote: Remote) -> Facts:
+    """Ask the machine. Raises DeployFailed if it can't be reached or has no Python that will do."""
+    lines = remote.run(_PROBE, timeout_s=60).splitlines()
+    home, user, system, processor, version, python = (*lines, "", "", "", "", "", "")[:6]
+    if not version:
+        raise DeployFailed(
+            f"{remote.name}: it has no Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer with venv; install one "
+            "(apt install python3-venv, brew install python@3.12)"
+        )
+    return Facts(home, user, Target.parse([system, processor, version]), python)
+
+
+def assumed(machine: MachineSettings) -> Facts:
+    """What a dry run takes for granted."""
+    user = machine.user or getpass.getuser()
+    mac = machine.platform == "macos"
+    home = f"/{'Users' if mac else 'home'}/{user}"
+    target = Target("macos" if mac else "linux", "arm64" if mac else "aarch64", "3.11")
+    return Facts(home, user, target, "python3")
+
+
+def place_of(machine: MachineSettings, facts: Facts, environment: Mapping[str, str]) -> Place:
+    """Where Kvasir lies on the machine. `{folder}` in an environment's value stands for that."""
+    folder = machine.folder if machine.folder.startswith("/") else f"{facts.home}/{machine.folder}"
+    filled = {"PATH": _PATHS.get(machine.platform, _PATHS["linux"])}
+    filled |= {name: value.replace("{folder}", folder) for name, value in environment.items()}
+    return Place(facts.home, facts.user, folder, filled)

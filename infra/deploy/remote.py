@@ -1,0 +1,87 @@
+"""Runs shell commands and puts files on another machine, over ssh as the user has set it up (keys, ~/.ssh/config)."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.settings import MachineSettings
+from messages.errors import UsageError
+
+_CONNECT_S = 10
+_COMMAND_S = 900.0
+
+
+class DeployFailed(UsageError):
+    """A machine can't be reached, or a command failed there."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file to be written. Secrets have mode 0o600."""
+
+    content: bytes
+    mode: int = 0o644
+
+
+class Remote:
+    """One machine. Every method raises DeployFailed, with the machine's name and the last thing that it said."""
+
+    def __init__(self, machine: MachineSettings, ssh_config: Path | None = None) -> None:
+        self.name = machine.name
+        if not machine.host:
+            raise DeployFailed(f'{machine.name}: it has no host; set one in [machines."{machine.name}"]')
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=15"]
+        if ssh_config:
+            options += ["-F", str(ssh_config)]
+        target = f"{machine.user}@{machine.host}" if machine.user else machine.host
+        self._ssh = ["ssh", *options, target]
+
+    def run(self, script: str, stdin: bytes = b"", timeout_s: float = _COMMAND_S) -> str:
+        """What a shell script prints; it stops at its first error."""
+        command = [*self._ssh, f"sh -c {shlex.quote('set -eu; ' + script)}"]
+        try:
+            done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        except FileNotFoundError:
+            raise DeployFailed("there is no ssh command on this machine; install OpenSSH") from None
+        except subprocess.TimeoutExpired:
+            raise DeployFailed(f"{self.name}: no answer after {timeout_s:.0f} s to: {script:.80}") from None
+        if done.returncode:
+            raise DeployFailed(f"{self.name}: {_reason(done.stderr, done.stdout)} (status {done.returncode})")
+        return done.stdout.decode("utf-8", "replace")
+
+    def put(self, files: Mapping[str, File], root: bool = False) -> None:
+        """Write files, by absolute path, each replaced as a whole. `root`: with sudo, owned by root."""
+        if files:
+            sudo = "sudo -n " if root else ""
+            self.run(f"{sudo}tar -xf - -C /", _tar(files))
+
+    def put_folder(self, local: Path, folder: str) -> Sequence[str]:
+        """Copy the files of a local folder that are not there by name and size; what was copied."""
+        listed = self.run(f'mkdir -p {folder}; cd {folder}; for f in *; do [ -f "$f" ] && wc -c "$f" || true; done')
+        there = {name: int(size) for size, name in (line.split(None, 1) for line in listed.splitlines())}
+        missing = [p for p in sorted(local.iterdir()) if p.is_file() and there.get(p.name) != p.stat().st_size]
+        for path in missing:  # one at a time: a broken line costs one file
+            draft, target = shlex.quote(f"{folder}/.{path.name}"), shlex.quote(f"{folder}/{path.name}")
+            self.run(f"cat > {draft}; mv {draft} {target}", path.read_bytes())
+        return [path.name for path in missing]
+
+
+def _tar(files: Mapping[str, File]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, file in files.items():
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.size, entry.mode = len(file.content), file.mode
+            tar.addfile(entry, io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def _reason(stderr: bytes, stdout: bytes) -> str:
+    lines = (stderr or stdout).decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:300] if lines else "the command failed without a word"

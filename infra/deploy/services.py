@@ -1,0 +1,160 @@
+"""The broker and the store as units of a machine: their configuration, their users, and how they are started. Pure.
+
+RabbitMQ and Redis themselves are installed by the machine's own package manager; here is what makes them Kvasir's.
+Passwords are in no argument and no variable: RabbitMQ reads salted hashes from its definitions, Redis hashes from its
+ACL file.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from infra.deploy.accounts import Account
+from infra.deploy.remote import File
+from infra.deploy.units import LOOPBACK, Place, Unit
+from infra.permissions import PERMISSIONS, STORE_RULES
+from infra.settings import MachineSettings, Settings
+from messages.errors import ConfigError
+
+_SECRET = 0o600
+_GB = 1_000_000_000
+# RabbitMQ's own ports, counted from that of AMQP: 15672, 15692 and 25672 for 5672.
+_PAGE, _METRICS, _ERLANG = 10_000, 10_020, 20_000
+_PLUGINS = "[rabbitmq_management,rabbitmq_prometheus].\n"
+
+
+def service_units(machine: MachineSettings, settings: Settings) -> list[Unit]:
+    """Those of the machine's roles `broker` and `store`. Raises ConfigError if their URL is not configured."""
+    roles = {role.role for role in machine.roles}
+    return [
+        *([_broker_unit(settings)] if "broker" in roles else []),
+        *([_store_unit(settings)] if "store" in roles else []),
+    ]
+
+
+def service_files(
+    machine: MachineSettings, settings: Settings, place: Place, broker: Sequence[Account], store: Sequence[Account]
+) -> Mapping[str, File]:
+    """What the services of a machine read, by path; whatever holds a hash is its owner's alone.
+
+    `broker`, `store`: who may log in there; nobody else can.
+    """
+    roles = {role.role: role for role in machine.roles}
+    folder, files = f"{place.folder}/services", {}
+    if "broker" in roles:
+        host, port = _address(settings.services.broker, "broker", 5672)
+        files[f"{folder}/rabbitmq.conf"] = File(_rabbitmq_conf(host, port, place).encode())
+        files[f"{folder}/enabled_plugins"] = File(_PLUGINS.encode())
+        files[f"{folder}/definitions.json"] = File(definitions(broker).encode(), _SECRET)
+    if "store" in roles:
+        host, port = _address(settings.services.store, "store", 6379)
+        limit = int(roles["store"].memory_gb * _GB)
+        files[f"{folder}/redis.conf"] = File(_redis_conf(host, port, limit, place).encode())
+        files[f"{folder}/redis.acl"] = File(store_users(store).encode(), _SECRET)
+    return files
+
+
+def definitions(accounts: Sequence[Account]) -> str:
+    """RabbitMQ's definitions: one vhost, these users and their rights, and nobody else (no guest)."""
+    users: list[dict[str, Any]] = [
+        {
+            "name": account.user,
+            "password_hash": _rabbitmq_hash(account.password),
+            "hashing_algorithm": "rabbit_password_hashing_sha256",
+            "tags": [],
+        }
+        for account in accounts
+    ]
+    rights = [asdict(PERMISSIONS[account.role]) | {"user": account.user, "vhost": "/"} for account in accounts]
+    return json.dumps({"vhosts": [{"name": "/"}], "users": users, "permissions": rights}, indent=2)
+
+
+def store_users(accounts: Sequence[Account]) -> str:
+    """Redis's ACL file: these users and their rights, and nobody else (no default)."""
+    lines = ["user default off resetpass -@all"]
+    for account in accounts:
+        digest = hashlib.sha256(account.password.encode()).hexdigest()
+        lines.append(f"user {account.user} on #{digest} {STORE_RULES[account.role]}")
+    return "\n".join(lines) + "\n"
+
+
+def _broker_unit(settings: Settings) -> Unit:
+    host, port = _address(settings.services.broker, "broker", 5672)
+    folder = "{folder}/services"
+    variables = {
+        "HOME": folder,  # of the cookie
+        "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
+        "RABBITMQ_DIST_PORT": str(_beside(port, _ERLANG)),
+        "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+        "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+        "RABBITMQ_MNESIA_BASE": f"{folder}/rabbitmq",
+        "RABBITMQ_LOG_BASE": "{folder}/log",
+    }
+    # The wrapper in Debian's PATH refuses an ordinary user; the program itself does not.
+    start = "[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] && exec /usr/lib/rabbitmq/bin/rabbitmq-server"
+    words = ("/bin/sh", "-c", f"{start}; exec rabbitmq-server")
+    return Unit("kvasir-broker", "RabbitMQ", words, port, host, False, tuple(variables.items()))
+
+
+def _store_unit(settings: Settings) -> Unit:
+    host, port = _address(settings.services.store, "store", 6379)
+    words = ("/usr/bin/env", "redis-server", "{folder}/services/redis.conf")
+    return Unit("kvasir-store", "Redis", words, port, host, False)
+
+
+def _beside(port: int, offset: int) -> int:
+    return port + offset if port + offset < 1 << 16 else port - offset
+
+
+def _address(url: str, name: str, port: int) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if not parts.hostname:
+        raise ConfigError(f"services.{name} names no host for the machine with the role {name!r}: set its URL")
+    return parts.hostname, parts.port or port
+
+
+def _rabbitmq_conf(host: str, port: int, place: Place) -> str:
+    listeners = dict.fromkeys([host, LOOPBACK])
+    lines = [f"listeners.tcp.{number} = {address}:{port}" for number, address in enumerate(listeners, 1)]
+    return "\n".join(
+        [
+            *lines,
+            "loopback_users = none",
+            f"load_definitions = {place.folder}/services/definitions.json",
+            f"management.tcp.ip = {LOOPBACK}",
+            f"management.tcp.port = {_beside(port, _PAGE)}",
+            f"prometheus.tcp.ip = {LOOPBACK}",
+            f"prometheus.tcp.port = {_beside(port, _METRICS)}",
+            "",
+        ]
+    )
+
+
+def _rabbitmq_hash(password: str) -> str:
+    """Salted SHA-256, as rabbitmq.com/passwords describes it: base64 of salt (4 bytes) and digest."""
+    salt = secrets.token_bytes(4)
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
+def _redis_conf(host: str, port: int, limit: int, place: Place) -> str:
+    # No persistence: what is in here is a cache, and jobs live in RabbitMQ. noeviction: Kvasir decides what goes.
+    return "\n".join(
+        [
+            f"bind {' '.join(dict.fromkeys([host, LOOPBACK]))}",
+            f"port {port}",
+            f"aclfile {place.folder}/services/redis.acl",
+            *([f"maxmemory {limit}"] if limit else []),
+            "maxmemory-policy noeviction",
+            'save ""',
+            "appendonly no",
+            f"dir {place.folder}/services",
+            "",
+        ]
+    )

@@ -1,0 +1,125 @@
+"""What is done on one machine, as data: shown by --dry-run, carried out otherwise. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from infra.deploy.remote import File
+from infra.deploy.units import Place, Supervisor, Unit, control, unit_file
+
+Switch = Literal["start", "stop", "restart"]
+
+READY_S = 600  # a model of 120 GB takes minutes to load
+SECRET = 0o600
+_FOLDERS = ("releases", "wheelhouse", "secrets", "services", "env", "log", "run")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A shell script, or files to write, or both: the files first."""
+
+    says: str
+    script: str = ""
+    files: Mapping[str, File] = field(default_factory=dict)
+    as_root: bool = False  # writes the files with sudo
+
+
+def prepare(place: Place) -> list[Step]:
+    """The folders; secrets are their owner's alone."""
+    folders = " ".join(shlex.quote(f"{place.folder}/{name}") for name in _FOLDERS)
+    secrets = shlex.quote(f"{place.folder}/secrets")
+    return [Step(f"make {place.folder}", f"mkdir -p {folders}; chmod 700 {secrets}")]
+
+
+def install(place: Place, python: str, release: str, requirements: Sequence[str]) -> list[Step]:
+    """Install a release beside the one in use, from the wheelhouse alone; nothing to do if it is there."""
+    final = f"{place.folder}/releases/{release}"
+    wanted = " ".join(shlex.quote(_there(place, each)) for each in requirements)
+    # Made in place, because a virtual environment can't be moved; complete only once it is marked so.
+    script = (
+        f"[ -e {final}/complete ] || {{ rm -rf {final}; {shlex.quote(python)} -m venv {final}; "
+        f"{final}/bin/python -m pip install --quiet --disable-pip-version-check --no-index "
+        f"--find-links {shlex.quote(place.folder + '/wheelhouse')} {wanted}; touch {final}/complete; }}"
+    )
+    return [Step(f"install release {release}", script)]
+
+
+def _there(place: Place, requirement: str) -> str:
+    """The requirement with the path that the wheel has on the machine."""
+    path, bracket, extras = requirement.partition("[")
+    return f"{place.folder}/wheelhouse/{Path(path).name}{bracket}{extras}" if path.endswith(".whl") else requirement
+
+
+def use(place: Place, release: str) -> list[Step]:
+    """Make a release the one in use, from each worker's next start on; the three newest are kept."""
+    folder = shlex.quote(place.folder)
+    keep = f'ls -1t {folder}/releases | tail -n +4 | while read -r old; do rm -rf {folder}/releases/"$old"; done'
+    return [
+        Step(f"use release {release}", f"ln -sfn releases/{release} {folder}/current; touch {folder}/current; {keep}")
+    ]
+
+
+def write(says: str, place: Place, config: bytes, secrets: Mapping[str, bytes]) -> Step:
+    """The configuration, and secrets that only their owner can read."""
+    files = {f"{place.folder}/kvasir.toml": File(config)}
+    files |= {f"{place.folder}/secrets/{name}": File(content, SECRET) for name, content in secrets.items()}
+    return Step(says, files=files)
+
+
+def forget(place: Place, names: Sequence[str]) -> list[Step]:
+    """Delete passwords that nobody on the machine needs any more."""
+    paths = " ".join(shlex.quote(f"{place.folder}/secrets/{name}") for name in names)
+    return [Step(f"delete what is left of secrets/{', secrets/'.join(names)}", f"rm -f {paths}")] if names else []
+
+
+def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> list[Step]:
+    """Write the supervisor's files, and make them known."""
+    written = dict(unit_file(supervisor, unit, place) for unit in units)
+    files = {path: File(text.encode()) for path, text in written.items()}
+    enable = "; ".join(control(supervisor, "enable", unit, place) for unit in units)
+    return [Step(f"write {len(units)} unit(s) for {supervisor}", enable, files, supervisor != "plain")]
+
+
+def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Switch) -> list[Step]:
+    """Start or stop workers, one after the other; each is waited for."""
+    steps = []
+    for unit in units:
+        if verb in ("stop", "restart"):
+            says = f"stop {unit.name}, when it has finished what it holds"
+            steps.append(Step(says, control(supervisor, "stop", unit, place)))
+        if verb in ("start", "restart"):
+            steps.append(Step(f"start {unit.name}", control(supervisor, "start", unit, place)))
+            steps.append(Step(f"wait until {unit.name} is ready", wait_ready(place, unit)))
+    return steps
+
+
+def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
+    """A script that ends when the worker answers /ready, or fails with what it answers instead."""
+    attempt = f"urllib.request.urlopen('http://{_in_url(unit.host)}:{unit.port}/ready',timeout=5)"
+    if not unit.has_page:
+        attempt = f"socket.create_connection(({unit.host!r},{unit.port}),5).close()"
+    program = (
+        "import socket,sys,time,urllib.request,urllib.error\n"
+        f"end=time.monotonic()+{timeout_s}\n"
+        "while True:\n"
+        f" try: {attempt}; break\n"
+        " except urllib.error.HTTPError as e: why=e.read(300).decode('utf-8','replace').strip()\n"
+        " except OSError as e: why=str(e)\n"
+        f" if time.monotonic()>end: sys.exit('{unit.name} is not ready: '+why)\n"
+        " time.sleep(0.5)\n"
+    )
+    return f"{shlex.quote(place.python)} -c {shlex.quote(program)}"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def status(place: Place, units: Sequence[Unit]) -> str:
+    """A script that prints, for each unit, its name and what /ready says at once."""
+    checks = [f"({wait_ready(place, unit, 0)}) >/dev/null 2>&1 && r=ready || r='not ready'" for unit in units]
+    return "; ".join(f'{check}; echo "{unit.name} $r"' for check, unit in zip(checks, units, strict=True)) or "true"

@@ -1,0 +1,150 @@
+"""Keeps one command running where neither systemd nor launchd does: `start | stop | status RUN LOG -- COMMAND…`.
+
+RUN is a path without suffix: RUN.pid holds the supervisor's process id and is locked while it lives, so that a
+process id that was given to somebody else is never mistaken for it. The command is started again when it ends, after
+1 to 30 seconds, longer each time that it ends soon. SIGTERM is passed on; the supervisor leaves after its command.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_RAN_WELL_S = 60.0
+_START_S, _STOP_S = 10.0, 900.0
+_POLL_S = 0.1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what is asked; 0 if it was done, or if it runs; 3 if it doesn't; 2 on bad usage."""
+    if len(arguments) < 5 or arguments[3] != "--" or arguments[0] not in ("start", "stop", "status"):
+        print("usage: supervise start|stop|status RUN LOG -- COMMAND…", file=sys.stderr)  # noqa: T201
+        return 2
+    verb, lock, log, command = arguments[0], Path(f"{arguments[1]}.pid"), Path(arguments[2]), list(arguments[4:])
+    if verb == "status":
+        return 0 if running(lock) else 3
+    if verb == "stop":
+        return stop(lock)
+    return start(lock, log, command)
+
+
+def running(lock: Path) -> int:
+    """The supervisor's process id; 0 if there is none."""
+    try:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return 0
+            except BlockingIOError:
+                return int(file.read() or 0)
+    except (OSError, ValueError):
+        return 0
+
+
+def stop(lock: Path) -> int:
+    """SIGTERM, and wait until it has left."""
+    deadline = time.monotonic() + _STOP_S
+    if pid := running(lock):
+        os.kill(pid, signal.SIGTERM)
+    while running(lock):
+        if time.monotonic() > deadline:
+            return 1
+        time.sleep(_POLL_S)
+    return 0
+
+
+def start(lock: Path, log: Path, command: list[str]) -> int:
+    """Supervise in the background; nothing to do if it runs already."""
+    if running(lock):
+        return 0
+    for folder in (lock.parent, log.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            _detach(log)
+            os._exit(Supervised(lock, command).run())
+        os._exit(0)
+    os.wait()
+    deadline = time.monotonic() + _START_S
+    while not running(lock):
+        if time.monotonic() > deadline:
+            return 1
+        time.sleep(_POLL_S)
+    return 0
+
+
+def _detach(log: Path) -> None:
+    """Nothing of the caller's terminal is kept, or ssh would wait for it."""
+    with open(os.devnull, "rb") as nothing, log.open("ab") as file:
+        for number, target in ((0, nothing), (1, file), (2, file)):
+            os.dup2(target.fileno(), number)
+
+
+class Supervised:
+    """The command, and the lock that says so."""
+
+    def __init__(self, lock: Path, command: list[str]) -> None:
+        self._lock = lock
+        self._command = command
+        self._leaving = False
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Until SIGTERM."""
+        with self._lock.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return 0
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            signal.signal(signal.SIGTERM, self._on_term)
+            self._keep_running()
+        return 0
+
+    def _keep_running(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._leaving:
+            started = time.monotonic()
+            code = self._run_once()
+            if self._leaving:
+                return
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - started > _RAN_WELL_S else pause_s
+            os.write(2, f"supervise: it ended with {code}; again in {pause_s:.0f} s\n".encode())
+            self._wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _run_once(self) -> int | None:
+        try:
+            # The lock must not be inherited: it would outlive us.
+            self._child = subprocess.Popen(self._command, close_fds=True)
+        except OSError as error:
+            os.write(2, f"supervise: {error}\n".encode())
+            return None
+        if self._leaving:  # asked just now, with no child to tell
+            self._child.terminate()
+        return self._child.wait()
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._leaving and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _on_term(self, _number: int, _frame: FrameType | None) -> None:
+        self._leaving = True
+        if self._child is not None and self._child.poll() is None:
+            self._child.terminate()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,201 @@
+"""What is kept running on a machine, and the files that say so to systemd, launchd or our own supervisor. Pure.
+
+A unit is one process: a worker, or a service. Everything lies in one folder of one user: `current` (a link to the
+release in use), `releases`, `wheelhouse`, `kvasir.toml`, `secrets`, `services`, `env`, `log`, `run`.
+"""
+
+from __future__ import annotations
+
+import plistlib
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Literal
+
+from infra.settings import MachineSettings, Role
+from infra.settings_schema import WORKER_ROLES
+
+Supervisor = Literal["systemd", "launchd", "plain"]
+WorkerRole = Literal["prefill", "decode"]
+
+SUPERVISORS: tuple[Supervisor, ...] = ("systemd", "launchd", "plain")
+LOOPBACK = "127.0.0.1"
+GRACE_S = 600.0  # a long answer takes minutes, and what is not finished by then is handed back
+_STOP_MARGIN_S = 30.0
+_UNSAFE = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a machine keeps running. In `words` {folder} stands for the machine's folder.
+
+    It is ready when `http://HOST:PORT/ready` answers 200 (a worker), or when PORT takes connections (a service).
+    """
+
+    name: str
+    says: str  # what it is, for people
+    words: tuple[str, ...]
+    port: int
+    host: str = LOOPBACK
+    has_page: bool = True
+    environment: tuple[tuple[str, str], ...] = ()  # on top of the machine's
+    role: WorkerRole | None = None  # None: a service
+
+    def command(self, place: Place) -> list[str]:
+        """As it is run there."""
+        return [word.replace("{folder}", place.folder) for word in self.words]
+
+    def variables(self, place: Place) -> dict[str, str]:
+        """Its environment there. No secrets: unit files are readable by everybody."""
+        own = {name: value.replace("{folder}", place.folder) for name, value in self.environment}
+        return {"PYTHONUNBUFFERED": "1", **place.environment, **own}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a machine keeps Kvasir: absolute paths, as they are there."""
+
+    home: str
+    user: str
+    folder: str
+    environment: Mapping[str, str] = field(default_factory=dict)  # of every unit; no secrets
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the release in use."""
+        return f"{self.folder}/current/bin/python"
+
+
+def units_of(machine: MachineSettings) -> list[Unit]:
+    """The workers of a machine, in the order of its roles."""
+    roles = [role for role in machine.roles if role.role in WORKER_ROLES]
+    seen: dict[str, int] = {}
+    units = []
+    for index, role in enumerate(roles):
+        name = f"kvasir-{role.role}-{_UNSAFE.sub('-', role.model.lower()).strip('-')}"
+        seen[name] = seen.get(name, 0) + 1
+        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        units.append(_worker(name, role, machine.metrics_port + index, _page_host(machine), machine.hours))
+    return units
+
+
+def _worker(name: str, role: Role, port: int, host: str, hours: str) -> Unit:
+    words = ["{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info"]
+    words += [f"{role.role}-worker", "--model", role.model, "--engine", role.engine]
+    words += ["--weights", role.weights] if role.weights else []
+    words += ["--slots", str(role.slots)] if role.slots and role.role == "decode" else []
+    words += ["--hours", hours] if hours else []
+    words += ["--grace", f"{GRACE_S:.0f}", "--metrics-port", str(port), "--metrics-host", host]
+    says = f"{role.role} worker for {role.model}"
+    return Unit(name, says, tuple(words), port, host, role="prefill" if role.role == "prefill" else "decode")
+
+
+def _page_host(machine: MachineSettings) -> str:
+    """Where Prometheus reaches its workers' pages: the address that the configuration gives, never all of them."""
+    try:
+        return str(ip_address(machine.host))
+    except ValueError:
+        return LOOPBACK
+
+
+def supervisor_of(machine: MachineSettings) -> Supervisor:
+    """What keeps its workers running, unless the configuration says otherwise."""
+    if machine.supervisor in SUPERVISORS:
+        return machine.supervisor
+    return "launchd" if machine.platform == "macos" else "systemd"
+
+
+def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, str]:
+    """(path on the machine, text) of what makes the supervisor keep a unit running."""
+    if supervisor == "systemd":
+        return f"/etc/systemd/system/{unit.name}.service", _systemd(unit, place)
+    if supervisor == "launchd":
+        return f"/Library/LaunchDaemons/{label(unit)}.plist", _launchd(unit, place)
+    return f"{place.folder}/env/{unit.name}.sh", _plain(unit, place)
+
+
+def label(unit: Unit) -> str:
+    """launchd's name for a unit."""
+    return f"org.kvasir.{unit.name.removeprefix('kvasir-')}"
+
+
+def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], unit: Unit, place: Place) -> str:
+    """A shell command; `enable` makes a new or changed unit file known. Stopping waits until the worker has left."""
+    path = shlex.quote(unit_file(supervisor, unit, place)[0])
+    if supervisor == "systemd":
+        if verb == "enable":
+            return f"sudo -n systemctl daemon-reload && sudo -n systemctl enable --quiet {unit.name}"
+        return f"sudo -n systemctl {verb} {unit.name}"
+    if supervisor == "launchd":
+        target = f"system/{label(unit)}"
+        known = f"sudo -n launchctl print {target} >/dev/null 2>&1"
+        return {
+            "enable": f"sudo -n launchctl enable {target}",
+            "start": f"{known} || sudo -n launchctl bootstrap system {path}",
+            # bootout returns before the process has ended.
+            "stop": f"! {known} || {{ sudo -n launchctl bootout {target}; while {known}; do sleep 1; done; }}",
+        }[verb]
+    return "true" if verb == "enable" else f"sh {path} {verb}"
+
+
+def _systemd(unit: Unit, place: Place) -> str:
+    command = " ".join(_quoted_for_systemd(word) for word in unit.command(place))
+    environment = "".join(f"Environment={_quoted_for_systemd(f'{k}={v}')}\n" for k, v in unit.variables(place).items())
+    return (
+        f"[Unit]\nDescription=Kvasir {_percent(unit.says)}\n"
+        "Wants=network-online.target\nAfter=network-online.target\n"
+        "# Start again for ever: a broker may be away for longer than any limit.\nStartLimitIntervalSec=0\n\n"
+        f"[Service]\nUser={place.user}\nWorkingDirectory={_percent(place.folder)}\n{environment}"
+        f"ExecStart={command}\n"
+        "Restart=always\nRestartSec=2\n"
+        "# SIGTERM: it finishes what it has, and hands back what takes longer.\n"
+        f"KillSignal=SIGTERM\nTimeoutStopSec={GRACE_S + _STOP_MARGIN_S:.0f}\n"
+        "NoNewPrivileges=true\nProtectSystem=full\nPrivateTmp=true\n\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    )
+
+
+def _launchd(unit: Unit, place: Place) -> str:
+    # A daemon, not an agent: macOS asks an agent's user before it may reach the local network, and says nothing.
+    log = f"{place.folder}/log/{unit.name}.log"
+    entries = {
+        "Label": label(unit),
+        "ProgramArguments": unit.command(place),
+        "UserName": place.user,
+        "WorkingDirectory": place.folder,
+        "EnvironmentVariables": unit.variables(place),
+        "RunAtLoad": True,
+        "KeepAlive": True,
+        "ThrottleInterval": 5,
+        "ExitTimeOut": int(GRACE_S + _STOP_MARGIN_S),
+        "ProcessType": "Interactive",  # others get fewer cores and slower disks
+        "StandardOutPath": log,
+        "StandardErrorPath": log,
+    }
+    return plistlib.dumps(entries, sort_keys=False).decode()
+
+
+def _plain(unit: Unit, place: Place) -> str:
+    run, log = f"{place.folder}/run/{unit.name}", f"{place.folder}/log/{unit.name}.log"
+    environment = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in unit.variables(place).items())
+    command = shlex.join(unit.command(place))
+    supervise = f"{shlex.quote(place.python)} -m infra.deploy.supervise"
+    return (
+        f"#!/bin/sh\n# Kvasir {unit.says}: start | stop | status\nset -eu\n"
+        f"cd {shlex.quote(place.folder)}\n{environment}"
+        f'exec {supervise} "$1" {shlex.quote(run)} {shlex.quote(log)} -- {command}\n'
+    )
+
+
+def _quoted_for_systemd(word: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_./:=@,+-]+", word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return f'"{_percent(escaped)}"'
+
+
+def _percent(text: str) -> str:
+    """systemd reads % as the beginning of a specifier."""
+    return text.replace("%", "%%")

@@ -1,0 +1,137 @@
+"""A folder of all wheels that a machine needs, made here, because the machine may have no internet."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.deploy.remote import DeployFailed
+from infra.settings import MachineSettings
+
+# What to ask for where the platform is another than this one's, oldest last.
+_TAGS = {
+    ("linux", "aarch64"): ["manylinux_2_39_aarch64", "manylinux_2_34_aarch64", "manylinux_2_31_aarch64",
+                           "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],
+    ("linux", "x86_64"): ["manylinux_2_34_x86_64", "manylinux_2_31_x86_64", "manylinux_2_28_x86_64",
+                          "manylinux_2_17_x86_64", "manylinux2014_x86_64"],
+    ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
+                         "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
+}  # fmt: skip
+_EXTRAS = {"mlx": "mlx", "transformers": "torch", "llamacpp": "llamacpp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a machine runs: "linux" or "macos", "x86_64", "aarch64" or "arm64", and Python's "3.11.7"."""
+
+    system: str
+    processor: str
+    python: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine's own pip chooses the same wheels."""
+        return self == Target(_system(platform.system()), platform.machine(), platform.python_version())
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Target:
+        """From `uname -s`, `uname -m` and Python's version."""
+        return cls(_system(words[0]), words[1], words[2])
+
+
+def extras_of(machine: MachineSettings) -> list[str]:
+    """What its workers' engines need installed.
+
+    On NVIDIA machines llama.cpp is `llama-server` from PATH: the wheel that pip chooses there computes on the CPU.
+    """
+    engines = {role.engine for role in machine.roles if role.engine in _EXTRAS}
+    if machine.platform == "linux-cuda":
+        engines -= {"llamacpp"}
+    return sorted(_EXTRAS[engine] for engine in engines)
+
+
+def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
+    """What pip is asked for, there and here."""
+    extras = extras_of(machine)
+    wanted = [f"{wheel}[{','.join(extras)}]" if extras else str(wheel)]
+    if machine.platform == "linux-cuda" and "mlx" in extras:
+        wanted.append("mlx[cuda13]")
+    return wanted
+
+
+def build_wheel(checkout: Path, into: Path) -> Path:
+    """This project's own wheel. Raises DeployFailed where it does not run from a checkout."""
+    if not (checkout / "pyproject.toml").is_file():
+        raise DeployFailed(f"{checkout} is no checkout of Kvasir to build a wheel from: give --wheel FILE")
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as made:  # a build leaves its products beside its sources
+        copy = shutil.copytree(checkout, Path(made) / "kvasir", ignore=_no_sources)
+        _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
+    return max(into.glob("kvasir_inference-*.whl"), key=lambda path: path.stat().st_mtime)
+
+
+def _no_sources(folder: str, names: list[str]) -> list[str]:
+    """What a wheel is not built from."""
+    return [name for name in names if name.startswith(".") or name in ("tests", "docs", "examples", "build")]
+
+
+def fill(folder: Path, requirements: Sequence[str], target: Target, wheel: Path) -> None:
+    """Download what the requirements probably need on the target; `fetch` brings what is found missing there.
+
+    Probably, because pip judges conditions ("; sys_platform == …") by the machine that it runs on, and never by the
+    one that it downloads for. So for another system there is nothing to begin with but our own wheel.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(wheel, folder)
+    if target.system == _system(platform.system()):
+        _pip("download", *_options(folder, target), *requirements)
+
+
+def fetch(folder: Path, requirement: str, target: Target) -> None:
+    """Download one wheel for the target, without what it needs in turn. Raises DeployFailed with pip's last words."""
+    _pip("download", "--no-deps", *_options(folder, target), requirement)
+
+
+def missing_in(error: str) -> str:
+    """The requirement that pip did not find, by its error message; "" if that says something else."""
+    found = re.search(r"No matching distribution found for ([^;()]+)", error)
+    return found[1].strip() if found else ""
+
+
+def _options(folder: Path, target: Target) -> list[str]:
+    options = ["--dest", str(folder), "--only-binary=:all:"]
+    if target.is_here:
+        return options
+    try:
+        tags = _TAGS[target.system, target.processor]
+    except KeyError:
+        raise DeployFailed(f"no wheels are known for {target.system} on {target.processor}") from None
+    options += ["--python-version", target.python, "--implementation", "cp"]
+    return options + [word for tag in tags for word in ("--platform", tag)]
+
+
+def release_name(wheel: Path, requirements: Sequence[str]) -> str:
+    """Names what is installed: the wheel's bytes, and what else is asked for."""
+    digest = hashlib.sha256(wheel.read_bytes())
+    digest.update("\n".join(Path(wanted).name for wanted in requirements).encode())
+    return f"{wheel.name.split('-')[1]}-{digest.hexdigest()[:12]}"
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.strip()]
+        raise DeployFailed(f"pip {arguments[0]}: {errors[-1] if errors else 'it failed'}")
+
+
+def _system(name: str) -> str:
+    return {"Darwin": "macos", "Linux": "linux"}.get(name, name.lower())
