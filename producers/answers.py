@@ -28,6 +28,7 @@ class CriterionAnswer:
     points: Points
     evidence: str
     feedback: str
+    sampled: tuple[Points, ...] = ()  # of several answers, what each awarded
 
 
 @dataclass(frozen=True, slots=True)

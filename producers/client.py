@@ -24,6 +24,8 @@ from messages.lifecycle import Moment, Step
 log = logging.getLogger(__name__)
 
 _PUT_BACK_S = 5.0
+_PUT_BACK_AT_ONCE = 500
+_PARKED_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +61,38 @@ class Replies:
     def parked(self) -> list[Reply]:
         """This batch's results that found no reply queue and were parked; others' are put back."""
         depth = self._broker.depth(topology.RESULTS_PARKED)
-        mine = []
-        for _ in range(depth.ready if depth else 0):
-            delivery = self._broker.get(topology.RESULTS_PARKED)
+        if not depth or not depth.ready:
+            return []
+        consumer = self._broker.consume(topology.RESULTS_PARKED, prefetch=2 * _PUT_BACK_AT_ONCE)
+        mine: list[Reply] = []
+        others: list[Delivery] = []
+        for _ in range(depth.ready):
+            delivery = consumer.receive(_PARKED_WAIT_S)
             if delivery is None:
                 break
             if delivery.message.correlation_id != self._batch_id:
-                self._broker.publish(Address(topology.PARKED, ""), delivery.message)
-                delivery.ack()
+                others.append(delivery)
             elif reply := read_reply(delivery):
                 mine.append(reply)
+            if len(others) >= _PUT_BACK_AT_ONCE:
+                self._park_again(others)
+        self._park_again([*others, *consumer.close()])
         return mine
+
+    def _park_again(self, deliveries: list[Delivery]) -> None:
+        """Many at once: somebody else's 50,000 results must not hold up our start."""
+        self._broker.publish_many((Address(topology.PARKED, ""), delivery.message) for delivery in deliveries)
+        for delivery in deliveries:
+            delivery.ack()
+        deliveries.clear()
+
+    def reopen(self) -> bool:
+        """Declare the queue again if somebody deleted it; whether it was. What came since then was parked."""
+        with suppress(BrokerUnavailable):  # then it is not to be known, and there is time
+            if self._broker.depth(self._queue) is None:
+                self._broker.open_reply_queue(self._batch_id)
+                return True
+        return False
 
     def close(self, delete: bool = False, unread: Iterable[Reply] = ()) -> None:
         """Stop listening; with `delete` the queue goes too: only when every job has its result on disk.
@@ -223,10 +246,14 @@ class Client:
         stream_to: str = "",
         submitted_at: float = 0.0,
         deadline: float = 0.0,
+        known_id: str = "",
     ) -> PrefillJob:
-        """A job of this batch, addressed to its reply queue, with the id that follows from its content."""
+        """A job of this batch, addressed to its reply queue, with the id that follows from its content.
+
+        `known_id`: that id, where it has been computed already.
+        """
         return PrefillJob(
-            job_id(batch_id, item_id, model, shared + own, sampling),
+            known_id or job_id(batch_id, item_id, model, shared + own, sampling),
             batch_id,
             item_id,
             model,
@@ -256,10 +283,16 @@ class Client:
         return self.board.cards()
 
     def unserved(self, models: Iterable[str]) -> list[str]:
-        """Those of these models that no decode worker serves, or no prefill worker."""
-        cards = self.workers()
-        served = [{card.model for card in cards if card.role == role} for role in ("prefill", "decode")]
-        return [model for model in sorted(set(models)) if not all(model in names for names in served)]
+        """Those of these models that no decode worker serves: their jobs wait."""
+        return self._without("decode", models)
+
+    def unprefilled(self, models: Iterable[str]) -> list[str]:
+        """Those of these models that have decode workers and no prefill worker: they do the prompts themselves."""
+        return [model for model in self._without("prefill", models) if not self.unserved([model])]
+
+    def _without(self, role: str, models: Iterable[str]) -> list[str]:
+        served = {card.model for card in self.workers() if card.role == role}
+        return sorted(set(models) - served)
 
     def _seen(self, step: Step, job: PrefillJob) -> None:
         identity = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from messages.errors import BatchError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` (UTF-8), on disk on return. Raises BatchError, with the old file intact."""
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Replace `path` by `text`, whole or in pieces (UTF-8), on disk on return.
+
+    Raises BatchError, with the old file intact.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from messages.errors import ConfigError
 from messages.jobs import JobError, JobResult, Sampling, job_id
-from producers.answers import AnswerError, ParsedAnswer, answer_schema, max_answer_tokens, parse_answer
+from producers.alarms import class_alarms
+from producers.answers import AnswerError, ParsedAnswer, answer_schema, max_answer_tokens
 from producers.batch import Batch, Entry
+from producers.checks import Finding, run_checks
+from producers.graded import GradedClass
 from producers.grading import Grade, grade_submission
-from producers.prompts import Prompt, build_prompt, fence_for, text_of
+from producers.order import expected_work
+from producers.prompts import RULES, Prompt, build_prompt, fence_for, text_of, versions
+from producers.pseudonyms import pseudonym, pseudonymise
+from producers.quotes import Private, private
 from producers.rubric import ROLES, Role, Rubric, load_rubric
+from producers.samples import parse_samples
 from producers.submissions import Submission, read_document, read_submissions
 from producers.tokens import LETTERS_PER_TOKEN, estimate_tokens
 from producers.truncation import Cut, Limits, truncate
+
+# Several answers at temperature 0 would be one answer several times.
+SAMPLES_TEMPERATURE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class GradeRequest:
     only: tuple[str, ...] = ()
     limit: int = 0
     limits: Limits = field(default_factory=Limits)
+    samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,8 @@ class Item:
     cuts: tuple[Cut, ...]
     tasks: tuple[Task, ...]
     item_id: str
+    findings: tuple[Finding, ...] = ()
+    fence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +86,15 @@ class Assignment:
     request: GradeRequest
     rubric: Rubric
     items: tuple[Item, ...]
+    solution: Submission | None = None
+    template: Submission | None = None
 
     @property
     def tasks(self) -> list[Task]:
-        """All prompts, the code role's first: its model is usually the slower to prefill."""
-        return [task for role in ROLES for item in self.items for task in item.tasks if task.role == role]
+        """All prompts, the code role's first: its model is the slower to prefill. Longest first in each."""
+        tasks = [task for item in self.items for task in item.tasks]
+        tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling), reverse=True)
+        return [task for role in ROLES for task in tasks if task.role == role]
 
 
 def prepare(request: GradeRequest, batch_id: str, secret: bytes) -> Assignment:
@@ -89,9 +105,23 @@ def prepare(request: GradeRequest, batch_id: str, secret: bytes) -> Assignment:
     rubric = load_rubric(request.rubric)
     solution = read_document(request.solution) if request.solution else None
     template = read_document(request.template) if request.template else None
-    submissions = read_submissions(request.folder, request.only, request.limit)
+    submissions = pseudonymise(read_submissions(request.folder, request.only, request.limit), secret)
+    return assign(request, rubric, solution, template, submissions, batch_id, secret)
+
+
+def assign(
+    request: GradeRequest,
+    rubric: Rubric,
+    solution: Submission | None,
+    template: Submission | None,
+    submissions: Iterable[Submission],
+    batch_id: str,
+    secret: bytes,
+) -> Assignment:
+    """The prompts of submissions that have been read; of `request` its models, limits and samples are used."""
     maker = _PromptMaker(request, rubric, solution, template, batch_id, secret)
-    return Assignment(request, rubric, tuple(maker.item(submission) for submission in submissions))
+    items = tuple(maker.item(submission) for submission in submissions)
+    return Assignment(request, rubric, items, solution, template)
 
 
 def plan(batch: Batch, assignment: Assignment) -> None:
@@ -115,14 +145,35 @@ def plan(batch: Batch, assignment: Assignment) -> None:
 
 def grades(assignment: Assignment, result_of: Callable[[str], JobResult | None]) -> list[Grade]:
     """The grade of each submission, from what its jobs have produced so far."""
-    return [_grade(assignment.rubric, item, result_of) for item in assignment.items]
+    hidden = private(_secrets(assignment), _known(assignment))
+    return [_grade(assignment.rubric, item, result_of, hidden) for item in assignment.items]
+
+
+def _secrets(assignment: Assignment) -> list[str]:
+    """What no feedback may repeat."""
+    solution = assignment.solution.parts if assignment.solution else ()
+    return [RULES, *(criterion.guidance for criterion in assignment.rubric.criteria), *(part.text for part in solution)]
+
+
+def _known(assignment: Assignment) -> list[str]:
+    """What the students have been given."""
+    template = assignment.template.parts if assignment.template else ()
+    titles = [criterion.title for criterion in assignment.rubric.criteria]
+    return [assignment.rubric.instructions, *titles, *(part.text for part in template)]
+
+
+def graded_class(batch_id: str, assignment: Assignment, made: Sequence[Grade]) -> GradedClass:
+    """What the batch's folder keeps of the class's grades."""
+    rubric = assignment.rubric
+    used = dict(versions(rubric, assignment.solution, assignment.template))
+    return GradedClass(batch_id, rubric.title, rubric.total, tuple(made), used, class_alarms(made, rubric))
 
 
 def describe(request: GradeRequest) -> dict[str, object]:
     """The request as JSON, so that `kvasir retry` and `watch` can build the same prompts again."""
     paths = {key: str(path.resolve()) if (path := getattr(request, key)) else "" for key in _PATHS}
     models = {role: model.name for role, model in request.models.items()}
-    return {**paths, "models": models, "only": list(request.only), "limit": request.limit}
+    return {**paths, "models": models, "only": list(request.only), "limit": request.limit, "samples": request.samples}
 
 
 _PATHS = ("folder", "rubric", "solution", "template")
@@ -152,18 +203,28 @@ class _PromptMaker:
 
     def item(self, submission: Submission) -> Item:
         """One submission, cut, with its prompts."""
-        name = hashlib.blake2b(submission.name.encode(), digest_size=5, key=self._secret, person=b"kvasir.item")
-        item_id = name.hexdigest()
+        item_id = pseudonym(submission.name, self._secret)
         if submission.problem or submission.empty:
             return Item(submission, (), (), item_id)
         short, cuts = truncate(submission, self._limits, self._count)
         fence = fence_for(self._secret, text_of(short))
-        return Item(
-            submission, cuts, tuple(self._task(role, short, cuts, fence, item_id) for role in self._roles), item_id
-        )
+        solution = self._solution.parts if self._solution else ()
+        findings = tuple(run_checks(self._rubric.checks, submission.parts, solution))
+        tasks = tuple(self._task(role, short, cuts, fence, item_id, findings) for role in self._roles)
+        return Item(submission, cuts, tasks, item_id, findings, fence)
 
-    def _task(self, role: Role, submission: Submission, cuts: tuple[Cut, ...], fence: str, item_id: str) -> Task:
-        prompt = build_prompt(role, self._rubric, self._solution, self._template, submission, fence, cuts)
+    def _task(
+        self,
+        role: Role,
+        submission: Submission,
+        cuts: tuple[Cut, ...],
+        fence: str,
+        item_id: str,
+        findings: tuple[Finding, ...],
+    ) -> Task:
+        graded_here = {"", *(criterion.id for criterion in self._rubric.for_model(role))}
+        said = [finding.text for finding in findings if finding.criterion in graded_here]
+        prompt = build_prompt(role, self._rubric, self._solution, self._template, submission, fence, cuts, said)
         model, sampling = self._request.models[role].name, self._samplings[role]
         task_id = f"{item_id}.{role}"
         return Task(
@@ -183,8 +244,9 @@ class _PromptMaker:
         likely = max_answer_tokens(schema, char_bytes=1, space_bytes=1)
         return Sampling(
             min(worst, max(likely, model.context // 2)),
-            model.temperature,
+            model.temperature if self._request.samples == 1 else max(model.temperature, SAMPLES_TEMPERATURE),
             model.top_p,
+            answers=self._request.samples,
             json_schema=json.dumps(schema, separators=(",", ":"), ensure_ascii=False),
         )
 
@@ -230,18 +292,22 @@ def _intake_failure(batch: Batch, item: Item, model: str) -> JobResult:
     return JobResult(name, 1, batch.batch_id, item_id, model, "failed", error=error)
 
 
-def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None]) -> Grade:
-    answers = {task.role: _answer(rubric, task, result_of(task.job_id)) for task in item.tasks}
-    return grade_submission(item.submission.name, rubric, answers, item.submission, item.cuts)
+def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: Private) -> Grade:
+    answers = {task.role: _answer(rubric, item, task, result_of(task.job_id)) for task in item.tasks}
+    name = item.submission.name
+    made = grade_submission(name, rubric, answers, item.submission, item.cuts, (), item.findings, hidden)
+    return replace(made, item_id=item.item_id)
 
 
-def _answer(rubric: Rubric, task: Task, result: JobResult | None) -> ParsedAnswer | str:
+def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:
     """The parsed answer, or one sentence that says why there is none."""
     if result is None:
         return "no result yet"
     if result.state != "succeeded":
         return f"{result.state}: {result.error.message}" if result.error else result.state
+    # The code around a student's text is nobody's business: an answer that repeats it is read without it.
+    texts = [text.replace(item.fence, "…") if item.fence else text for text in (result.text, *result.more_texts)]
     try:
-        return parse_answer(result.text, rubric.for_model(task.role), with_summary=task.role == "feedback")
+        return parse_samples(texts, rubric.for_model(task.role), with_summary=task.role == "feedback")
     except AnswerError as error:
         return f"the answer of {result.model} can't be used: {error}"

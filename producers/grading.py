@@ -11,12 +11,9 @@ computed here, from all criteria or not at all.
 
 from __future__ import annotations
 
-import json
-import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from producers.answers import (
     EVIDENCE_CHARS,
@@ -29,7 +26,10 @@ from producers.answers import (
     max_answer_tokens,
     parse_answer,
 )
-from producers.prompts import cut_summary, has_control_tokens, neutralise, plural
+from producers.attacks import instruction_flags
+from producers.checks import Finding
+from producers.prompts import cut_summary, plural
+from producers.quotes import Evidence, Private, Shown, check_evidence, evidence_state, leaks, shown_texts
 from producers.rubric import Criterion, Points, Role, Rubric, add_points
 from producers.submissions import Submission
 from producers.truncation import Cut
@@ -42,26 +42,31 @@ __all__ = [
     "AnswerError",
     "CriterionAnswer",
     "CriterionGrade",
+    "Doubt",
     "Evidence",
     "Grade",
     "GradeState",
     "ParsedAnswer",
     "answer_schema",
     "check_evidence",
-    "from_json",
     "grade_submission",
     "instruction_flags",
     "max_answer_tokens",
     "parse_answer",
-    "to_json",
 ]
 
 GradeState = Literal["graded", "incomplete", "failed", "empty"]
-Evidence = Literal["found", "not found", "none given"]
 
-# A shorter quote is in nearly every submission: it counts only where it stands letter for letter.
-SHORT_QUOTE_CHARS = 8
-MAX_INSTRUCTION_FLAGS = 3
+# Answers to the same prompt that are this part of a criterion's points apart disagree.
+DISAGREEMENT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a person must look before this grade is given out. `criterion_id` is "" for the submission as a whole."""
+
+    criterion_id: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class CriterionGrade:
     evidence_state: Evidence = "none given"
     feedback: str = ""
     reason: str = ""
+    sampled: tuple[Points, ...] = ()  # what each of several answers awarded, the one that counts first
+    leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,13 @@ class Grade:
     flags: tuple[str, ...] = ()  # what a person should look at, a sentence each
     cuts: tuple[Cut, ...] = ()
     reason: str = ""  # why there is no total, or why it is 0 without a look
+    item_id: str = ""  # pseudonym: what reviews and queues call the submission
+    doubts: tuple[Doubt, ...] = ()  # each of them is among the flags too
+
+    @property
+    def needs_review(self) -> bool:
+        """Whether it is exported blank until a person has looked."""
+        return bool(self.doubts)
 
     @property
     def missing(self) -> tuple[CriterionGrade, ...]:
@@ -98,79 +112,46 @@ class Grade:
         return tuple(criterion for criterion in self.criteria if criterion.points is None)
 
 
-# --- evidence, and what a person should look at ---
-
-
-def check_evidence(quote: str, submission: Submission) -> bool:
-    """Whether the quote stands in the submission; white space and case don't count. An empty quote does not."""
-    return _evidence_state(quote, _shown_texts(submission)) == "found"
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A submission's texts as the models saw them, and all of them squeezed into one."""
-
-    texts: tuple[str, ...]
-    squeezed: str
-
-
-def _shown_texts(submission: Submission) -> _Shown:
-    texts = tuple(neutralise(part.text) for part in submission.parts)
-    return _Shown(texts, _squeeze("\n".join(texts)))
-
-
-def _evidence_state(quote: str, shown: _Shown) -> Evidence:
-    quote = neutralise(quote).strip().strip("\"'`“”‘’").strip()  # models put quotes around their quotes
-    needle = _squeeze(quote)
-    if not needle:
-        return "none given"
-    if len(needle) < SHORT_QUOTE_CHARS:
-        return "found" if any(quote in text for text in shown.texts) else "not found"
-    return "found" if needle in shown.squeezed else "not found"
-
-
-def _squeeze(text: str) -> str:
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-# A short list: it asks a person to look, it decides nothing.
-_INSTRUCTION_LIKE = re.compile(
-    r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,40}\b(?:instruction|rubric|prompt|guideline|criteria)s?\b"
-    r"|\b(?:you are|act as|pretend to be)\b[^.\n]{0,20}\b(?:grader|grading|ai|assistant|language model|chatbot)\b"
-    r"|\b(?:give|award|assign|grant)\b[^.\n]{0,30}\b(?:full|maximum|max|all|highest|perfect)\b[^.\n]{0,20}"
-    r"\b(?:points?|marks?|grades?|scores?|credits?)\b"
-    r"|\b(?:note|message|instructions?)\s+(?:to|for)\s+(?:the\s+)?(?:ai|grader|model|llm|assistant)\b"
-    r"|\bsystem prompt\b|\bas an? (?:ai|language) (?:model|assistant)\b",
-    re.IGNORECASE,
-)
-
-
-def instruction_flags(submission: Submission) -> list[str]:
-    """A sentence for each part, at most three, with a passage that reads as if it were addressed to the grader."""
-    flags = []
-    for part in submission.parts:
-        match = _INSTRUCTION_LIKE.search(part.text)
-        if match:
-            flags.append(f"reads like an instruction to the grader ({part.where or part.kind}): “{match.group():.80}”")
-        elif has_control_tokens(part.text):
-            flags.append(f"holds a chat control token ({part.where or part.kind})")
-    return flags[:MAX_INSTRUCTION_FLAGS]
+# --- what a person should look at ---
 
 
 def _submission_flags(submission: Submission, cuts: Sequence[Cut]) -> list[str]:
     flags = [f"truncated: {line} not shown to the models" for line in cut_summary(cuts)]
     if submission.images_left_out:
         flags.append(f"{plural(submission.images_left_out, 'image')} not shown to the models")
-    return [*flags, *submission.notes, *instruction_flags(submission)]
+    return [*flags, *submission.notes]
 
 
-def _evidence_flags(criteria: Iterable[CriterionGrade]) -> list[str]:
-    return [
-        f"{criterion.id}: evidence {criterion.evidence_state}"
-        for criterion in criteria
-        if criterion.points is not None
-        and (criterion.evidence_state == "not found" or (criterion.evidence_state == "none given" and criterion.points))
-    ]
+def _doubts(
+    submission: Submission, criteria: Iterable[CriterionGrade], findings: Sequence[Finding], summary_leaks: bool
+) -> list[Doubt]:
+    """Why a person must look, in the order in which they are shown."""
+    doubts = [Doubt("", flag) for flag in instruction_flags(submission)]
+    for criterion in criteria:
+        doubts += [Doubt(criterion.id, f"{criterion.id}: {why}") for why in _criterion_doubts(criterion, findings)]
+    if summary_leaks:
+        doubts.append(Doubt("", "summary withheld: it repeats what only graders see"))
+    return doubts
+
+
+def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[Finding]) -> Iterable[str]:
+    if criterion.points is None:
+        return
+    state = criterion.evidence_state
+    if state == "not found" or (state == "none given" and criterion.points):
+        yield f"evidence {state}"
+    if criterion.leaks:
+        yield "the feedback repeats what only graders see"
+    if _disagree(criterion):
+        yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
+    failed = [finding.text for finding in findings if finding.criterion == criterion.id and not finding.passed]
+    if failed and criterion.points == criterion.max_points:
+        yield f"full points, but a check failed ({failed[0]})"
+
+
+def _disagree(criterion: CriterionGrade) -> bool:
+    spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
+    return spread > 0 and spread >= DISAGREEMENT * criterion.max_points
 
 
 # --- the grade ---
@@ -183,6 +164,8 @@ def grade_submission(
     submission: Submission,
     cuts: Sequence[Cut] = (),
     flags: Sequence[str] = (),
+    findings: Sequence[Finding] = (),
+    hidden: Private = Private(),  # noqa: B008  frozen
 ) -> Grade:
     """The grade of one submission.
 
@@ -191,16 +174,21 @@ def grade_submission(
         answers: for each role its answer, or one sentence that says why there is none.
         submission: as it was handed in, before cuts; evidence is looked for in all of it.
         flags: sentences of the caller's own, put first.
+        findings: what deterministic checks found.
+        hidden: what feedback must not repeat.
     """
     if submission.problem:
         return _without_answers(name, rubric, "failed", submission.problem, flags)
     if submission.empty:
         reason = "; ".join(["nothing to grade was handed in", *submission.notes])
         return _without_answers(name, rubric, "empty", reason, flags)
-    shown = _shown_texts(submission)
-    criteria = tuple(_criterion_grade(criterion, answers, shown) for criterion in rubric.criteria)
+    shown = shown_texts(submission)
+    criteria = tuple(_criterion_grade(criterion, answers, shown, hidden) for criterion in rubric.criteria)
     summary, summary_flags = _summary(answers)
-    found = [*flags, *_submission_flags(submission, cuts), *_evidence_flags(criteria), *summary_flags]
+    summary_leaks = leaks(summary, hidden, shown)
+    doubts = _doubts(submission, criteria, findings, summary_leaks)
+    failed = [f"check: {finding.text}" for finding in findings if not finding.passed]
+    found = [*flags, *_submission_flags(submission, cuts), *(doubt.why for doubt in doubts), *failed, *summary_flags]
     state = _state(criteria)
     return Grade(
         submission=name,
@@ -208,10 +196,11 @@ def grade_submission(
         points=add_points(item.points for item in criteria if item.points is not None) if state == "graded" else None,
         max_points=rubric.total,
         criteria=criteria,
-        summary=summary,
+        summary="" if summary_leaks else summary,
         flags=tuple(dict.fromkeys(found)),
         cuts=tuple(cuts),
         reason=_why_missing(criteria),
+        doubts=tuple(doubts),
     )
 
 
@@ -224,7 +213,9 @@ def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str, 
     return Grade(name, state, points, rubric.total, criteria, flags=tuple(flags), reason=reason)
 
 
-def _criterion_grade(criterion: Criterion, answers: Mapping[Role, ParsedAnswer | str], shown: _Shown) -> CriterionGrade:
+def _criterion_grade(
+    criterion: Criterion, answers: Mapping[Role, ParsedAnswer | str], shown: Shown, hidden: Private
+) -> CriterionGrade:
     answer = answers.get(criterion.model, "no answer has come")
     said = answer.criteria.get(criterion.id) if isinstance(answer, ParsedAnswer) else None
     if said is None:
@@ -236,8 +227,10 @@ def _criterion_grade(criterion: Criterion, answers: Mapping[Role, ParsedAnswer |
         max_points=criterion.points,
         points=said.points,
         evidence=said.evidence,
-        evidence_state=_evidence_state(said.evidence, shown),
+        evidence_state=evidence_state(said.evidence, shown),
         feedback=said.feedback,
+        sampled=said.sampled,
+        leaks=leaks(said.feedback, hidden, shown),
     )
 
 
@@ -261,26 +254,3 @@ def _why_missing(criteria: Iterable[CriterionGrade]) -> str:
         if criterion.points is None:
             by_reason.setdefault(criterion.reason, []).append(criterion.id)
     return "; ".join(f"no points for {', '.join(ids)}: {reason}" for reason, ids in by_reason.items())
-
-
-# --- kept on disk ---
-
-
-def to_json(grade: Grade) -> str:
-    """The grade as one line of JSON."""
-    return json.dumps(asdict(grade), ensure_ascii=True)
-
-
-def from_json(text: str) -> Grade:
-    """The grade that `to_json` wrote. Raises AnswerError if it is not one."""
-    try:
-        fields = json.loads(text)
-        fields["criteria"] = tuple(CriterionGrade(**criterion) for criterion in fields["criteria"])
-        fields["cuts"] = tuple(Cut(**cut) for cut in fields["cuts"])
-        fields["flags"] = tuple(fields["flags"])
-        grade = Grade(**fields)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise AnswerError(f"not a stored grade: {error!r:.200}") from None
-    if grade.state not in get_args(GradeState):
-        raise AnswerError(f"not a stored grade: its state is {grade.state!r:.40}")
-    return grade

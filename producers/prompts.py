@@ -20,7 +20,7 @@ from producers.submissions import Part, Submission
 from producers.truncation import Cut
 
 # Part of the text: changed wording is another prompt, and so another job.
-PROMPT_VERSION = "kvasir prompt 1"
+PROMPT_VERSION = "prompt 2"
 
 # A longer text is left out of the code prompt: the feedback model reads it.
 SHORT_TEXT_CHARS = 400
@@ -30,7 +30,7 @@ _TASKS: dict[Role, str] = {
     "code": "You grade the code of one student's submission, using the rubric below.",
     "feedback": "You grade the written part of one student's submission, using the rubric below, and write feedback.",
 }
-_RULES = """\
+RULES = """\
 Rules:
 - Judge only what the submission shows. A correct way other than the reference solution's earns full points.
 - Award points for each criterion from its own description, in the steps it allows.
@@ -68,6 +68,7 @@ def build_prompt(
     submission: Submission,
     fence: str,
     cuts: Sequence[Cut] = (),
+    findings: Sequence[str] = (),
 ) -> Prompt:
     """The prompt of one submission for one role. Deterministic: a rerun builds the same bytes.
 
@@ -77,6 +78,7 @@ def build_prompt(
         submission: already cut to size; its name stays out of the prompt.
         fence: from `fence_for`, made of this submission's text.
         cuts: what was cut from the submission.
+        findings: what deterministic checks found, in words of ours.
 
     Raises:
         ValueError: `fence` is empty or occurs in the shared part or in the submission.
@@ -84,7 +86,7 @@ def build_prompt(
     shared = shared_part(role, rubric, solution, template)
     if not fence or fence in shared or any(fence in part.text or fence in part.where for part in submission.parts):
         raise ValueError("the fence must be a code that occurs nowhere else in the prompt")
-    return Prompt(shared, _own_part(role, submission, fence, cuts))
+    return Prompt(shared, _own_part(role, submission, fence, cuts, findings))
 
 
 def fence_for(secret: bytes, text: str) -> str:
@@ -128,16 +130,33 @@ def shared_part(role: Role, rubric: Rubric, solution: Submission | None, templat
     """The part of the prompt that is the same for the whole class."""
     criteria = rubric.for_model(role)
     sections = [
-        f"{_TASKS[role]} ({PROMPT_VERSION})",
+        f"{_TASKS[role]} ({', '.join(f'{name} {digest}' for name, digest in versions(rubric, solution, template))})",
         f"# Assignment: {rubric.title}",
         neutralise(rubric.instructions),
         "\n\n".join(["# Rubric", *map(_criterion, criteria)]) if criteria else "",
         _reference("Reference solution", solution),
         _reference("Template the students started from; it is not their work", template),
         f"# Answer\n{_answer_format(criteria, with_summary=role == 'feedback')}",
-        _RULES,
+        RULES,
     ]
     return "\n\n".join(section for section in sections if section) + "\n\n"
+
+
+def versions(rubric: Rubric, solution: Submission | None, template: Submission | None) -> list[tuple[str, str]]:
+    """What grades, by name and version. In every prompt: another rubric, solution or template makes other jobs."""
+    return [
+        ("prompt", PROMPT_VERSION.removeprefix("prompt ")),
+        ("rubric", rubric.digest[:12]),
+        ("solution", _digest(solution)),
+        ("template", _digest(template)),
+    ]
+
+
+def _digest(work: Submission | None) -> str:
+    if work is None:
+        return "none"
+    content = json.dumps([[part.kind, part.where, part.text] for part in work.parts])
+    return hashlib.blake2b(content.encode(), digest_size=6, person=b"kvasir.version").hexdigest()
 
 
 def _criterion(criterion: Criterion) -> str:
@@ -166,10 +185,11 @@ def _answer_format(criteria: Sequence[Criterion], with_summary: bool) -> str:
 # --- the student's part ---
 
 
-def _own_part(role: Role, submission: Submission, fence: str, cuts: Sequence[Cut]) -> str:
+def _own_part(role: Role, submission: Submission, fence: str, cuts: Sequence[Cut], findings: Sequence[str] = ()) -> str:
     shown, left_out = _select(role, submission.parts)
     remarks = [*left_out, *_remarks(submission, cuts)]
     lines = [
+        *(["Checked by a program, and certain: " + "; ".join(findings) + "."] if findings else []),
         f"The code is {fence}.",
         f"=== {fence} begin",
         f"Language: {_line(submission.language, 40) or 'unknown'}",

@@ -17,7 +17,7 @@ LAST_COLUMNS = ("flags", "reason")
 
 _STATES: tuple[GradeState, ...] = ("graded", "incomplete", "failed", "empty")
 # A spreadsheet takes a cell that starts so for a formula, and some of them skip blanks first.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 
 def write_grades_csv(path: Path, grades: Iterable[Grade], rubric: Rubric) -> None:
@@ -50,7 +50,7 @@ def _row(grade: Grade, ids: Sequence[str]) -> list[str]:
 def _cell(text: str) -> str:
     """Text on one line that a spreadsheet shows instead of computing."""
     text = one_line(text)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA_STARTS) else text
+    return f"'{text}" if text.lstrip().startswith(FORMULA_STARTS) else text
 
 
 def show_points(points: Points | None) -> str:

@@ -10,8 +10,9 @@
         step: 0.5                                                      # optional, 1
         model: code                                                    # code | feedback
         guidance: A while loop is fine too.                            # optional; students never see it
+    checks: […]                                                        # optional: see producers/checks.py
 
-YAML or JSON, by the file's ending.
+YAML or JSON, by the file's ending. Other people's formats are read too: see producers/rubric_formats.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from typing import Any, Literal
 import yaml
 
 from messages.errors import RubricError
+from producers.checks import Check, parse_checks
+from producers.rubric_formats import from_canvas, from_earlier_form, is_earlier_form
 
 Role = Literal["code", "feedback"]
 ROLES: tuple[Role, ...] = ("code", "feedback")
@@ -49,7 +52,7 @@ MAX_INSTRUCTIONS = 50_000
 RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "flags", "reason")
 
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}\Z")
-_TOP_KEYS = ("title", "instructions", "criteria", "total")
+_TOP_KEYS = ("title", "instructions", "criteria", "total", "checks")
 _CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step")
 
 
@@ -79,6 +82,7 @@ class Rubric:
     instructions: str
     criteria: tuple[Criterion, ...]
     digest: str
+    checks: tuple[Check, ...] = ()
 
     @cached_property
     def total(self) -> Points:
@@ -106,33 +110,43 @@ def add_points(points: Iterable[Points]) -> Points:
 
 
 def load_rubric(path: Path) -> Rubric:
-    """Read a rubric from a .yaml, .yml or .json file.
+    """Read a rubric from a .yaml, .yml or .json file, or from the .csv that Canvas writes.
 
     Raises RubricError: one sentence with the file, the place in it, and what to write instead.
     """
-    file = str(path)
-    text = _read(path)
-    data = _parse_json(file, text) if path.suffix.lower() == ".json" else _parse_yaml(file, text)
-    top = _mapping(file, "the rubric", data, _TOP_KEYS, ("title", "criteria"))
+    return parse_rubric(str(path), _read(path), path.suffix.lower())
+
+
+def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
+    """The rubric in a text of the kind that files with this suffix hold. Raises as `load_rubric`."""
+    top = _mapping(file, "the rubric", _data(file, text, suffix), _TOP_KEYS, ("title", "criteria"))
     title = _text(file, "title", top["title"], MAX_TITLE, line=True)
     instructions = _text(file, "instructions", top.get("instructions", ""), MAX_INSTRUCTIONS)
     criteria = _criteria(file, top["criteria"])
-    rubric = Rubric(title, instructions, criteria, _digest(title, instructions, criteria))
+    checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
+    rubric = Rubric(title, instructions, criteria, _digest(title, instructions, criteria, checks), checks)
     _check_total(file, top.get("total"), rubric.total)
     return rubric
 
 
-def _digest(title: str, instructions: str, criteria: tuple[Criterion, ...]) -> str:
-    content = json.dumps([title, instructions, [asdict(criterion) for criterion in criteria]])
-    return hashlib.blake2b(content.encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
+def _data(file: str, text: str, suffix: str) -> Any:
+    if suffix == ".csv":
+        return from_canvas(file, text)
+    data = _parse_json(file, text) if suffix == ".json" else _parse_yaml(file, text)
+    return from_earlier_form(file, data) if is_earlier_form(data) else data
+
+
+def _digest(title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...]) -> str:
+    content = [title, instructions, [asdict(criterion) for criterion in criteria], [asdict(check) for check in checks]]
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
 
 
 # --- from file to data ---
 
 
 def _read(path: Path) -> str:
-    if path.suffix.lower() not in (".yaml", ".yml", ".json"):
-        raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml or .json")
+    if path.suffix.lower() not in (".yaml", ".yml", ".json", ".csv"):
+        raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml, .json or .csv (Canvas)")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

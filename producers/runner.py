@@ -6,8 +6,10 @@ has, the journal what is done.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from infra import topology
@@ -16,6 +18,8 @@ from messages.lifecycle import Moment, Step
 from producers.batch import Batch, Counts, Entry
 from producers.client import Client, Replies, Reply
 from producers.grade import Task
+
+log = logging.getLogger(__name__)
 
 _LOOK_AROUND_S = 2.0
 _CONFIRMS_A_WRITE = 500
@@ -35,11 +39,18 @@ class Progress(Protocol):
 class Runner:
     """One owner's work on one batch. Needs the batch's folder lock and its reply queue, so there is only one."""
 
-    def __init__(self, batch: Batch, tasks: Iterable[Task], client: Client, progress: Progress) -> None:
+    def __init__(
+        self, batch: Batch, tasks: Iterable[Task], client: Client, progress: Progress, deadline_s: float = 0.0
+    ) -> None:
+        """`tasks` is gone through once, when jobs are published, and not kept: it may be made as it is read.
+
+        Jobs that it publishes expire `deadline_s` from now; 0: never.
+        """
         self._batch = batch
-        self._tasks = {task.job_id: task for task in tasks}
+        self._tasks = tasks
         self._client = client
         self._progress = progress
+        self._deadline = client.board.now() + deadline_s if deadline_s else 0.0
         self._next_look = 0.0
         self._unconfirmed: list[PrefillJob] = []
 
@@ -52,14 +63,14 @@ class Runner:
             self.submit()
             self._wait(replies, max_wait_s)
         finally:
-            replies.close(delete=not self._batch.open_jobs())
+            replies.close(delete=self._batch.is_done)
         return self._batch.counts()
 
     def submit(self) -> int:
         """Publish the jobs that the broker never confirmed, or lost since; returns how many."""
         self._reopen()
         try:
-            return self._client.submit(map(self._job, self._to_publish()), self._confirmed)
+            return self._client.submit(self._to_publish(), self._confirmed)
         finally:
             self._write_confirms()
 
@@ -80,11 +91,12 @@ class Runner:
         if new_run and self._client.board.is_cancelled(self._batch.batch_id):
             self._client.reopen(self._batch.batch_id)
 
-    def _to_publish(self) -> list[Entry]:
-        waiting = [entry for entry in self._batch.open_jobs() if entry.job_id in self._tasks]
-        confirmed = [entry for entry in waiting if self._batch.is_confirmed(entry.job_id)]
-        again = {entry.job_id for entry in self._stranded(confirmed)}
-        return [entry for entry in waiting if entry.job_id in again or not self._batch.is_confirmed(entry.job_id)]
+    def _to_publish(self) -> Iterator[PrefillJob]:
+        waiting = self._batch.open_jobs()
+        missing = {entry.job_id for entry in waiting if not self._batch.is_confirmed(entry.job_id)}
+        confirmed = [entry for entry in waiting if entry.job_id not in missing]
+        missing.update(entry.job_id for entry in self._stranded(confirmed))
+        return (self._job(task) for task in self._tasks if task.job_id in missing) if missing else iter(())
 
     def _stranded(self, confirmed: list[Entry]) -> list[Entry]:
         """Confirmed jobs that are in no queue and on no worker: an in-process broker that is gone, a purged queue."""
@@ -95,8 +107,7 @@ class Runner:
         held = {job for card in self._client.workers() for job in card.jobs}
         return [entry for entry in confirmed if entry.job_id not in held]
 
-    def _job(self, entry: Entry) -> PrefillJob:
-        task = self._tasks[entry.job_id]
+    def _job(self, task: Task) -> PrefillJob:
         return self._client.new_job(
             self._batch.batch_id,
             task.item_id,
@@ -104,8 +115,10 @@ class Runner:
             task.prompt.shared,
             task.prompt.own,
             task.sampling,
-            run=self._batch.run_of(entry.job_id),
+            run=self._batch.run_of(task.job_id),
             submitted_at=self._batch.created_at,
+            deadline=self._deadline,
+            known_id=task.job_id,
         )
 
     def _confirmed(self, job: PrefillJob) -> None:
@@ -120,12 +133,12 @@ class Runner:
     def _wait(self, replies: Replies, max_wait_s: float | None) -> None:
         started = time.monotonic()
         self._progress.update(self._batch.counts())
-        while self._batch.open_jobs():
+        while not self._batch.is_done:
             arrived = replies.take(0.3)
             if self._record(arrived):
                 self._progress.update(self._batch.counts())
             if time.monotonic() > self._next_look:
-                self._look_around()
+                self._look_around(replies)
             if max_wait_s is not None and time.monotonic() - started > max_wait_s:
                 return
 
@@ -133,19 +146,29 @@ class Runner:
         """Journal first, ack after: the other order could lose a result."""
         if not arrived:
             return []
-        new = self._batch.journal.record(reply.result for reply in arrived)
+        new = self._batch.journal.record(reply.result for reply in arrived if self._is_ours(reply.result))
         for reply in arrived:
             reply.delivery.ack()
         self._seen(Step.JOURNALED, new)
         return new
+
+    def _is_ours(self, result: JobResult) -> bool:
+        """Whether a result is of a job of this batch: whoever may publish at the broker may publish anything."""
+        ours = result.batch_id == self._batch.batch_id and result.job_id in self._batch
+        if not ours:
+            log.warning("left out a result of job %s: it is not one of batch %s", result.job_id, self._batch.batch_id)
+        return ours
 
     def _seen(self, step: Step, results: Iterable[JobResult]) -> None:
         for result in results:
             facts = {"batch_id": result.batch_id, "run": result.run}
             self._client.observe(Moment(step, result.job_id, result.model, facts))
 
-    def _look_around(self) -> None:
+    def _look_around(self, replies: Replies) -> None:
         self._next_look = time.monotonic() + _LOOK_AROUND_S
+        if replies.reopen():
+            log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
+            self._record(replies.parked())
         waiting = self._batch.open_jobs()
         if self._client.board.is_cancelled(self._batch.batch_id):
             written = self._batch.journal.record(cancelled(self._batch, waiting))
@@ -153,9 +176,13 @@ class Runner:
             self._seen(Step.JOURNALED, written)
             self._progress.update(self._batch.counts())
             return
-        for model in self._client.unserved(entry.model for entry in waiting):
-            jobs = sum(entry.model == model for entry in waiting)
-            self._progress.say(f"nobody serves {model}: {jobs} jobs wait until a prefill and a decode worker are up")
+        jobs_of = Counter(entry.model for entry in waiting)
+        for model in self._client.unserved(jobs_of):
+            self._progress.say(f"nobody serves {model}: {jobs_of[model]} jobs wait until a decode worker is up")
+        for model in self._client.unprefilled(jobs_of):
+            self._progress.say(
+                f"no prefill worker serves {model}: its decode workers do the prompts, which takes longer"
+            )
 
 
 def cancelled(batch: Batch, entries: Iterable[Entry]) -> list[JobResult]:

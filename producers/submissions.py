@@ -25,11 +25,14 @@ from producers.archives import (
     replace_controls,
     shown,
 )
+from producers.handed_in import Group, resolve
+from producers.names import canvas_id, is_late
 from producers.notebooks import (
     Document,
     Part,
     PartKind,
     clean_source,
+    html_to_text,
     language_name,
     read_notebook,
     without_header,
@@ -52,6 +55,7 @@ class Submission:
     images_left_out: int = 0
     notes: tuple[str, ...] = ()  # what an instructor should know
     problem: str = ""
+    superseded: tuple[str, ...] = ()  # names of what the same student handed in before: left out, the latest counts
 
     @property
     def empty(self) -> bool:
@@ -77,12 +81,12 @@ def read_submissions(path: Path, only: Collection[str] = (), limit: int = 0) -> 
     if limit < 0:
         raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
     with open_entries(path) as entries:
-        groups = _grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else "")
-        if not any(group.files for group in groups):
+        groups = resolve(_grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+        if not any(_readable(group) for group in groups):
             kinds = ", ".join(_READERS)
             raise SubmissionError(f"{shown(path)} holds no submission that can be read; these kinds are: {kinds}")
         chosen = _chosen(groups, only, path)
-        return [group.read() for group in (chosen[:limit] if limit else chosen)]
+        return [_noted(group, _read(group)) for group in (chosen[:limit] if limit else chosen)]
 
 
 def read_document(path: Path) -> Submission:
@@ -95,54 +99,33 @@ def read_document(path: Path) -> Submission:
     return document
 
 
-def canvas_id(name: str) -> str:
-    """The user id in a Canvas download's name, `<name>[_LATE]_<user id>_<attachment id>_<file>`; "" if none.
-
-    Anonymous downloads have `anon_<anonymous id>_…`.
-    """
-    fields = PurePosixPath(name).name.split("_")
-    if fields[0] == "anon" and len(fields) > 2:
-        return next((part for part in fields[1:] if part != "LATE"), "")
-    return next((part for part in fields[1:-1] if part.isascii() and part.isdigit()), "")
-
-
 # --- which files make a submission
 
 
-@dataclass(slots=True)
-class _Group:
-    """The entries of one submission."""
+def _noted(group: Group, submission: Submission) -> Submission:
+    """With what its name and its student's other files say."""
+    notes = [*submission.notes]
+    if is_late(group.name):
+        notes.append("handed in late")
+    if group.joined:
+        notes.append(f"{group.joined} more files of the same student are graded with it")
+    if group.superseded:
+        notes.append(f"{len(group.superseded)} earlier files of the same student are left out: the latest counts")
+    return replace(submission, notes=tuple(notes), superseded=tuple(group.superseded))
 
-    name: str
-    is_folder: bool = False
-    entries: list[Entry] = field(default_factory=list)
 
-    @property
-    def files(self) -> list[Entry]:
-        """Entries of a kind that can be read, sorted by path."""
-        readable = (entry for entry in self.entries if not entry.is_folder and _suffix(entry.path) in _READERS)
-        return sorted(readable, key=lambda entry: entry.path)
-
-    def matches(self, wanted: str) -> bool:
-        name = PurePosixPath(self.name).name
-        return wanted in (self.name, name, name if self.is_folder else PurePosixPath(name).stem, canvas_id(name))
-
-    def read(self) -> Submission:
-        try:
-            self._check_names()
-            document = _read_folder(self) if self.is_folder else _read_file(self.entries[0])
-        except Unreadable as error:
-            return Submission(self.name, "", (), problem=str(error))
-        except SubmissionError:
-            raise
-        except Exception as error:  # noqa: BLE001  a bug of ours in one file must not stop the class
-            return Submission(self.name, "", (), problem=f"reading it failed ({type(error).__name__}): a bug in Kvasir")
-        return Submission(self.name, document.language, document.parts, document.images_left_out, document.notes)
-
-    def _check_names(self) -> None:
-        paths = [entry.path for entry in self.entries if not entry.is_folder]
-        if len(set(paths)) < len(paths):
-            raise Unreadable("two files have the same name; rename one")
+def _read(group: Group) -> Submission:
+    """One submission; what is wrong with it is its problem."""
+    try:
+        group.check_names()
+        document = _read_folder(group) if group.is_folder else _read_file(group.entries[0])
+    except Unreadable as error:
+        return Submission(group.name, "", (), problem=str(error))
+    except SubmissionError:
+        raise
+    except Exception as error:  # noqa: BLE001  a bug of ours in one file must not stop the class
+        return Submission(group.name, "", (), problem=f"reading it failed ({type(error).__name__}): a bug in Kvasir")
+    return Submission(group.name, document.language, document.parts, document.images_left_out, document.notes)
 
 
 def _wrapper(entries: Iterable[Entry]) -> str:
@@ -157,20 +140,20 @@ def _wrapper(entries: Iterable[Entry]) -> str:
     return f"{top}/" if max(kinds.values(), default=0) > 1 else ""
 
 
-def _grouped(entries: Iterable[Entry], wrapper: str) -> list[_Group]:
-    groups: dict[str, _Group] = {}
+def _grouped(entries: Iterable[Entry], wrapper: str) -> list[Group]:
+    groups: dict[str, Group] = {}
     for entry in entries:
         prefix = wrapper if entry.path.startswith(wrapper) else ""
         if entry.path == wrapper.rstrip("/"):
             continue
         top, slash, _ = entry.path.removeprefix(prefix).partition("/")
-        group = groups.setdefault(prefix + top, _Group(prefix + top))
+        group = groups.setdefault(prefix + top, Group(prefix + top))
         group.is_folder |= bool(slash) or entry.is_folder
         group.entries.append(entry)
     return sorted(groups.values(), key=lambda group: group.name)
 
 
-def _chosen(groups: list[_Group], only: Collection[str], path: Path) -> list[_Group]:
+def _chosen(groups: list[Group], only: Collection[str], path: Path) -> list[Group]:
     for wanted in only:
         if not any(group.matches(wanted) for group in groups):
             raise SubmissionError(f"{shown(path)} holds no submission named {replace_controls(wanted)!r}")
@@ -203,15 +186,15 @@ def _kind_of(path: str) -> str:
     return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
 
 
-def _read_folder(group: _Group) -> Document:
+def _read_folder(group: Group) -> Document:
     """The readable files of a folder as one document. Raises Unreadable if not one of them could be read."""
     for entry in group.entries:
         if entry.is_folder and entry.problem:
             raise Unreadable(entry.problem)
-    if not group.files:
+    if not _readable(group):
         raise Unreadable(f"the folder holds no file that can be read; hand in one of: {', '.join(_READERS)}")
-    labels = _labels(group.files)
-    documents, problems = _read_all(group.files, labels)
+    labels = _labels(_readable(group))
+    documents, problems = _read_all(_readable(group), labels)
     if not documents:
         raise Unreadable("; ".join(problems[:5]))
     notes = [*_left_out(group), *problems]
@@ -252,7 +235,13 @@ def _read_all(files: list[Entry], labels: list[str]) -> tuple[list[tuple[str, Do
     return documents, problems
 
 
-def _left_out(group: _Group) -> list[str]:
+def _readable(group: Group) -> list[Entry]:
+    """Files of a kind that can be read, sorted by path."""
+    readable = (entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) in _READERS)
+    return sorted(readable, key=lambda entry: entry.path)
+
+
+def _left_out(group: Group) -> list[str]:
     """A note per kind of file that is not read."""
     others = [entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) not in _READERS]
     kinds = Counter(entry.problem or f"{_kind_of(entry.path)} can't be read" for entry in others)
@@ -287,6 +276,13 @@ def _prose(text: str, suffix: str) -> Document:
     prose, images = clean_source(text)
     prose = without_header(prose) if suffix == ".md" else prose
     return Document((Part("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images)
+
+
+def _page(text: str, _suffix: str) -> Document:
+    """What was typed into the LMS's own editor."""
+    prose, images = html_to_text(text)
+    prose, more = clean_source(prose)
+    return Document((Part("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images + more)
 
 
 def _markdown_with_chunks(text: str, suffix: str) -> Document:
@@ -344,4 +340,5 @@ _READERS: dict[str, Callable[[str, str], Document]] = {
     ".sql": _script,
     ".md": _prose,
     ".txt": _prose,
+    ".html": _page,
 }

@@ -1,0 +1,83 @@
+"""Who is alive, how fast it goes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import streamlit as st
+
+from producers.app.shared import REFRESH_S, Desk, live, sentences
+from producers.desk import assignments
+from producers.desk.estimate import model_rates, per_hour
+from producers.desk.text import escaped
+
+
+def show(desk: Desk, folder: Path) -> None:
+    """Draw it."""
+
+    def fleet() -> None:
+        with sentences():
+            _workers(desk, folder)
+            _rates(desk, folder)
+
+    live(fleet, REFRESH_S)
+
+
+def _workers(desk: Desk, folder: Path) -> None:
+    if not desk.backend.is_cluster:
+        record, alive = assignments.grading(folder).record(), assignments.grading(folder).alive
+        st.write(f"Process {record.pid} on this machine is grading." if alive and record else "Nothing is running.")
+        return
+    seen = desk.fleet.look()
+    if seen is None:
+        st.caption("Asking the cluster …")
+        return
+    if seen.problem:
+        st.error(escaped(seen.problem))
+        return
+    st.metric("Workers alive", len(seen.workers))
+    now = time.time()
+    st.dataframe(
+        [
+            {
+                "worker": card.worker_id,
+                "stage": card.role,
+                "model": card.model,
+                "engine": card.engine,
+                "device": card.device,
+                "busy": f"{card.busy} of {card.slots}",
+                "done": card.done,
+                "tokens/s": round(card.tokens_per_s, 1),
+                "up": f"{max(0.0, now - card.started_at) / 3600:.1f} h",
+                "remark": card.notes,
+            }
+            for card in seen.workers
+        ],
+        hide_index=True,
+    )
+    st.dataframe([{"queue": name, "waiting": ready} for name, ready in (seen.waiting or {}).items()], hide_index=True)
+
+
+def _rates(desk: Desk, folder: Path) -> None:
+    view, rows, _ = desk.rows(folder)
+    record = assignments.grading(folder).record()
+    if record and assignments.grading(folder).alive:
+        done = desk.stages(folder).refresh()["done"]
+        jobs_each = max(1, len(view.results) // max(1, sum(row.state != "waiting" for row in rows)))
+        st.metric("Students an hour", f"{per_hour(done // jobs_each, time.time() - record.started_at):,.0f}")
+    found = model_rates(view.results)
+    if found:
+        st.dataframe(
+            [
+                {
+                    "model": rate.model,
+                    "answers": rate.answers,
+                    "prefill tokens/s": round(rate.prefill_tokens_per_s),
+                    "decode tokens/s, each sequence": round(rate.decode_tokens_per_s, 1),
+                    "from a handed-over KV cache": rate.handed_over,
+                }
+                for rate in found
+            ],
+            hide_index=True,
+        )

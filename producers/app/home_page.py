@@ -1,0 +1,100 @@
+"""All assignments, and a new one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from producers.app.shared import Desk, go, sentences
+from producers.desk import assignments
+from producers.desk.assignments import Inputs
+from producers.desk.dry_runs import found_by
+from producers.desk.rows import counters
+from producers.desk.text import escaped
+
+_WORK = ["ipynb", "r", "rmd", "qmd", "py", "sql", "md", "txt"]
+
+
+def show(desk: Desk) -> None:
+    """Draw it."""
+    st.header("Assignments", anchor=False)
+    folders = desk.folders()
+    for folder in folders:
+        with sentences():
+            _one(desk, folder)
+    if not folders:
+        st.write("There is none yet.")
+    st.subheader("New assignment", anchor=False)
+    with sentences():
+        _new(desk)
+
+
+def _one(desk: Desk, folder: Path) -> None:
+    inputs = assignments.read_inputs(folder)
+    view, rows, _ = desk.rows(folder)
+    counted = counters(rows, len(found_by(folder).get("submissions", ())))
+    with st.container(border=True):
+        title, *figures, button = st.columns([4, 1, 1, 1, 1, 1])
+        title.markdown(f"**{escaped(inputs.title)}**  \n{escaped(str(folder))}")
+        labels = {"Submissions": counted.total, "Ungraded": counted.ungraded, "Graded": counted.graded}
+        for column, (label, value) in zip(figures, (labels | {"Reviewed": counted.reviewed}).items(), strict=True):
+            column.metric(label, value)
+        if view.problem:
+            st.error(escaped(view.problem))
+        if button.button("Open", key=f"open {folder}"):
+            go("Results" if counted.graded else "Grade", folder)
+
+
+def _new(desk: Desk) -> None:
+    with st.form("new", border=True):
+        title = st.text_input("Name")
+        uploads: Any = st.file_uploader(
+            "Submissions: a zip from the LMS, or files", ["zip", *_WORK], accept_multiple_files=True
+        )
+        place = st.text_input("… or a folder, zip or file on this machine")
+        rubric: Any = st.file_uploader("Rubric", ["yaml", "yml", "json", "csv"])
+        left, right = st.columns(2)
+        solution: Any = left.file_uploader("Solution (optional)", _WORK)
+        template: Any = right.file_uploader("Template that students started from (optional)", _WORK)
+        models = ["", *desk.backend.models]
+        code = left.selectbox("Model for code", models, format_func=_model)
+        feedback = right.selectbox("Model for text and feedback", models, format_func=_model)
+        sent = st.form_submit_button("Create", type="primary")
+    if sent:
+        _check(uploads, place, rubric)
+        folder = assignments.create(desk.backend.home, title)
+        inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", code, feedback), uploads, place, rubric)
+        inputs = replace(
+            inputs,
+            solution=_document(folder / "solution", solution),
+            template=_document(folder / "template", template),
+        )
+        assignments.save_inputs(folder, inputs)
+        go("Grade", folder)
+
+
+def _document(folder: Path, upload: Any) -> str:
+    return str(assignments.save_file(folder, upload.name, upload.getvalue())) if upload else ""
+
+
+def _model(name: str) -> str:
+    return name or "as configured"
+
+
+def _check(uploads: Any, place: str, rubric: Any) -> None:
+    """Before a folder is made, so that nothing half made stays behind."""
+    if not rubric:
+        raise assignments.InputError("upload a rubric: YAML or JSON")
+    if not uploads:
+        assignments.existing(place, "submissions")
+    assignments.check_rubric(rubric.name, rubric.getvalue())
+
+
+def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:
+    files = [(upload.name, upload.getvalue()) for upload in uploads]
+    work = assignments.save_submissions(folder, files) if files else assignments.existing(place, "submissions")
+    kept = assignments.save_rubric(folder, rubric.name, rubric.getvalue())
+    return replace(inputs, submissions=str(work), rubric=str(kept))

@@ -1,0 +1,170 @@
+"""Another rubric: edited, tried on some or all, compared, adopted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from messages.errors import RubricError
+from producers.app.shared import REFRESH_S, Desk, live, sentences, text
+from producers.desk import assignments
+from producers.desk.agreement import Difference, differences
+from producers.desk.decisions import taken_over
+from producers.desk.rounds import adopt_round, rounds, start_round, version, versions
+from producers.desk.text import escaped
+from producers.desk.view import BatchView
+from producers.grading import Grade
+from producers.prompts import shared_part
+from producers.report import show_points
+from producers.rubric import ROLES, load_rubric
+
+
+def show(desk: Desk, folder: Path) -> None:
+    """Draw it."""
+    view = desk.views.of(folder)
+    if view.problem:
+        st.error(escaped(view.problem))
+    with sentences():
+        rubric = _editor(folder)
+        _prompts(view, rubric)
+        _start(desk, folder, view, rubric)
+    for place in reversed(rounds(folder)):
+        _round(desk, folder, view, place)
+    for place in reversed(versions(folder)):
+        with sentences():
+            _version(view, place)
+
+
+# --- the rubric
+
+
+def _editor(folder: Path) -> Path:
+    """The version that is chosen; a changed text becomes a version of its own when it is saved."""
+    st.subheader("Rubric and instructions", anchor=False)
+    now = Path(assignments.read_inputs(folder).rubric)
+    kept = list(dict.fromkeys([now, *assignments.rubric_versions(folder)]))
+    saved = st.session_state.pop("saved rubric", None)
+    if saved in kept:
+        st.session_state["rubric version"] = saved
+    chosen = st.selectbox("Version", kept, format_func=lambda path: _label(path, now), key="rubric version") or now
+    edited = st.text_area(
+        "Rubric", _read(chosen), height=360, key=f"rubric {chosen}", help="Every change makes other jobs."
+    )
+    save, upload = st.columns([1, 3])
+    if save.button("Save as a new version"):
+        st.session_state["saved rubric"] = assignments.save_rubric(folder, chosen.name, edited.encode())
+        st.rerun()
+    replacement = upload.file_uploader("… or upload one", ["yaml", "yml", "json"])
+    if replacement and upload.button("Keep the uploaded one"):
+        st.session_state["saved rubric"] = assignments.save_rubric(folder, replacement.name, replacement.getvalue())
+        st.rerun()
+    return chosen
+
+
+def _prompts(view: BatchView, chosen: Path) -> None:
+    """What the class shares of each prompt, as this version makes it."""
+    if not view.assignment or not st.toggle("Show the prompts that this version makes"):
+        return
+    rubric = load_rubric(chosen)
+    for role in ROLES:
+        if rubric.for_model(role):
+            st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
+            text(shared_part(role, rubric, view.assignment.solution, view.assignment.template))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RubricError(f"{path}: the rubric can't be read: {error}; upload it again") from None
+
+
+def _label(path: Path, now: Path) -> str:
+    return f"{path.name}, in use" if path == now else path.name
+
+
+# --- a new round
+
+
+def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path) -> None:
+    st.subheader("Regrade", anchor=False)
+    names = [grade.submission for grade in view.grades]
+    wanted = [name for name in st.session_state.pop("regrade names", []) if name in names]
+    if wanted:
+        st.session_state["regrade which"] = wanted
+    chosen = st.multiselect("Submissions (none: the whole class)", names, key="regrade which")
+    if st.button("Regrade beside the present grades", type="primary"):
+        start_round(desk.backend, folder, view, rubric, chosen)
+        st.rerun()
+
+
+def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
+    work = assignments.grading(place)
+    running = work.alive
+
+    def show_round() -> None:
+        with sentences():
+            _one_round(desk, folder, view, place)
+        if running and not work.alive:
+            st.rerun()
+
+    with st.container(border=True):
+        rubric = Path(assignments.read_inputs(place).rubric).name
+        st.markdown(f"**Round {escaped(place.name)}** with rubric {escaped(rubric)}")
+        live(show_round, REFRESH_S if running else None)
+
+
+def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
+    tried = desk.views.of(place)
+    counts, work = tried.counts(), assignments.grading(place)
+    if tried.problem:
+        st.error(escaped(tried.problem))
+    if work.alive or not counts.total:
+        st.caption(f"{counts.done} of {counts.total} jobs" if counts.total else work.last_words() or "starting …")
+    if not counts.total:
+        return
+    before = {grade.submission: grade for grade in view.grades}
+    _show_differences(differences(before, tried.grades))
+    if counts.open:
+        return
+    take, adopt, _ = st.columns([2, 2, 4])
+    if take.button("Take over these points", key=f"take {place}", help="As reviews, for these submissions only."):
+        _take_over(desk, folder, before, tried.grades, place)
+        st.rerun()
+    if adopt.button("Use this rubric for the class", key=f"adopt {place}"):
+        adopt_round(desk.backend, folder, view, place, tried.results)
+        st.rerun()
+
+
+def _take_over(desk: Desk, folder: Path, before: dict[str, Grade], after: list[Grade], place: Path) -> None:
+    reason = f"regraded in round {place.name}"
+    for grade in after:
+        if grade.submission in before:
+            desk.decisions(folder).add(*taken_over(before[grade.submission], grade, reason))
+
+
+def _version(view: BatchView, place: Path) -> None:
+    with st.expander(escaped(f"Before the rubric changed: version {place.name}")):
+        old = {grade.submission: grade for grade in version(place).grades}
+        _show_differences(differences(old, view.grades))
+
+
+def _show_differences(found: list[Difference]) -> None:
+    changed = [difference for difference in found if difference.criteria or difference.before != difference.after]
+    st.caption(f"{len(changed)} of {len(found)} are different.")
+    if changed:
+        st.dataframe([_cells(difference) for difference in changed], hide_index=True)
+
+
+def _cells(difference: Difference) -> dict[str, object]:
+    change = difference.change
+    return {
+        "submission": difference.submission,
+        "before": show_points(difference.before) or "–",
+        "after": show_points(difference.after) or "–",
+        "change": "" if change is None else f"{change:+g}",
+        "criteria": ", ".join(
+            f"{id}: {show_points(old) or '–'} → {show_points(new) or '–'}" for id, old, new in difference.criteria
+        ),
+    }

@@ -1,0 +1,140 @@
+"""What every page uses: the process's one desk, moving about, and showing other people's text safely."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import streamlit as st
+
+from messages.errors import KvasirError
+from producers.desk.assignments import FILE, find_folders, read_inputs
+from producers.desk.backend import Backend
+from producers.desk.decisions import Decided, Decisions
+from producers.desk.fleet import FleetWatch
+from producers.desk.progress import Stages
+from producers.desk.rows import Row, rows
+from producers.desk.text import escaped
+from producers.desk.view import BatchView, Views
+
+REFRESH_S = 2.0
+SECTIONS = ("Grade", "Results", "Review", "Regrade", "Export", "Fleet")
+
+
+@dataclass
+class Desk:
+    """Everything that outlives a page: shared by all tabs of a process."""
+
+    backend: Backend
+    views: Views
+    fleet: FleetWatch
+    _decisions: dict[Path, Decisions] = field(default_factory=dict)
+    _stages: dict[Path, Stages] = field(default_factory=dict)
+    _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    _rows: dict[Path, tuple[tuple[int, int], list[Row]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def folders(self) -> list[Path]:
+        """All assignments."""
+        return find_folders(self.backend.home, self.backend.more)
+
+    def title(self, folder: Path) -> str:
+        """What the assignment is called; read anew only when its files have changed."""
+        stamp = tuple(_changed(folder / name) for name in (FILE, "batch.json"))
+        with self._lock:
+            known = self._titles.get(folder)
+        if known is None or known[0] != stamp:
+            known = (stamp, read_inputs(folder).title)
+            with self._lock:
+                self._titles[folder] = known
+        return known[1]
+
+    def decisions(self, folder: Path) -> Decisions:
+        """The decisions of an assignment."""
+        with self._lock:
+            return self._decisions.setdefault(folder, Decisions(folder))
+
+    def stages(self, folder: Path) -> Stages:
+        """The stages of an assignment's, or a round's, grading."""
+        with self._lock:
+            return self._stages.setdefault(folder, Stages(folder / "runs" / "grade" / "log"))
+
+    def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Decided]]:
+        """The class now. Raises BatchError if the batch can't be read."""
+        view, decisions = self.views.of(folder), self.decisions(folder)
+        decided = dict(decisions.refresh())
+        stamp = view.version, decisions.version  # before the rows: what comes in between makes them anew next time
+        with self._lock:
+            known = self._rows.get(folder)
+        if known is None or known[0] != stamp:
+            known = (stamp, rows(view, decided))
+            with self._lock:
+                self._rows[folder] = known
+        return view, list(known[1]), decided
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def the_desk(open_backend: Callable[[], Backend]) -> Desk:
+    """The process's desk, made once."""
+    made: Desk = _cached(open_backend)
+    return made
+
+
+def _new_desk(_open: Callable[[], Backend]) -> Desk:
+    backend = _open()
+    for name in _FOR_TABLES:
+        importlib.import_module(name)
+    return Desk(backend, Views(backend.request_of), FleetWatch(backend.fleet))
+
+
+# Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread, since
+# two threads that import them at once can see them half made.
+_FOR_TABLES = ("pandas", "pyarrow")
+_cached = st.cache_resource(_new_desk, show_spinner=False)  # an argument with an underscore is no part of the key
+
+
+def live(draw: Callable[[], None], every_s: float | None) -> None:
+    """Draw a part of the page that draws itself anew every so often, without the rest; None: only with the rest."""
+    st.fragment(draw, run_every=every_s)()
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """What goes wrong on purpose is said in a sentence, where it happened."""
+    try:
+        yield
+    except KvasirError as error:
+        st.error(escaped(str(error)))
+
+
+def go(section: str, assignment: Path | None = None, submission: int | None = None) -> None:
+    """Show another place, from the next run on."""
+    st.session_state["go"] = {"section": section, "assignment": assignment, "submission": submission}
+    st.rerun()
+
+
+def arrive() -> None:
+    """Make the last `go` true, before any widget is drawn."""
+    wanted = st.session_state.pop("go", None)
+    if not wanted:
+        return
+    st.session_state["section"] = wanted["section"]
+    if wanted["assignment"] is not None:
+        st.session_state["assignment"] = str(wanted["assignment"])
+    if wanted["submission"] is not None:
+        st.session_state["submission"] = wanted["submission"]
+
+
+def text(body: str) -> None:
+    """Somebody else's text as it is, with its line breaks; nothing in it is acted upon."""
+    st.code(body, language=None, wrap_lines=True)

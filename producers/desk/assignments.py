@@ -1,0 +1,226 @@
+"""Assignments on disk: what an instructor gave the desk, and the commands that follow from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path, PurePosixPath
+
+from messages.errors import BatchError, RubricError, UsageError
+from producers import batch as batches
+from producers.desk.backend import Backend
+from producers.desk.work import Work
+from producers.files import write_atomically
+from producers.rubric import Rubric, load_rubric
+
+FILE = "desk.json"
+TRIAL_SIZES = (5, 10)
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:]")
+
+
+class InputError(UsageError):
+    """Something that was typed or uploaded can't be used; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is graded, by what. Paths as text; "" for none."""
+
+    title: str
+    submissions: str
+    rubric: str
+    solution: str = ""
+    template: str = ""
+    code_model: str = ""
+    feedback_model: str = ""
+    created_at: float = 0.0
+
+
+# --- which there are
+
+
+def find_folders(home: Path, more: Iterable[Path] = ()) -> list[Path]:
+    """Folders of all assignments: those below `home`, by name, then `more`."""
+    below = sorted(home.iterdir()) if home.is_dir() else []
+    found = [*below, *more]
+    return list(dict.fromkeys(path for path in found if (path / FILE).is_file() or batches.exists(path)))
+
+
+def create(home: Path, title: str) -> Path:
+    """A new folder below `home`, named after the title. Raises InputError if that can't be."""
+    if not title.strip():
+        raise InputError("give the assignment a name")
+    slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "assignment"
+    for number in range(1, 1000):
+        folder = home / (slug if number == 1 else f"{slug}-{number}")
+        try:
+            folder.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"can't make a folder in {home}: {error.strerror}") from None
+        return folder
+    raise InputError(f"{home} holds too many assignments called {title!r:.60}; choose another name")
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """What the desk was given, or what the command line was given that made this batch. Raises BatchError."""
+    path = folder / FILE
+    if not path.is_file():
+        return _from_manifest(folder)
+    try:
+        kept = json.loads(path.read_text("utf-8"))
+        return Inputs(**{spec.name: kept[spec.name] for spec in fields(Inputs) if spec.name in kept})
+    except (OSError, ValueError, TypeError) as error:
+        raise BatchError(f"{path} can't be read ({error}); restore it, or remove the folder") from None
+
+
+def save_inputs(folder: Path, inputs: Inputs) -> None:
+    """Keep them, on disk on return. Raises BatchError."""
+    dated = replace(inputs, created_at=inputs.created_at or time.time())
+    write_atomically(folder / FILE, json.dumps(asdict(dated), indent=1, ensure_ascii=False))
+
+
+def _from_manifest(folder: Path) -> Inputs:
+    kept = batches.manifest_of(folder)["request"]
+    models = kept.get("models", {})
+    return Inputs(
+        _title(kept.get("rubric", "")) or folder.resolve().name,
+        kept.get("folder", ""),
+        kept.get("rubric", ""),
+        kept.get("solution", ""),
+        kept.get("template", ""),
+        models.get("code", ""),
+        models.get("feedback", ""),
+    )
+
+
+def _title(rubric: str) -> str:
+    try:
+        return load_rubric(Path(rubric)).title
+    except RubricError:
+        return ""
+
+
+# --- what is uploaded or named
+
+
+def save_file(folder: Path, name: str, data: bytes) -> Path:
+    """Keep an uploaded file below `folder`, under its own name without any path. Raises InputError."""
+    plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
+    if not plain:
+        raise InputError(f"{name!r:.60} is no name for a file; rename it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / plain).write_bytes(data)
+    except OSError as error:
+        raise InputError(f"can't keep {plain}: {error.strerror}") from None
+    return folder / plain
+
+
+def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
+    """Uploaded (name, data) pairs: one file or zip as it is, several as a folder. Raises InputError."""
+    if not files:
+        raise InputError("upload the submissions, or name a folder on this machine")
+    names = [name for name, _ in files]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InputError(f"two uploaded files are called {repeated[0]!r:.80}; rename one")
+    place = folder / "handed-in" / hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    saved = [save_file(place, name, data) for name, data in files]
+    return saved[0] if len(saved) == 1 else place
+
+
+def existing(text: str, what: str) -> Path:
+    """A path that was typed. Raises InputError if nothing is there."""
+    path = Path(text.strip()).expanduser()
+    try:
+        there = bool(text.strip()) and path.exists()
+    except (OSError, ValueError):
+        there = False
+    if not there:
+        raise InputError(f"{what}: nothing is at {text.strip() or 'an empty path'}; type a path on this machine")
+    return path.resolve()
+
+
+def save_rubric(folder: Path, name: str, data: bytes) -> Path:
+    """Keep a version of the rubric under its digest: another text is another file, so old grades keep theirs.
+
+    Raises RubricError if it can't be used.
+    """
+    suffix = PurePosixPath(name).suffix.lower()
+    return save_file(folder / "rubrics", f"{check_rubric(name, data).digest[:8]}{suffix}", data)
+
+
+def check_rubric(name: str, data: bytes) -> Rubric:
+    """The rubric in an uploaded or edited file. Raises RubricError, naming the file as its author knows it."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder, f"rubric{PurePosixPath(name).suffix.lower()}")
+        draft.write_bytes(data)
+        try:
+            return load_rubric(draft)
+        except RubricError as error:
+            raise RubricError(str(error).replace(str(draft), name)) from None
+
+
+def rubric_versions(folder: Path) -> list[Path]:
+    """Versions kept, newest first."""
+    return sorted((folder / "rubrics").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+# --- the commands
+
+
+def dry_run(folder: Path) -> Work:
+    """The dry run of an assignment."""
+    return Work(folder / "runs" / "dry-run")
+
+
+def grading(folder: Path) -> Work:
+    """The grading of an assignment, or of one of its rounds."""
+    return Work(folder / "runs" / "grade")
+
+
+def dry_run_command(backend: Backend, inputs: Inputs) -> list[str]:
+    """What is found, and how long it is."""
+    return backend.command("grade", *_words(inputs), "--dry-run", "--json")
+
+
+def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, only: Sequence[str] = ()) -> list[str]:
+    """Grade into `out`; goes on where an earlier run stopped. Raises InputError on a name that can't be passed on."""
+    crossed = next((name for name in only if "," in name), "")
+    if crossed:
+        raise InputError(f"{crossed!r:.80} has a comma in its name: rename the file, or regrade the whole class")
+    chosen = ["--limit", str(limit)] if limit else []
+    chosen += ["--only", ",".join(only)] if only else []
+    logged = ("--log-level", "info", "--log-style", "json")
+    return backend.command(*logged, "grade", *_words(inputs), "--out", str(out), "--quiet", "--json", *chosen)
+
+
+def _words(inputs: Inputs) -> list[str]:
+    options = {
+        "--rubric": inputs.rubric,
+        "--solution": inputs.solution,
+        "--template": inputs.template,
+        "--code-model": inputs.code_model,
+        "--feedback-model": inputs.feedback_model,
+    }
+    return [inputs.submissions, *(word for option, value in options.items() if value for word in (option, value))]
+
+
+def resume_interrupted(folders: Iterable[Path]) -> list[Path]:
+    """Take up the gradings that were cut off: the journal knows what is done. Returns their folders."""
+    resumed = []
+    for folder in folders:
+        rounds = sorted((folder / "rounds").glob("*/"))
+        for work in (grading(place) for place in (folder, *rounds)):
+            if work.interrupted:
+                work.resume()
+                resumed.append(folder)
+    return resumed

@@ -1,0 +1,52 @@
+"""Where a running batch's jobs are, stage by stage, from the steps that its process logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from messages.lifecycle import Step
+from producers.desk.tail import Tail
+from producers.desk.work import RESTARTED
+
+STAGES = ("waiting", "in prefill", "waiting for decode", "in decode", "done")
+
+_STAGE_AFTER: dict[str, str] = {
+    Step.SUBMITTED: "waiting",
+    Step.PREFILL_STARTED: "in prefill",
+    Step.KV_STORED: "in prefill",
+    Step.PASSED_ON: "waiting for decode",
+    Step.DECODE_STARTED: "in decode",
+    Step.FIRST_TOKEN: "in decode",
+    Step.ANSWERED: "in decode",
+    Step.REPLIED: "in decode",
+    Step.FAILED: "in decode",
+    Step.RETRIED: "waiting",
+    Step.KV_GONE: "waiting",
+    Step.REDELIVERED: "waiting",
+    Step.JOURNALED: "done",
+}
+
+
+class Stages:
+    """Jobs of the process that writes the log `path`, by stage. A process on a cluster sees only both ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path, strict=False)
+        self._stage: dict[str, str] = {}
+
+    def refresh(self) -> dict[str, int]:
+        """Number of jobs in each of STAGES, since the process started. Reads only what is new."""
+        rows, replaced = self._tail.read()
+        if replaced:
+            self._stage.clear()
+        for row in rows:
+            self._count(str(row.get("event", "")), row.get("job"))
+        counts = Counter(self._stage.values())
+        return {stage: counts[stage] for stage in STAGES}
+
+    def _count(self, event: str, job: object) -> None:
+        if event == RESTARTED:
+            self._stage.clear()
+        elif isinstance(job, str) and event in _STAGE_AFTER and self._stage.get(job) != "done":
+            self._stage[job] = _STAGE_AFTER[event]

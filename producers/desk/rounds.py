@@ -1,0 +1,98 @@
+"""Regrading with another rubric: a round beside the batch, compared with it, and then adopted or left alone.
+
+A round has the batch's identity (id and secret), so that a submission's job in a round is the very job that the batch
+would make of it with that rubric: adopting a round hands its results over, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from messages.errors import BatchError
+from messages.jobs import JobResult
+from producers import batch as batches
+from producers.batch import Batch
+from producers.desk.assignments import InputError, Inputs, grade_command, grading, read_inputs, save_inputs
+from producers.desk.backend import Backend
+from producers.desk.view import BatchView
+from producers.files import write_atomically
+from producers.grade import graded_class as make_graded_class
+from producers.graded import GradedClass, load_graded, save_graded
+
+
+def rounds(folder: Path) -> list[Path]:
+    """The rounds of an assignment, oldest first."""
+    return sorted((folder / "rounds").glob("*/"), key=lambda path: int(path.name) if path.name.isdigit() else 0)
+
+
+def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, only: Sequence[str] = ()) -> Path:
+    """Grade these submissions (none named: all) with another rubric, in a folder of their own.
+
+    Raises InputError or BatchError: the batch is not done, a round is running, or a name can't be passed on.
+    """
+    _check_idle(folder, view)
+    place = folder / "rounds" / str(len(rounds(folder)) + 1)
+    inputs = replace(read_inputs(folder), rubric=str(rubric))
+    command = grade_command(backend, inputs, place, only=only)
+    place.mkdir(parents=True)
+    manifest = json.loads((folder / "batch.json").read_text("utf-8"))
+    manifest |= {"request": {}, "runs": {}, "jobs": []}
+    write_atomically(place / "batch.json", json.dumps(manifest, indent=1, ensure_ascii=False))
+    save_inputs(place, inputs)
+    grading(place).start(command)
+    return place
+
+
+def adopt_round(backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult]) -> None:
+    """Grade the whole class as in this round: its results count, what it left out is graded now.
+
+    What the class had before is kept as a version. Raises BatchError while anything of the assignment is running.
+    """
+    _check_idle(folder, view)
+    keep_version(folder, view)
+    with Batch(folder) as batch:
+        batch.journal.record(results)
+    inputs: Inputs = replace(read_inputs(folder), rubric=read_inputs(place).rubric)
+    save_inputs(folder, inputs)
+    grading(folder).start(grade_command(backend, inputs, folder))
+
+
+def keep_version(folder: Path, view: BatchView) -> Path | None:
+    """Keep the class's grades as they are now, to be compared with later; None if there are none."""
+    graded = graded_class(view)
+    if graded is None:
+        return None
+    place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded.versions['rubric'][:8]}"
+    place.mkdir(parents=True, exist_ok=True)
+    save_graded(place, graded)
+    return place
+
+
+def versions(folder: Path) -> list[Path]:
+    """Folders of the grades kept, oldest first."""
+    return sorted((folder / "versions").glob("*/"), key=lambda path: int(path.name.partition("-")[0]))
+
+
+def version(place: Path) -> GradedClass:
+    """The grades that `keep_version` kept. Raises BatchError."""
+    return load_graded(place)
+
+
+def graded_class(view: BatchView) -> GradedClass | None:
+    """The class as exports read it, or None if nothing is planned yet."""
+    if view.assignment is None or not view.grades:
+        return None
+    return make_graded_class(batches.batch_id(view.folder), view.assignment, view.grades)
+
+
+def _check_idle(folder: Path, view: BatchView) -> None:
+    if any(grading(place).alive for place in (folder, *rounds(folder))):
+        raise BatchError("this assignment is being graded now; wait for it, or stop it first")
+    counts = view.counts()
+    if not counts.total:
+        raise InputError("grade the class first: there is nothing yet to compare with")
+    if counts.open:
+        raise InputError(f"{counts.open} jobs have no result yet; go on with the grading first")

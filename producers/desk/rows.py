@@ -1,0 +1,126 @@
+"""The table of a class: a row a submission, filtered, sorted, and cut into pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from producers.desk.decisions import Decided
+from producers.desk.view import BatchView
+from producers.export import FinalGrade
+from producers.export.final import apply
+from producers.grading import Grade
+from producers.rubric import Points
+
+State = Literal["waiting", "graded", "incomplete", "failed", "empty"]
+STATES: tuple[State, ...] = get_args(State)
+Order = Literal["name", "points, lowest first", "points, highest first", "most to check first"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+PAGE_SIZE = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One submission as the table shows it."""
+
+    number: int  # index in the batch
+    name: str
+    state: State
+    ai: Points | None  # as the models left it
+    final: FinalGrade  # with what a person decided
+    to_check: tuple[str, ...]
+
+    @property
+    def points(self) -> Points | None:
+        """What counts now; None where it is open."""
+        return self.final.points
+
+    @property
+    def reviewed(self) -> bool:
+        """Whether a person has decided something."""
+        return self.final.reviewed
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What is shown. Empty fields let everything through."""
+
+    text: str = ""
+    states: tuple[State, ...] = ()
+    reviewed: bool | None = None
+    to_check: bool = False
+    order: Order = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Submissions of one assignment. `total` may be more than are planned: a trial plans a few."""
+
+    total: int
+    waiting: int
+    graded: int  # graded or empty: they have points
+    failed: int  # failed or incomplete: they have none
+    reviewed: int
+
+    @property
+    def ungraded(self) -> int:
+        """Those without points, for whatever reason."""
+        return self.total - self.graded
+
+
+def rows(view: BatchView, decisions: Mapping[str, Decided]) -> list[Row]:
+    """A row for each submission, in the batch's order."""
+    return [_row(view, number, grade, decisions) for number, grade in enumerate(view.grades)]
+
+
+def _row(view: BatchView, number: int, grade: Grade, decisions: Mapping[str, Decided]) -> Row:
+    state: State = "waiting" if view.waits(number) else grade.state
+    final = apply(grade, decisions.get(grade.item_id, {}))
+    return Row(number, grade.submission, state, grade.points, final, () if state == "waiting" else grade.flags)
+
+
+def counters(found: Sequence[Row], total: int = 0) -> Counters:
+    """The counters of these rows; `total` is how many submissions there are, if that is known to be more."""
+    states = [row.state for row in found]
+    return Counters(
+        total=max(total, len(found)),
+        waiting=states.count("waiting"),
+        graded=states.count("graded") + states.count("empty"),
+        failed=states.count("failed") + states.count("incomplete"),
+        reviewed=sum(row.reviewed for row in found),
+    )
+
+
+def select(found: Sequence[Row], wanted: Filter) -> list[Row]:
+    """The rows that pass, in the order that is wanted."""
+    text = wanted.text.strip().casefold()
+    kept = [
+        row
+        for row in found
+        if text in row.name.casefold()
+        and (not wanted.states or row.state in wanted.states)
+        and wanted.reviewed in (None, row.reviewed)
+        and (not wanted.to_check or (row.to_check and not row.reviewed))
+    ]
+    return _sorted(kept, wanted.order)
+
+
+def _sorted(kept: list[Row], order: Order) -> list[Row]:
+    if order == "name":
+        return kept
+    if order == "most to check first":
+        return sorted(kept, key=lambda row: -len(row.to_check))
+    sign = 1 if order == "points, lowest first" else -1
+    return sorted(kept, key=lambda row: (row.ai is None, sign * float(row.ai or 0)))
+
+
+def page_count(found: Sequence[Row], size: int = PAGE_SIZE) -> int:
+    """Pages of the table; at least one."""
+    return max(1, -(-len(found) // size))
+
+
+def page_of(found: Sequence[Row], page: int, size: int = PAGE_SIZE) -> list[Row]:
+    """The rows of a page, from 1; the last one where there are fewer."""
+    page = min(max(1, page), page_count(found, size))
+    return list(found[(page - 1) * size : page * size])

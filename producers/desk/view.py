@@ -1,0 +1,189 @@
+"""A batch as the desk shows it: read beside the process that owns it, and only as far as it has grown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from messages import codec
+from messages.errors import BatchError, InvalidMessage, KvasirError
+from messages.jobs import STATES, JobResult
+from producers import batch as batches
+from producers import grade as grading
+from producers.batch import Counts, Entry
+from producers.desk.tail import Tail
+from producers.grade import Assignment, GradeRequest, Item
+from producers.grading import Grade
+from producers.rubric import Rubric
+
+_NO_GRADE = Grade("", "failed", None, 0, ())  # holds a place until the grade is made
+RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
+
+
+class BatchView:
+    """Reads, never writes. One instance serves all pages of a process, from any thread.
+
+    `refresh` reads the class's work once, and after that only new results; only grades that they touch are made anew.
+    """
+
+    def __init__(self, folder: Path, request_of: RequestOf) -> None:
+        """`request_of` makes the request that a manifest keeps; it may raise KvasirError."""
+        self.folder = folder
+        self.problem = ""  # why there is nothing to show, in one sentence
+        self.assignment: Assignment | None = None
+        self.version = 0  # grows with whatever a page would show otherwise
+        self._request_of = request_of
+        self._lock = threading.RLock()
+        self._stamp: tuple[int, int] | None = None
+        self._tail = Tail(folder / "results.jsonl")
+        self._planned: object = None
+        self._entries: list[Entry] = []
+        self._runs: dict[str, int] = {}
+        self._seen: set[tuple[str, int]] = set()
+        self._current: dict[str, JobResult] = {}
+        self._items: dict[str, int] = {}  # by job
+        self._grades: list[Grade] = []
+
+    def refresh(self) -> BatchView:
+        """Catch up with the folder; what is wrong with it is in `problem`. Returns itself."""
+        with self._lock:
+            try:
+                self._catch_up()
+                self.problem = ""
+            except KvasirError as error:
+                self.problem = str(error)
+            except OSError as error:
+                self.problem = f"{self.folder} can't be read: {error.strerror}"
+        return self
+
+    @property
+    def grades(self) -> list[Grade]:
+        """A grade for each submission that the batch knows, in order."""
+        with self._lock:
+            return list(self._grades)
+
+    @property
+    def rubric(self) -> Rubric | None:
+        """The rubric that the grades are made with."""
+        return self.assignment.rubric if self.assignment else None
+
+    @property
+    def results(self) -> list[JobResult]:
+        """What counts for each job that has a result."""
+        with self._lock:
+            return [result for entry in self._entries if (result := self.result(entry.job_id))]
+
+    def item(self, number: int) -> Item:
+        """The submission that the grade of this index belongs to."""
+        assert self.assignment
+        return self.assignment.items[number]
+
+    def result(self, job_id: str) -> JobResult | None:
+        """As `Batch.result`: None while the run that is wanted has none and none succeeded before."""
+        state = self._current.get(job_id)
+        settled = state and (state.state == "succeeded" or (job_id, self._runs.get(job_id, 1)) in self._seen)
+        return state if settled else None
+
+    def waits(self, number: int) -> bool:
+        """Whether a job of this submission has no result yet."""
+        return any(self.result(task.job_id) is None for task in self.item(number).tasks)
+
+    def counts(self) -> Counts:
+        """Jobs by state."""
+        states = [result.state for result in self.results]
+        return Counts(len(self._entries), *(states.count(state) for state in STATES))
+
+    # --- catching up
+
+    def _catch_up(self) -> None:
+        touched = self._read_results()
+        if self._read_manifest():
+            self.version += 1
+            items = self.assignment.items if self.assignment else ()
+            touched = set(range(len(items)))
+            self._grades = [_NO_GRADE] * len(items)
+        self._grade_again(sorted(touched))
+
+    def _read_manifest(self) -> bool:
+        """Whether the manifest has changed, so that every grade may have."""
+        path = self.folder / "batch.json"
+        if not path.exists():
+            return False
+        status = path.stat()
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp == self._stamp:
+            return False
+        manifest = batches.manifest_of(self.folder)
+        self._stamp = stamp
+        planned = (manifest["request"], manifest["jobs"])
+        if planned == self._planned and manifest["runs"] == self._runs:
+            return False
+        if manifest["request"] and planned != self._planned:
+            self._plan(manifest)
+        self._planned, self._entries, self._runs = planned, manifest["jobs"], manifest["runs"]
+        return True
+
+    def _plan(self, manifest: Mapping[str, Any]) -> None:
+        request = self._request_of(manifest["request"])
+        self.assignment = grading.prepare(request, manifest["batch_id"], manifest["secret"])
+        items = enumerate(self.assignment.items)
+        self._items = {task.job_id: number for number, item in items for task in item.tasks}
+
+    def _read_results(self) -> set[int]:
+        """Take in what is new; the indices of the submissions that it belongs to."""
+        rows, replaced = self._tail.read()
+        if replaced:
+            self._seen, self._current = set(), {}
+            self._stamp = self._planned = None
+        self.version += bool(rows or replaced)
+        results = [self._result(row) for row in rows]
+        for result in results:
+            self._count(result)
+        return {self._items[result.job_id] for result in results if result.job_id in self._items}
+
+    def _count(self, result: JobResult) -> None:
+        """The journal's rule: the first line of a run counts, and a success outlasts later runs."""
+        if (result.job_id, result.run) in self._seen:
+            return
+        self._seen.add((result.job_id, result.run))
+        known = self._current.get(result.job_id)
+        if known is None or (known.state != "succeeded" and (result.state == "succeeded" or result.run > known.run)):
+            self._current[result.job_id] = result
+
+    def _result(self, row: dict[str, Any]) -> JobResult:
+        try:
+            return codec.result_from_dict(row)
+        except InvalidMessage as error:
+            raise BatchError(f"{self._tail.path}: a line is no result of ours: {error}") from None
+
+    def _grade_again(self, numbers: Sequence[int]) -> None:
+        if not numbers or not self.assignment:
+            return
+        items = tuple(self.assignment.items[number] for number in numbers)
+        made = grading.grades(replace(self.assignment, items=items), self.result)
+        for number, grade in zip(numbers, made, strict=True):
+            self._grades[number] = grade
+
+
+class Views:
+    """The views of a process, one for each folder."""
+
+    def __init__(self, request_of: RequestOf) -> None:
+        self._request_of = request_of
+        self._views: dict[Path, BatchView] = {}
+        self._lock = threading.Lock()
+
+    def of(self, folder: Path) -> BatchView:
+        """The view of this folder, caught up."""
+        with self._lock:
+            view = self._views.setdefault(folder, BatchView(folder, self._request_of))
+        return view.refresh()
+
+    def forget(self, folders: Iterable[Path]) -> None:
+        """Give up what is kept of these."""
+        with self._lock:
+            for folder in folders:
+                self._views.pop(folder, None)

@@ -1,0 +1,36 @@
+"""Grades leave the house: a file for the LMS, a table, feedback for each student.
+
+Every function here takes a batch's folder and gives an `Exported`: bytes to save or to offer for download, and the list
+of submissions that were left blank, with the reason. A grade that failed, is incomplete or waits for a person is blank,
+never 0; only what was read and found empty gets 0.
+
+    export_canvas(folder, gradebook, assignment)   Canvas's gradebook, filled in
+    export_moodle(folder, worksheet)               Moodle's offline grading worksheet, filled in
+    export_moodle_feedback(folder)                 zip that Moodle takes as feedback files
+    export_csv(folder)                             one row a submission
+    export_feedback(folder, kind)                  zip of one file a student, "md" or "html"
+
+The decisions in the folder's reviews.jsonl count, unless `overrides` says others. Raises ExportError (a UsageError).
+"""
+
+from producers.export.canvas import assignment_columns, export_canvas
+from producers.export.feedback import FeedbackKind, export_feedback
+from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades
+from producers.export.moodle import export_moodle, export_moodle_feedback
+from producers.export.plain import export_csv
+from producers.export.tables import ExportError
+
+__all__ = [
+    "ExportError",
+    "Exported",
+    "FeedbackKind",
+    "FinalGrade",
+    "LeftBlank",
+    "assignment_columns",
+    "export_canvas",
+    "export_csv",
+    "export_feedback",
+    "export_moodle",
+    "export_moodle_feedback",
+    "final_grades",
+]

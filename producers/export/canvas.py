@@ -1,0 +1,222 @@
+"""Canvas's gradebook: the file that an instructor downloads there, filled in, and taken back by "Import grades".
+
+What Canvas asks of the file: a header with `Student`, `ID` and a last column of facts about the student that contains
+"Section"; one column an assignment, named `Title (assignment id)` (a title without a known id would create a new
+assignment); a row `    Points Possible` above the students. Students are matched by ID, blanks leave a grade as it is,
+`EX` excuses, columns with `(read only)` are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+
+from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades, left_blank
+from producers.export.tables import (
+    ExportError,
+    Sheet,
+    cell,
+    column,
+    read_sheet,
+    two_decimals,
+    uses_decimal_comma,
+    with_cell,
+    write_sheet,
+)
+from producers.names import canvas_id, canvas_name
+from producers.reviews import Override
+from producers.rubric import Points, exact, plain
+
+_NAMED = re.compile(r"(?P<title>.*\S)\s*\((?P<id>\d+)\)\s*\Z", re.DOTALL)
+_POINTS_POSSIBLE = "points possible"
+_FILE = "canvas-gradebook.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradebook:
+    """A gradebook's sheet and where things are in it."""
+
+    sheet: Sheet
+    id_column: int
+    last_fact: int  # the last column of facts about the student
+    assignment: int
+    possible: int  # the row `Points Possible`
+    decimal_comma: bool
+
+    def students(self) -> Iterable[int]:
+        """Indices of the rows of students."""
+        return range(self.possible + 1, len(self.sheet.rows))
+
+
+def export_canvas(
+    folder: Path,
+    gradebook: bytes | None,
+    assignment: str,
+    overrides: Iterable[Override] | None = None,
+    *,
+    include_unreviewed: bool = False,
+    all_columns: bool = False,
+    scale: bool = False,
+) -> Exported:
+    """The grades as a gradebook that Canvas imports.
+
+    Args:
+        gradebook: what the instructor exported from Canvas; None makes a file from the submissions' names alone.
+        assignment: the column: its id, its title, or both as in `Homework 4 (1234)`; "" if there is only one.
+        all_columns: keep the other assignments' columns. Left out, the import can't bring back old grades there.
+        scale: scale to Canvas's points possible, where they differ from the rubric's total.
+
+    Raises ExportError, BatchError.
+    """
+    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    if gradebook is None:
+        made = _made(grades, graded.total, assignment)
+        missing = [LeftBlank(final.submission, _NO_ID) for final in grades if not canvas_id(final.submission)]
+        return Exported(_FILE, "text/csv", write_sheet(made), (*left_blank(grades), *missing))
+    book = _read(gradebook, assignment)
+    factor, notes = _factor(book, graded.total, scale)
+    rows, strangers, more = _filled(book, grades, factor)
+    sheet = replace(book.sheet, rows=rows if all_columns else [_without_others(row, book) for row in rows])
+    return Exported(
+        _FILE, "text/csv", write_sheet(sheet, newline="\n"), (*left_blank(grades), *strangers), (*notes, *more)
+    )
+
+
+_NO_ID = "its name holds no Canvas user id, so it is not in the file"
+_NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
+
+
+def assignment_columns(gradebook: bytes) -> list[str]:
+    """The assignments of a downloaded gradebook that can take grades, as their columns are called."""
+    sheet = read_sheet(gradebook, "gradebook")
+    _, last = _facts(sheet)
+    return [name.strip() for name in sheet.rows[0][last + 1 :] if _takes_grades(name)]
+
+
+# --- reading the gradebook
+
+
+def _read(data: bytes, assignment: str) -> _Gradebook:
+    sheet = read_sheet(data, "gradebook")
+    id_column, last_fact = _facts(sheet)
+    possible = next((i for i, row in enumerate(sheet.rows) if cell(row, 0).strip().casefold() == _POINTS_POSSIBLE), 0)
+    if not possible:
+        raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
+    chosen = _find(sheet.rows[0], last_fact, assignment)
+    return _Gradebook(sheet, id_column, last_fact, chosen, possible, uses_decimal_comma(sheet))
+
+
+def _facts(sheet: Sheet) -> tuple[int, int]:
+    """The columns of the ID and of the last fact about a student."""
+    header = sheet.rows[0]
+    id_column = column(header, "ID")
+    sections = [index for index, name in enumerate(header) if "section" in name.casefold() and not _NAMED.match(name)]
+    if column(header, "Student", "LastName", "Last Name") < 0 or id_column < 0 or not sections:
+        raise ExportError("the gradebook lacks a column Student, ID or Section; export it from Canvas anew")
+    return id_column, sections[0]
+
+
+def _takes_grades(name: str) -> bool:
+    return bool(_NAMED.match(name)) and "(read only)" not in name.casefold()
+
+
+def _find(header: Sequence[str], last_fact: int, wanted: str) -> int:
+    """The column of the assignment."""
+    offered = [index for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])]
+    found = [index for index in offered if not wanted.strip() or _is_called(header[index], wanted.strip())]
+    if len(found) == 1:
+        return found[0]
+    names = "; ".join(header[index].strip() for index in offered) or "none"
+    what = "no assignment" if not found else "more than one assignment"
+    raise ExportError(f"the gradebook has {what} for {wanted!r}; name one of: {names}")
+
+
+def _is_called(name: str, wanted: str) -> bool:
+    match = _NAMED.match(name)
+    names = (match["id"], match["title"].strip().casefold(), name.strip().casefold()) if match else ()
+    return wanted.casefold() in names
+
+
+def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list[str]]:
+    """By what points are multiplied, and a note on it."""
+    text = cell(book.sheet.rows[book.possible], book.assignment).strip().replace(",", ".")
+    possible = Decimal(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+    if possible is None or possible == exact(total):
+        return Decimal(1), []
+    if not scale:
+        raise ExportError(
+            f"Canvas counts this assignment as {possible} points, the rubric adds up to {total}: correct one of them, "
+            "or let the points be scaled (--scale)"
+        )
+    return possible / exact(total), [f"points are scaled from {total} to {possible}"]
+
+
+# --- filling it in
+
+
+def _filled(
+    book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
+) -> tuple[list[list[str]], list[LeftBlank], list[str]]:
+    """All rows, the submissions of nobody in the gradebook, and notes."""
+    by_id = {canvas_id(final.submission): final for final in grades if canvas_id(final.submission)}
+    rows = list(book.sheet.rows)
+    met: set[str] = set()
+    excused = replaced = 0
+    for index in book.students():
+        user = cell(rows[index], book.id_column).strip()
+        final = by_id.get(user)
+        if final is None:
+            continue
+        met.add(user)
+        before = cell(rows[index], book.assignment).strip()
+        if before.upper() == "EX":
+            excused += 1
+        elif final.points is not None:
+            points = plain(exact(final.points) * factor)
+            after = two_decimals(points, book.decimal_comma)
+            replaced += bool(before) and not _same(before, after)
+            rows[index] = with_cell(rows[index], book.assignment, after)
+    strangers = [
+        LeftBlank(final.submission, _NOT_LISTED if canvas_id(final.submission) else _NO_ID)
+        for final in grades
+        if canvas_id(final.submission) not in met
+    ]
+    notes = [
+        *([f"{excused} excused in Canvas: left as they are"] if excused else []),
+        *([f"{replaced} grades differ from those in Canvas, and replace them"] if replaced else []),
+    ]
+    return rows, strangers, notes
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return Decimal(one.replace(",", ".")) == Decimal(other.replace(",", "."))
+    except ArithmeticError:
+        return one == other
+
+
+def _without_others(row: Sequence[str], book: _Gradebook) -> list[str]:
+    return [*(cell(row, index) for index in range(book.last_fact + 1)), cell(row, book.assignment)]
+
+
+# --- without a gradebook
+
+
+def _made(grades: Sequence[FinalGrade], total: Points, assignment: str) -> Sheet:
+    """A gradebook from the names that Canvas gave the submissions: its ids are in them."""
+    if not _NAMED.match(assignment):
+        raise ExportError(
+            "without a downloaded gradebook the assignment must be named with its id, as in 'Homework 4 (1234)': "
+            "Canvas would take another title for a new assignment"
+        )
+    facts = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
+    rows = [[*facts, assignment], ["    Points Possible", "", "", "", "", two_decimals(total)]]
+    known = [final for final in grades if canvas_id(final.submission)]
+    rows += [
+        [canvas_name(final.submission), canvas_id(final.submission), "", "", "", two_decimals(final.points)]
+        for final in known
+    ]
+    return Sheet(rows)

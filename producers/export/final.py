@@ -1,0 +1,122 @@
+"""The grade that leaves the house: what the models said, what a person decided, or a blank with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from producers.graded import GradedClass, load_graded
+from producers.grading import CriterionGrade, Grade
+from producers.reviews import Override, current, read_overrides
+from producers.rubric import Points, add_points
+
+UNREVIEWED = "needs review"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBlank:
+    """A submission without a grade in an export, and why."""
+
+    submission: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One file: save `data` as `name`. `left_blank` and `notes` belong under it."""
+
+    name: str
+    media_type: str
+    data: bytes
+    left_blank: tuple[LeftBlank, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinalGrade:
+    """One submission's grade with its reviews. `points` is None exactly when `why_blank` says why."""
+
+    grade: Grade  # as the models left it
+    criteria: tuple[CriterionGrade, ...]  # with what a person changed
+    summary: str
+    points: Points | None
+    why_blank: str
+    reviewed: bool
+
+    @property
+    def submission(self) -> str:
+        """The submission's own name: for files that stay with the instructor."""
+        return self.grade.submission
+
+
+def final_grades(
+    folder: Path, overrides: Iterable[Override] | None = None, include_unreviewed: bool = False
+) -> tuple[GradedClass, list[FinalGrade]]:
+    """The class in `folder` and its grades with `overrides` (default: its reviews.jsonl) applied, in order.
+
+    Args:
+        include_unreviewed: give out complete grades that nobody has looked at although somebody should.
+
+    A decision about a criterion that the rubric no longer has changes nothing. Raises BatchError if the folder has no
+    grades.
+    """
+    graded = load_graded(folder)
+    decided = read_overrides(folder) if overrides is None else list(overrides)
+    return graded, [apply(grade, current(decided, *_names(grade)), include_unreviewed) for grade in graded.grades]
+
+
+def _names(grade: Grade) -> set[str]:
+    return {grade.item_id, grade.submission} - {""}
+
+
+def apply(grade: Grade, decided: Mapping[str | None, Override], include_unreviewed: bool = False) -> FinalGrade:
+    """One grade with the decisions about it."""
+    whole = decided.get(None)
+    criteria = tuple(_decided(criterion, decided.get(criterion.id)) for criterion in grade.criteria)
+    points = whole.points if whole and whole.points is not None else _sum(grade, criteria)
+    why = "" if points is not None else _why_none(grade, criteria)
+    if points is not None and not include_unreviewed and whole is None:
+        why = _open_doubts(grade, decided)
+    return FinalGrade(
+        grade,
+        criteria,
+        whole.feedback if whole and whole.feedback is not None else grade.summary,
+        None if why else points,
+        why,
+        bool(decided),
+    )
+
+
+def _decided(criterion: CriterionGrade, override: Override | None) -> CriterionGrade:
+    if override is None:
+        return criterion
+    changed = criterion
+    if override.points is not None:
+        changed = replace(changed, points=override.points, reason="")
+    if override.feedback is not None:
+        changed = replace(changed, feedback=override.feedback, leaks=False)
+    return changed
+
+
+def _sum(grade: Grade, criteria: Iterable[CriterionGrade]) -> Points | None:
+    """All criteria or no total."""
+    points = [criterion.points for criterion in criteria]
+    known = [value for value in points if value is not None]
+    return add_points(known) if known and len(known) == len(points) else None
+
+
+def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
+    missing = ", ".join(criterion.id for criterion in criteria if criterion.points is None)
+    return f"{grade.state}: {grade.reason or f'no points for {missing}'}"
+
+
+def _open_doubts(grade: Grade, decided: Mapping[str | None, Override]) -> str:
+    """Doubts that no decision settles, as one sentence; "" if none is left."""
+    left = [doubt.why for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decided]
+    return f"{UNREVIEWED}: {'; '.join(left)}" if left else ""
+
+
+def left_blank(grades: Iterable[FinalGrade]) -> tuple[LeftBlank, ...]:
+    """Those without points, with the reason."""
+    return tuple(LeftBlank(final.submission, final.why_blank) for final in grades if final.why_blank)

@@ -1,0 +1,122 @@
+"""Moodle: the offline grading worksheet, filled in, and the zip of feedback files.
+
+The worksheet must have the columns `Identifier` ("Participant 123"), `Grade` and `Last modified (grade)`; Moodle
+compares the last with its own record and leaves newer grades alone, so it goes back as it came. Feedback files go back
+in folders named like those of the submissions.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from producers.export.feedback import FeedbackKind, feedback_fragment, feedback_text
+from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades, left_blank
+from producers.export.tables import (
+    ExportError,
+    Sheet,
+    cell,
+    column,
+    read_sheet,
+    two_decimals,
+    uses_decimal_comma,
+    with_cell,
+    write_sheet,
+)
+from producers.names import moodle_id
+from producers.reviews import Override
+from producers.rubric import Points
+
+_IDENTIFIER = re.compile(r"\D*(\d+)\s*\Z")
+_NEEDED = ("Identifier", "Grade", "Last modified (grade)")
+_NO_ID = "its folder's name holds no Moodle participant number, so it is not in the file"
+_NOT_LISTED = "its participant number is not in the worksheet, so it is not in the file"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same grades make the same bytes
+
+
+def export_moodle(
+    folder: Path,
+    worksheet: bytes,
+    overrides: Iterable[Override] | None = None,
+    *,
+    include_unreviewed: bool = False,
+) -> Exported:
+    """The downloaded grading worksheet with grades and feedback comments. Raises ExportError, BatchError."""
+    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    sheet = read_sheet(worksheet, "worksheet")
+    header = sheet.rows[0]
+    missing = [name for name in _NEEDED if column(header, name) < 0]
+    if missing:
+        raise ExportError(f"the worksheet lacks the column {missing[0]!r}; download the grading worksheet anew")
+    _check_maximum(sheet, graded.total)
+    rows, met, locked = _filled(sheet, grades)
+    strangers = _strangers(grades, met)
+    notes = (f"{locked} grades can't be changed in Moodle: left as they are",) if locked else ()
+    data = write_sheet(replace(sheet, rows=rows), newline="\n")
+    return Exported("moodle-worksheet.csv", "text/csv", data, (*left_blank(grades), *strangers), notes)
+
+
+def export_moodle_feedback(
+    folder: Path,
+    kind: FeedbackKind = "html",
+    overrides: Iterable[Override] | None = None,
+    *,
+    include_unreviewed: bool = False,
+) -> Exported:
+    """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
+    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for final in grades:
+            if final.points is not None and moodle_id(final.submission):
+                place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", _EPOCH)
+                archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
+    missing = [LeftBlank(final.submission, _NO_ID) for final in grades if not moodle_id(final.submission)]
+    return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), (*left_blank(grades), *missing))
+
+
+def _check_maximum(sheet: Sheet, total: Points) -> None:
+    index = column(sheet.rows[0], "Maximum grade")
+    found = {cell(row, index).strip().replace(",", ".") for row in sheet.rows[1:]} - {"", "-"} if index >= 0 else set()
+    wrong = sorted(text for text in found if re.fullmatch(r"\d+(\.\d+)?", text) and float(text) != float(total))
+    if wrong:
+        raise ExportError(
+            f"Moodle counts this assignment as {wrong[0]} points, the rubric adds up to {total}: correct one of them"
+        )
+
+
+def _filled(sheet: Sheet, grades: Sequence[FinalGrade]) -> tuple[list[list[str]], set[str], int]:
+    """All rows, the participants met, and how many are locked."""
+    header = sheet.rows[0]
+    at = {name: column(header, name) for name in (*_NEEDED, "Feedback comments", "Grade can be changed")}
+    by_id = {moodle_id(final.submission): final for final in grades if moodle_id(final.submission)}
+    comma = uses_decimal_comma(sheet)
+    rows, met, locked = [header], set(), 0
+    for row in sheet.rows[1:]:
+        match = _IDENTIFIER.match(cell(row, at["Identifier"]))
+        final = by_id.get(match[1]) if match else None
+        if final is not None and match:
+            met.add(match[1])
+            if cell(row, at["Grade can be changed"]).strip().casefold() == "no":
+                locked += 1
+            elif final.points is not None:
+                row = with_cell(row, at["Grade"], two_decimals(final.points, comma))
+                row = _with_comment(row, at["Feedback comments"], final)
+        rows.append(row)
+    return rows, met, locked
+
+
+def _with_comment(row: list[str], index: int, final: FinalGrade) -> list[str]:
+    return with_cell(row, index, feedback_fragment("", final)) if index >= 0 else row
+
+
+def _strangers(grades: Iterable[FinalGrade], met: set[str]) -> list[LeftBlank]:
+    return [
+        LeftBlank(final.submission, _NOT_LISTED if moodle_id(final.submission) else _NO_ID)
+        for final in grades
+        if moodle_id(final.submission) not in met
+    ]

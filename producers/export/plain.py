@@ -1,0 +1,43 @@
+"""One CSV for everything else: a row a submission, with what the models said beside what a person decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from producers.export.final import Exported, FinalGrade, final_grades, left_blank
+from producers.export.tables import Sheet, write_sheet
+from producers.names import student_id
+from producers.report import one_line, show_points
+from producers.reviews import Override
+
+FIRST = ("submission", "student_id", "state", "reviewed", "points", "max_points", "points_by_models")
+LAST = ("flags", "left_blank_because", "reason")
+
+
+def export_csv(
+    folder: Path, overrides: Iterable[Override] | None = None, *, include_unreviewed: bool = False
+) -> Exported:
+    """A table of the class; columns FIRST, each criterion's points, LAST. Raises BatchError."""
+    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    ids = [criterion.id for criterion in graded.grades[0].criteria] if graded.grades else []
+    rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]
+    return Exported("grades.csv", "text/csv", write_sheet(Sheet(rows), newline="\n"), left_blank(grades))
+
+
+def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
+    grade = final.grade
+    shown = {criterion.id: criterion.points for criterion in final.criteria} if final.points is not None else {}
+    return [
+        one_line(grade.submission),
+        student_id(grade.submission),
+        grade.state,
+        "yes" if final.reviewed else "no",
+        show_points(final.points),
+        show_points(grade.max_points),
+        show_points(grade.points),
+        *(show_points(shown.get(id)) for id in ids),
+        one_line("; ".join(grade.flags)),
+        one_line(final.why_blank),
+        one_line(grade.reason),
+    ]
