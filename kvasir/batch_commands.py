@@ -9,6 +9,7 @@ import click
 
 from kvasir import dry_run, grading
 from kvasir.connect import connect, is_cluster
+from kvasir.deadline import deadline_option
 from kvasir.options import Globals, grading_options, id_list, out_folder
 from kvasir.terminal import TerminalProgress, say, stderr, table
 from messages.errors import BatchError
@@ -26,6 +27,7 @@ wait_option = click.option("--max-wait", type=float, metavar="SECONDS", help="St
 
 @click.command()
 @grading_options
+@deadline_option
 @click.option("--dry-run", "dry", is_flag=True, help="Show what would be done; call no model.")
 @json_option
 @quiet_option
@@ -42,6 +44,8 @@ def grade(
     out: Path | None,
     limit: int,
     only: str,
+    samples: int,
+    deadline_s: float,
     dry: bool,
     as_json: bool,
     quiet: bool,
@@ -52,17 +56,18 @@ def grade(
     Run it again to go on where it stopped: what is graded is not graded twice.
     """
     settings = given.settings(code_model=code_model, feedback_model=feedback_model)
-    request = grading.request_from(settings, folder, rubric, solution, template, id_list(only), limit)
+    request = grading.request_from(settings, folder, rubric, solution, template, id_list(only), limit, samples)
     if dry:
         return dry_run.show(settings, request, as_json)
     with Batch(out_folder(folder, out)) as batch, TerminalProgress(quiet) as progress:
         assignment = grading.open_assignment(batch, request)
-        outcome = grading.run(settings, batch, assignment, progress, given.observer(), max_wait)
+        outcome = grading.run(settings, batch, assignment, progress, given.observer(), max_wait, deadline_s)
     return _show(outcome, as_json)
 
 
 @click.command()
 @grading_options
+@deadline_option
 @quiet_option
 @click.pass_obj
 def submit(
@@ -76,16 +81,18 @@ def submit(
     out: Path | None,
     limit: int,
     only: str,
+    samples: int,
+    deadline_s: float,
     quiet: bool,
 ) -> int:
     """Queue the submissions in FOLDER on the cluster and leave; `kvasir watch` gathers the results."""
     settings = given.settings(code_model=code_model, feedback_model=feedback_model)
-    request = grading.request_from(settings, folder, rubric, solution, template, id_list(only), limit)
+    request = grading.request_from(settings, folder, rubric, solution, template, id_list(only), limit, samples)
     _need_cluster(given, "submit")
     target = out_folder(folder, out)
     with Batch(target) as batch, TerminalProgress(quiet) as progress:
         assignment = grading.open_assignment(batch, request)
-        published = grading.submit(settings, batch, assignment, progress, given.observer())
+        published = grading.submit(settings, batch, assignment, progress, given.observer(), deadline_s)
     say(f"{published} jobs queued as {batch.batch_id}; gather them with: kvasir watch {target}")
     return 0
 
@@ -189,6 +196,8 @@ def _show(outcome: grading.Outcome, as_json: bool) -> int:
         click.echo(json.dumps(grading.as_json(outcome), ensure_ascii=False))
     else:
         table(("submission", "state", "points", "remarks"), summary_rows(outcome.grades), right=("points",))
+        for alarm in outcome.alarms:
+            say(f"Look at the class: {alarm}")
         if not outcome.worked:
             say("Everything is already graded; no engine was called.")
         say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")

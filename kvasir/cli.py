@@ -11,8 +11,22 @@ from collections.abc import Sequence
 
 import click
 
-from kvasir import batch_commands, engine_commands, query_commands, worker_commands
+from kvasir import (
+    batch_commands,
+    dead_commands,
+    deploy_commands,
+    engine_commands,
+    export_commands,
+    forget_commands,
+    pause_commands,
+    query_commands,
+    run_commands,
+    top,
+    ui_commands,
+    worker_commands,
+)
 from kvasir.options import global_options
+from kvasir.plan import command as plan_command
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
 
 FAILED = 1
@@ -32,7 +46,21 @@ def kvasir() -> None:
     """
 
 
-for module in (batch_commands, query_commands, engine_commands, worker_commands):
+for module in (
+    batch_commands,
+    dead_commands,
+    deploy_commands,
+    export_commands,
+    run_commands,
+    forget_commands,
+    query_commands,
+    engine_commands,
+    plan_command,
+    worker_commands,
+    pause_commands,
+    top,
+    ui_commands,
+):
     for command in module.COMMANDS:
         kvasir.add_command(command)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import kvstore.connect
-from infra.broker import Broker
 from infra.settings import Settings
 from kvasir.local import LocalPipeline
 from kvstore.best_effort import BestEffortBoard
@@ -13,6 +13,9 @@ from kvstore.connect import Stores
 from messages.errors import ConfigError
 from messages.lifecycle import Moment
 from producers.client import Client
+
+if TYPE_CHECKING:
+    from infra.rabbitmq import RabbitMQBroker
 
 Observer = Callable[[Moment], None]
 
@@ -52,12 +55,13 @@ def is_cluster(settings: Settings) -> bool:
     return broker
 
 
-def open_broker(settings: Settings, name: str) -> Broker:
+def open_broker(settings: Settings, name: str) -> RabbitMQBroker:
     """The configured broker. Raises BrokerUnavailable."""
     # Here and not above: the local pipeline then needs no pika.
     from infra.rabbitmq import RabbitMQBroker
 
-    return RabbitMQBroker(settings.broker_url_with_secret(), name=f"kvasir {name}")
+    url, ca_file = settings.broker_url_with_secret(), settings.broker_ca_file()
+    return RabbitMQBroker(url, name=f"kvasir {name}", ca_file=ca_file)
 
 
 def open_stores(settings: Settings) -> Stores:

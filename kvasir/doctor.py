@@ -1,28 +1,41 @@
-"""Looks a cluster over before work starts: configuration, broker, store, and the workers' cards. Changes nothing."""
+"""Looks a cluster over before work starts: configuration, broker, store, disks, and the workers' cards.
+
+Leaves everything as it was: one message and 16 MB of random bytes go out and come back.
+"""
 
 from __future__ import annotations
 
-import time
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-from redis.exceptions import ResponseError
+from typing import TYPE_CHECKING
 
 from engines.catalogue import BY_NAME
 from engines.gguf_file import read_gguf
 from engines.ollama_models import SCHEME, check_dialect, find_gguf
 from infra import topology
-from infra.broker import Broker
 from infra.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.doctor_pairs import check_workers
+from kvasir.doctor_services import (
+    check_broker_itself,
+    check_clock,
+    check_journal_disk,
+    check_link,
+    check_other_clocks,
+    check_publishing,
+    check_redis,
+    check_slot_disk,
+    clock_difference_s,
+    read_redis,
+)
 from kvasir.findings import Finding, error, ok, warn
 from kvstore.connect import Stores
-from kvstore.redis_client import errors_mapped, open_client, place
 from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
 
-_CLOCKS_DIFFER_S = 5.0
+if TYPE_CHECKING:
+    from infra.rabbitmq import RabbitMQBroker
+
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
 
 
@@ -35,12 +48,15 @@ def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
         yield error("configuration", str(wrong), "mend the setting that it names")
         return
     yield from _check_configuration(settings)
+    yield check_journal_disk(Path("results"))
     if cluster:
         yield from _check_cluster(settings)
     else:
         yield ok("broker", "none is configured: everything runs in this process")
         for model in settings.models.values():
             yield _check_local_model(model)
+        if any("llamacpp" in model.weights for model in settings.models.values()):
+            yield check_slot_disk()
 
 
 def _check_configuration(settings: Settings) -> Iterator[Finding]:
@@ -100,7 +116,9 @@ def _check_cluster(settings: Settings) -> Iterator[Finding]:
         stores.close()
 
 
-def _check_broker(broker: Broker, models: list[str]) -> Iterator[Finding]:
+def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding]:
+    yield from check_broker_itself(broker.server)
+    yield check_publishing(broker)
     work = [spec.name for spec in topology.queues(models) if spec.exchange == topology.WORK]
     absent = [name for name in work if broker.depth(name) is None]
     if absent:
@@ -119,57 +137,14 @@ def _check_broker(broker: Broker, models: list[str]) -> Iterator[Finding]:
 
 def _check_stores(settings: Settings, stores: Stores) -> Iterator[Finding]:
     url = settings.store_url_with_secret()
-    client = open_client(url)
-    try:
-        with errors_mapped(place(url)):
-            info: Any = client.info()
-            saves = _setting(client, "save")
-    finally:
-        client.close()
+    info, saves = read_redis(url)
     yield ok("store", f"reached; Redis {info['redis_version']}")
     yield from check_redis(info, saves)
-    yield check_clock(stores.board.now() - time.time())
-    yield from check_workers(settings, stores.board.cards())
-
-
-def _setting(client: Any, name: str) -> str:
-    """A server setting; "" where reading it is forbidden, as it is on managed services."""
-    try:
-        return str(client.config_get(name).get(name, ""))
-    except ResponseError:
-        return ""
-
-
-def check_redis(info: dict[str, Any], saves: str) -> Iterator[Finding]:
-    """What `INFO` and the setting `save` say of how Redis treats a full memory, and whether it writes to disk."""
-    limit, policy = int(info.get("maxmemory", 0)), str(info.get("maxmemory_policy", ""))
-    if not limit:
-        yield warn("store", "maxmemory is not set: prefill can't tell when it is full", "redis: maxmemory 128gb, or so")
-    if policy != "noeviction":
-        yield error(
-            "store",
-            f"maxmemory-policy is {policy}: it throws away KV caches that waiting jobs need, and workers' cards",
-            "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
-        )
-    if saves or info.get("aof_enabled"):
-        yield warn(
-            "store",
-            f"it writes KV caches to disk ({'appendonly yes' if info.get('aof_enabled') else f'save {saves}'}), "
-            "and may need twice the memory meanwhile",
-            'redis.conf: save "" and appendonly no: everything in it can be computed again',
-        )
-    if limit and policy == "noeviction" and not saves and not info.get("aof_enabled"):
-        yield ok(
-            "store", f"{int(info['used_memory']) / 1e9:.2f} of {limit / 1e9:.1f} GB used; noeviction, no persistence"
-        )
-
-
-def check_clock(difference_s: float) -> Finding:
-    """The store's clock minus this machine's."""
-    if abs(difference_s) < _CLOCKS_DIFFER_S:
-        return ok("store", f"its clock is this machine's ({difference_s:+.1f} s)")
-    return warn(
-        "store",
-        f"its clock differs from this machine's by {difference_s:+,.0f} s: deadlines go by the store's",
-        "let all machines keep time by NTP",
-    )
+    yield check_link(url)
+    cards = stores.board.cards()
+    yield check_clock(clock_difference_s(stores.board.now))
+    if cards:
+        yield check_other_clocks()
+    if any(card.engine == "llamacpp" and card.host == socket.gethostname() for card in cards):
+        yield check_slot_disk()
+    yield from check_workers(settings, cards)

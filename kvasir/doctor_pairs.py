@@ -73,16 +73,45 @@ def _check_pair(model: ModelSettings, prefill: WorkerCard, decode: WorkerCard) -
             "would read other words than were sent",
             "give both workers conversions of one model",
         )
+    if _shape(prefill) and _shape(decode) and _shape(prefill) != _shape(decode):
+        return error(
+            model.name,
+            f"{pair}: KV caches of different shapes ({_shape(prefill)}; and {_shape(decode)}): they are not "
+            "conversions of the same weights; every prompt is computed twice",
+            _mend_shapes(model, prefill, decode),
+        )
     if prefill.fingerprint == decode.fingerprint:
-        return ok(model.name, f"{pair}: hands its KV cache over (family {prefill.fingerprint:.12})")
+        because = ", because same_weights says that it may" if prefill.engine != decode.engine else ""
+        return ok(model.name, f"{pair}: hands its KV cache over{because} (family {prefill.fingerprint:.12})")
     if {prefill.engine, decode.engine} <= set(model.same_weights) and prefill.engine != decode.engine:
-        return ok(model.name, f"{pair}: hands its KV cache over, because same_weights says that it may")
+        return _check_family(model, pair, prefill, decode)
     return error(
         model.name,
         f"{pair}: other weights or shapes (KV families {prefill.fingerprint:.12} and {decode.fingerprint:.12}); every "
         "prompt is computed twice",
         _mend_families(model, prefill, decode),
     )
+
+
+def _check_family(model: ModelSettings, pair: str, prefill: WorkerCard, decode: WorkerCard) -> Finding:
+    """Both engines are in same_weights, and go by different names: one of them was started without it."""
+    return error(
+        model.name,
+        f"{pair}: same_weights says that they may share KV caches, but they go by different families "
+        f"({prefill.fingerprint:.12} and {decode.fingerprint:.12}); every prompt is computed twice",
+        "start both workers again with this configuration",
+    )
+
+
+def _shape(card: WorkerCard) -> str:
+    """Layers, heads and windows of its KV cache, without the dtype; "" where an older worker doesn't say."""
+    return card.layout.partition(";")[0]
+
+
+def _mend_shapes(model: ModelSettings, prefill: WorkerCard, decode: WorkerCard) -> str:
+    if {prefill.engine, decode.engine} <= set(model.same_weights):
+        return f'take them out of same_weights in [models."{model.name}"], or give both conversions of one model'
+    return "give both workers the same model, or serve one of them under another model name"
 
 
 def _mend_families(model: ModelSettings, prefill: WorkerCard, decode: WorkerCard) -> str:

@@ -16,6 +16,7 @@ from kvasir.terminal import say, table
 from messages.errors import ConfigError, Retry
 from producers import grade
 from producers.grade import Assignment, GradeRequest, Item
+from producers.names import student_id
 from producers.prompts import cut_summary
 from producers.tokens import estimate_tokens
 from producers.truncation import count_parts
@@ -68,6 +69,8 @@ def _item(item: Item, count: Callable[[str], int]) -> dict[str, Any]:
         "images_left_out": submission.images_left_out,
         "cuts": cut_summary(item.cuts),
         "notes": list(submission.notes),
+        "student_id": student_id(submission.name),
+        "replaces": list(submission.superseded),
         "prompts": {task.role: count(task.prompt.shared + task.prompt.own) for task in item.tasks},
     }
 
@@ -111,6 +114,7 @@ def _row(item: dict[str, Any]) -> list[str]:
     remarks = [item["problem"]] if item["problem"] else [*item["cuts"], *item["notes"]]
     if item["empty"]:
         remarks.insert(0, "nothing of the student's own: 0 points without a model")
+    remarks += [f"replaces {name}" for name in item["replaces"]]
     if item["images_left_out"]:
         remarks.append(f"{item['images_left_out']} images left out")
     figures = [f"{tokens[kind]:,}" for kind in ("code", "text", "output")]

@@ -76,7 +76,13 @@ def grading_options(function: F) -> F:
             click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
             click.option("--out", type=path, help="Folder of the batch [default: results/FOLDER's name]."),
             click.option("--limit", type=click.IntRange(0), default=0, help="Only the first N submissions."),
-            click.option("--only", default="", metavar="IDS", help="Only these: names or Canvas ids, comma-separated."),
+            click.option("--only", default="", metavar="IDS", help="Only these: names or LMS ids, comma-separated."),
+            click.option(
+                "--samples",
+                type=click.IntRange(1, 15),
+                default=1,
+                help="Answers to each prompt, from one prefill; where they disagree, a person looks.",
+            ),
         ]
     ):
         function = option(function)

@@ -109,16 +109,18 @@ def status(given: Globals, as_json: bool) -> int:
         say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
         return 0
     with connect(settings, (), name="status") as client:
-        state = _state(settings, client)
+        state = cluster_state(settings, client)
     click.echo(json.dumps(state)) if as_json else _print(state)
     return 0
 
 
-def _state(settings: Settings, client: Client) -> dict[str, Any]:
+def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
+    """What `kvasir status --json` prints: workers, queues, models nobody serves, store."""
     return {
         "workers": [_worker(card) for card in client.workers()],
         "queues": _queues(client.broker, list(settings.models)),
         "unserved": client.unserved(settings.models),
+        "unprefilled": client.unprefilled(settings.models),
         "store": store_state(settings),
     }
 
@@ -141,7 +143,7 @@ def store_state(settings: Settings) -> dict[str, Any]:
 
 def _worker(card: WorkerCard) -> dict[str, Any]:
     names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "hands_over")
-    return {name: getattr(card, name) for name in (*names, "notes")}
+    return {name: getattr(card, name) for name in (*names, "off", "notes")}
 
 
 def _queues(broker: Broker, models: list[str]) -> dict[str, int]:
@@ -166,7 +168,7 @@ def _print(state: dict[str, Any]) -> None:
             worker["role"],
             worker["model"],
             f"{worker['engine']} on {worker['device']}",
-            f"{worker['busy']}/{worker['slots']}",
+            f"{worker['busy']}/{worker['slots']}" + (f" {worker['off']}" if worker["off"] else ""),
             str(worker["done"]),
             f"{worker['tokens_per_s']:,.0f}",
             worker["notes"] or "KV cache",
@@ -178,7 +180,9 @@ def _print(state: dict[str, Any]) -> None:
     store = state["store"]
     say(store_line(store))
     for model in state["unserved"]:
-        say(f"Nobody serves {model}: it needs a prefill and a decode worker.")
+        say(f"Nobody serves {model}: its jobs wait for a decode worker.")
+    for model in state["unprefilled"]:
+        say(f"No prefill worker serves {model}: its decode workers do the prompts themselves, which takes longer.")
 
 
 def store_line(store: dict[str, Any]) -> str:

@@ -7,11 +7,23 @@ from typing import Any, TypeVar
 
 import click
 
-from kvasir.options import Globals
+from infra.hours import Hours
+from kvasir.options import Globals, id_list
+from kvasir.worker_page import PageOptions
 from kvasir.worker_process import WorkerOptions, serve
+from messages.cards import Role
+from messages.errors import InvalidMessage
 from monitoring import logs
+from monitoring.server import LOOPBACK
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> Hours:
+    try:
+        return Hours.parse(parameter.opts[0], value)
+    except InvalidMessage as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _worker_options(function: F) -> F:
@@ -21,7 +33,26 @@ def _worker_options(function: F) -> F:
             click.option("--engine", default="", metavar="E", help="Engine [default: the model's]."),
             click.option("--weights", default="", metavar="W", help="What the engine loads: a file, folder or URL."),
             click.option("--context", type=click.IntRange(0), default=0, help="Tokens a sequence may have."),
-            click.option("--grace", type=float, default=60.0, show_default=True, help="Seconds to finish on SIGTERM."),
+            click.option(
+                "--grace", "grace_s", type=float, default=60.0, show_default=True, help="Seconds to finish on SIGTERM."
+            ),
+            click.option(
+                "--hours",
+                default="",
+                metavar="HH:MM-HH:MM",
+                envvar="KVASIR_HOURS",
+                callback=_hours,
+                help="Take jobs in these hours only, by this machine's clock; several: with commas [default: always].",
+            ),
+            click.option(
+                "--metrics-port",
+                type=click.IntRange(0, 65535),
+                envvar="KVASIR_METRICS_PORT",
+                help="Serve /metrics, /health, /ready and /status here; 0: on a free port [default: nowhere].",
+            ),
+            click.option(
+                "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Listen there for that."
+            ),
         ]
     ):
         function = option(function)
@@ -31,9 +62,9 @@ def _worker_options(function: F) -> F:
 @click.command("prefill-worker")
 @_worker_options
 @click.pass_obj
-def prefill_worker(given: Globals, model: str, engine: str, weights: str, context: int, grace: float) -> int:
+def prefill_worker(given: Globals, /, **options: Any) -> int:
     """Compute the KV caches of a model's prompts. Stops on SIGTERM after the job in hand."""
-    return _serve(given, WorkerOptions("prefill", model, engine, weights, context, 1, grace))
+    return _serve(given, "prefill", **options)
 
 
 @click.command("decode-worker")
@@ -42,26 +73,34 @@ def prefill_worker(given: Globals, model: str, engine: str, weights: str, contex
 @click.option(
     "--kv-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True, help="Shared KV kept in memory, in GB."
 )
+@click.option(
+    "--steal",
+    default="",
+    metavar="MODEL[,MODEL…]",
+    envvar="KVASIR_STEAL",
+    callback=lambda _context, _parameter, value: id_list(value),
+    help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
+)
+@click.option(
+    "--memory",
+    "memory_gb",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="GB",
+    envvar="KVASIR_MEMORY_GB",
+    help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
+)
 @click.pass_obj
-def decode_worker(
-    given: Globals,
-    model: str,
-    engine: str,
-    weights: str,
-    context: int,
-    grace: float,
-    slots: int,
-    kv_cache_gb: float,
-) -> int:
+def decode_worker(given: Globals, /, **options: Any) -> int:
     """Generate a model's answers from KV caches in the store. Stops on SIGTERM after the jobs in its slots."""
-    return _serve(given, WorkerOptions("decode", model, engine, weights, context, slots, grace, kv_cache_gb))
+    return _serve(given, "decode", **options)
 
 
-def _serve(given: Globals, options: WorkerOptions) -> int:
+def _serve(given: Globals, role: Role, metrics_port: int | None, metrics_host: str, **options: Any) -> int:
     if given.log_level == "warning":  # a worker's log is its only face
         logs.configure("info", "json" if given.log_style == "json" else "console")
-
-    serve(given.settings(), options, given.observer())
+    page = PageOptions(metrics_port, metrics_host)
+    serve(given.settings(), WorkerOptions(role, page=page, **options), given.observer())
     return 0
 
 

@@ -7,26 +7,31 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
+from decode_worker.residency import Stealable
 from decode_worker.worker import DecodeWorker
 from engines.family import in_family
 from engines.hand_over_proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
-from infra.settings import Settings
+from infra.hours import Hours
+from infra.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
+from kvasir.stealables import memory_bytes, stealables, weights_bytes
+from kvasir.worker_page import PageOptions, worker_page
 from kvstore.base import Board, KVStore
 from kvstore.block_cache import CachedKVStore
 from messages.cards import Role
-from messages.errors import ConfigError
+from messages.errors import ConfigError, KvasirError
+from messages.jobs import SHORT_PROMPT_TOKENS
 from messages.lifecycle import Moment
+from monitoring.events import fan_out
 from prefill_worker.worker import PrefillWorker
 
 log = logging.getLogger(__name__)
 
 Worker = PrefillWorker | DecodeWorker
-_KINDS: dict[Role, type[PrefillWorker] | type[DecodeWorker]] = {"prefill": PrefillWorker, "decode": DecodeWorker}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,10 @@ class WorkerOptions:
     slots: int = 0
     grace_s: float = 60.0
     kv_cache_gb: float = 2.0  # shared blocks kept in memory
+    page: PageOptions = field(default_factory=PageOptions)
+    steal: tuple[str, ...] = ()  # models whose jobs a decode worker may take besides its own; "all"
+    hours: Hours = field(default_factory=Hours)  # in which it takes jobs
+    memory_gb: float = 0.0  # for the weights of all models in memory; 0: most of the machine's
 
 
 def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Moment], None]) -> None:
@@ -51,25 +60,32 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Moment]
     if not is_cluster(settings):
         raise ConfigError("a worker needs the cluster: set KVASIR_BROKER_URL=amqp://… and KVASIR_STORE_URL=redis://…")
     with ExitStack() as stack:
+        page = stack.enter_context(worker_page(settings, options.page, options.role, options.model, options.steal))
+        observe = fan_out(observe, page.metrics)
         broker = open_broker(settings, f"{options.role} {options.model}")
         stack.callback(broker.close)
         stores = open_stores(settings)
         stack.callback(stores.close)
-        engine = _load(settings, options)
+        engine, weights = _load(settings, options)
         stack.callback(engine.close)
-        _check_family(stores.board, options.model, engine)
-        why_no_kv = prove(engine, engine)
-        if why_no_kv:
-            log.warning("this worker hands nothing over: %s", why_no_kv)
-        kv = _kv(stores.kv, options)
-        worker = _KINDS[options.role](options.model, engine, broker, kv, stores.board, observe, why_no_kv)
+        why_no_kv = _checked(stores.board, options.model, engine)
+        common = (options.model, engine, broker, _kv(stores.kv, options), stores.board, observe, why_no_kv)
+        worker: Worker
+        if options.role == "prefill":
+            worker = PrefillWorker(*common, short_tokens=_short_tokens(settings, options.model))
+        else:
+            others = _others(settings, options, engine, stores.board)
+            worker = DecodeWorker(*common, others, memory_bytes(options.memory_gb), weights_bytes(weights))
+        worker.keep_hours(options.hours)
+        page.loaded(worker.card, broker, stores.board)
         with _stopped_by_signals(worker, options.grace_s):
             log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
             worker.run()
         log.info("worker %s has left", worker.worker_id)
 
 
-def _load(settings: Settings, options: WorkerOptions) -> Engine:
+def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
+    """The worker's engine, and the weights that it loaded."""
     configured = settings.models.get(options.model)
     if configured is None and not (options.engine and options.weights):
         settings.model(options.model)  # raises, with what is configured
@@ -81,8 +97,36 @@ def _load(settings: Settings, options: WorkerOptions) -> Engine:
     slots = 1 if options.role == "prefill" else options.slots or (configured.slots if configured else 4)
     threads = configured.threads if configured else 0
     engine = open_engine(name, EngineOptions(weights, context, slots, threads))
-    loaded: Engine = in_family(engine, options.model, configured.same_weights if configured else ())
-    return loaded
+    return in_family(engine, options.model, configured.same_weights if configured else ()), weights
+
+
+def _short_tokens(settings: Settings, model: str) -> int:
+    configured = settings.models.get(model)
+    return configured.short_prompt_tokens if configured else SHORT_PROMPT_TOKENS
+
+
+def _others(settings: Settings, options: WorkerOptions, engine: Engine, board: Board) -> list[Stealable]:
+    """What else this worker may serve, in its own number of slots."""
+
+    def load(model: ModelSettings, name: str, weights: str) -> tuple[Engine, str]:
+        options = EngineOptions(weights, model.context, engine.info.slots, model.threads)
+        other: Engine = in_family(open_engine(name, options), model.name, model.same_weights)
+        try:
+            return other, _checked(board, model.name, other)
+        except KvasirError:
+            other.close()
+            raise
+
+    return stealables(settings, options.model, engine.info.engine, options.steal, load)
+
+
+def _checked(board: Board, model: str, engine: Engine) -> str:
+    """Why the engine hands nothing over; "": it does. Raises ConfigError if it has other weights than its peers."""
+    _check_family(board, model, engine)
+    why_no_kv = prove(engine, engine)
+    if why_no_kv:
+        log.warning("this worker hands nothing of %s over: %s", model, why_no_kv)
+    return why_no_kv
 
 
 def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:

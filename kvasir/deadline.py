@@ -1,0 +1,57 @@
+"""`--deadline`: a time to go, `8h` or `1h30m`, or a time of day by this machine's clock, `07:30`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TO_GO = re.compile(r"(?:(\d{1,3})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?")
+_TIME_OF_DAY = re.compile(r"(\d\d?):(\d\d)")
+_EXPECTED = "must be a time to go such as 8h, 90m or 1h30m, or a time of day such as 07:30"
+
+
+def seconds_to(text: str, now: datetime) -> float:
+    """Seconds from `now`; a time of day is its next occurrence. Raises ValueError with what was expected."""
+    text = text.strip()
+    if match := _TIME_OF_DAY.fullmatch(text):
+        return _to_time_of_day(int(match[1]), int(match[2]), now)
+    match = _TO_GO.fullmatch(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    found = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+    if not found:
+        raise ValueError(f"{_EXPECTED}, not {text!r:.40}")
+    return found
+
+
+def _to_time_of_day(hour: int, minute: int, now: datetime) -> float:
+    if hour > 23 or minute > 59:
+        raise ValueError(f"{_EXPECTED}: a day has no {hour:02}:{minute:02}")
+    moment = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    if moment <= now:
+        moment += timedelta(days=1)
+    return (moment.astimezone() - now.astimezone()).total_seconds()  # a night in which the clocks change is no day long
+
+
+def _read(_context: click.Context, _option: click.Parameter, text: str | None) -> float:
+    try:
+        return seconds_to(text, datetime.now()) if text is not None else 0.0
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def deadline_option(function: F) -> F:
+    """`--deadline`, as `deadline_s`: seconds from now, 0 without."""
+    option = click.option(
+        "--deadline",
+        "deadline_s",
+        callback=_read,
+        metavar="WHEN",
+        help="Jobs not done by then expire: a time to go (8h, 90m) or a time of day (07:30).",
+    )
+    return option(function)

@@ -1,0 +1,85 @@
+"""From the machines in kvasir.toml to the fleet that is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decode_worker.stealing import FIRST_LOAD_BYTES_PER_S
+from infra.settings import MachineSettings, ModelSettings, Role, Settings
+from kvasir.plan.fleet import Decoder, Fleet, Prefiller
+from messages.errors import ConfigError
+
+# A job's own share of workers and services: what slots and prefill workers were seen to spend between jobs.
+PREFILL_OVERHEAD_S = 0.02
+DECODE_OVERHEAD_S = 0.02
+
+_SHARE_FOR_WEIGHTS = 0.8  # of a machine's memory; a decode worker's own rule
+
+
+def fleet_of(settings: Settings, models: Sequence[str], steal: bool = True) -> Fleet:
+    """The workers of these models on the configured machines. Raises ConfigError if a worker or a rate is missing."""
+    if not settings.machines:
+        raise ConfigError(
+            "no machines are configured: add a table [machines.NAME] with roles and rates for each to kvasir.toml; "
+            "examples/kvasir.toml has four"
+        )
+    pairs = [(machine, role) for machine in settings.machines.values() for role in machine.roles]
+    prefillers = [
+        _prefiller(machine, role) for machine, role in pairs if role.role == "prefill" and role.model in models
+    ]
+    decoders = [
+        _decoder(settings, machine, role, models if steal else [role.model])
+        for machine, role in pairs
+        if role.role == "decode" and role.model in models
+    ]
+    for stage, served in (("prefill", {p.model for p in prefillers}), ("decode", {d.model for d in decoders})):
+        for model in models:
+            if model not in served:
+                raise ConfigError(f"no machine has the role {stage} for {model}: add it to roles in [machines.NAME]")
+    hand_over_s = {name: _hand_over_s(settings, settings.model(name)) for name in models}
+    return Fleet(tuple(prefillers), tuple(decoders), hand_over_s, PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S)
+
+
+def _prefiller(machine: MachineSettings, role: Role) -> Prefiller:
+    rate = machine.rates[role.model].prefill if role.model in machine.rates else 0.0
+    return Prefiller(machine.name, role.model, _known(rate, machine, role))
+
+
+def _decoder(settings: Settings, machine: MachineSettings, role: Role, models: Sequence[str]) -> Decoder:
+    rates = {name: machine.rates[name].decode for name in models if name in machine.rates}
+    _known(rates.get(role.model, 0.0), machine, role)
+    home = settings.model(role.model)
+    kept = {
+        name: rate
+        for name, rate in rates.items()
+        if rate > 0 and (name == role.model or _fit(machine, home, settings.model(name)))
+    }
+    load_s = {name: settings.model(name).memory_gb * 1e9 / FIRST_LOAD_BYTES_PER_S for name in kept}
+    return Decoder(machine.name, role.model, role.slots or home.slots, kept, load_s)
+
+
+def _known(rate: float, machine: MachineSettings, role: Role) -> float:
+    if rate <= 0:
+        raise ConfigError(
+            f"the {role.role} rate of {role.model} on {machine.name} is not known: set "
+            f'rates."{role.model}".{role.role} (tokens a second) in [machines.{machine.name}]'
+        )
+    return rate
+
+
+def _fit(machine: MachineSettings, home: ModelSettings, other: ModelSettings) -> bool:
+    """Whether a machine could hold both; an unknown size is taken to fit."""
+    if not machine.memory_gb:
+        return True
+    store = sum(role.memory_gb for role in machine.roles)
+    return home.memory_gb + other.memory_gb <= _SHARE_FOR_WEIGHTS * (machine.memory_gb - store)
+
+
+def _hand_over_s(settings: Settings, model: ModelSettings) -> float:
+    """Seconds a prompt token's KV takes from the store to a decoder, by the slowest link; 0 where that is not known."""
+    links = [
+        machine.link_gbps
+        for machine in settings.machines.values()
+        if machine.link_gbps and any(role.role == "decode" for role in machine.roles)
+    ]
+    return model.kv_bytes_per_token * 8 / (min(links) * 1e9) if links else 0.0

@@ -1,0 +1,197 @@
+"""What the simulation says about a class on a cluster, as plain figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from infra.settings import Settings
+from kvasir.plan.bound import lower_bound
+from kvasir.plan.fleet import Decoder, Fleet, Job
+from kvasir.plan.policy import Stealing
+from kvasir.plan.simulate import Run, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """How much of the makespan a machine's stage was at work; of decode the mean of its slots."""
+
+    machine: str
+    stage: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The same class with one more machine like this one."""
+
+    machine: str
+    stages: str
+    makespan_s: float
+    saves_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lone:
+    """A request of a model by itself on an idle cluster, its class-wide part stored: the median of the class."""
+
+    model: str
+    prefill_s: float
+    hand_over_s: float
+    decode_s: float
+
+    @property
+    def latency_s(self) -> float:
+        """Prompt to last token."""
+        return self.prefill_s + self.hand_over_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The prediction. None where the configuration lacks what it follows from."""
+
+    submissions: int
+    jobs: int
+    prompt_tokens: int
+    computed_tokens: int  # with the class-wide part once for each model
+    answer_tokens: int
+    makespan_s: float
+    without_stealing_s: float
+    bound_s: float
+    steals: int
+    limit: str
+    busy: tuple[Busy, ...]
+    link_share: float | None  # of the makespan, that the slowest link carries KV
+    lone: tuple[Lone, ...]
+    what_if: tuple[WhatIf, ...]
+    energy_kwh: float | None
+    electricity: float | None
+    hardware: float | None
+
+    @property
+    def students_per_hour(self) -> float:
+        """Submissions an hour."""
+        return self.submissions * 3600 / self.makespan_s
+
+    @property
+    def utilisation(self) -> float:
+        """Mean of the machines' busy shares; of a machine with both stages the sum, at most 1."""
+        machines = dict.fromkeys(busy.machine for busy in self.busy)
+        shares = [sum(busy.share for busy in self.busy if busy.machine == name) for name in machines]
+        return statistics.fmean(min(1.0, share) for share in shares)
+
+    @property
+    def one_by_one_s(self) -> float:
+        """How long the class takes if each request waits for the one before, both models in turn."""
+        return sum(lone.latency_s for lone in self.lone) * self.jobs / len(self.lone)
+
+    @property
+    def cost(self) -> float | None:
+        """Electricity, and the machines' share where their prices are known."""
+        if self.electricity is None:
+            return self.hardware
+        return self.electricity + (self.hardware or 0.0)
+
+
+def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[Job], submissions: int) -> Forecast:
+    """Simulate the class. `jobs` must not be empty."""
+    run = simulate(fleet, jobs, Stealing())
+    makespan_s = run.makespan_s
+    energy_kwh = _energy_kwh(settings, fleet, makespan_s)
+    price = settings.costs.price_per_kwh
+    return Forecast(
+        submissions=submissions,
+        jobs=len(jobs),
+        prompt_tokens=sum(job.prompt_tokens for job in jobs),
+        computed_tokens=_computed(jobs),
+        answer_tokens=sum(job.answer_tokens for job in jobs),
+        makespan_s=makespan_s,
+        without_stealing_s=simulate(fleet, jobs).makespan_s,
+        bound_s=lower_bound(fleet, jobs),
+        steals=run.steals,
+        limit=_limit(fleet, run, jobs),
+        busy=_busy(fleet, run),
+        link_share=_link_s(fleet, jobs) / makespan_s if any(fleet.hand_over_s.values()) else None,
+        lone=tuple(_lone(fleet, [job for job in jobs if job.model == model]) for model in _models(jobs)),
+        what_if=tuple(_what_if(fleet, jobs, name, makespan_s) for name in fleet.machines()),
+        energy_kwh=energy_kwh,
+        electricity=energy_kwh * price if energy_kwh is not None and price else None,
+        hardware=_hardware(settings, fleet, makespan_s),
+    )
+
+
+def _busy(fleet: Fleet, run: Run) -> tuple[Busy, ...]:
+    """A machine with several workers of a stage has the mean of them."""
+    made = []
+    for (stage, machine), seconds in sorted(run.busy_s.items(), key=lambda item: item[0][::-1]):
+        workers = fleet.prefillers if stage == "prefill" else fleet.decoders
+        count = sum(worker.machine == machine for worker in workers)
+        made.append(Busy(machine, stage, seconds / count / run.makespan_s))
+    return tuple(made)
+
+
+def _limit(fleet: Fleet, run: Run, jobs: Sequence[Job]) -> str:
+    """What works the largest share of the time, in a few words: a stage, or the link."""
+    busy = _busy(fleet, run)
+    most = max(busy, key=lambda each: each.share)
+    link_share = _link_s(fleet, jobs) / run.makespan_s
+    if link_share > most.share:
+        return f"the link to the decoders: at work {link_share:.0%} of the time"
+    alike = [each.machine for each in busy if each.stage == most.stage and each.share > 0.9 * most.share]
+    return f"{most.stage} on {' and '.join(alike)}: at work {most.share:.0%} of the time"
+
+
+def _link_s(fleet: Fleet, jobs: Sequence[Job]) -> float:
+    """Seconds that all KV caches take over one link; decoders keep the class-wide part, so it travels once to each."""
+    own = sum(job.own_tokens * fleet.hand_over_s.get(job.model, 0.0) for job in jobs)
+    shared = {job.model: job.shared_tokens * fleet.hand_over_s.get(job.model, 0.0) for job in jobs}
+    return own + len(fleet.decoders) * sum(shared.values())
+
+
+def _lone(fleet: Fleet, jobs: Sequence[Job]) -> Lone:
+    model = jobs[0].model
+    own = statistics.median(job.own_tokens for job in jobs)
+    answer = statistics.median(job.answer_tokens for job in jobs)
+    home = [worker for worker in fleet.decoders if worker.model == model]
+    return Lone(
+        model,
+        own / max(worker.tokens_per_s for worker in fleet.prefillers if worker.model == model),
+        fleet.hand_over_s.get(model, 0.0) * own,
+        answer / max(worker.tokens_per_s[model] for worker in home),
+    )
+
+
+def _what_if(fleet: Fleet, jobs: Sequence[Job], machine: str, makespan_s: float) -> WhatIf:
+    prefillers = tuple(replace(each, machine=f"{machine} 2") for each in fleet.prefillers if each.machine == machine)
+    decoders = tuple(replace(each, machine=f"{machine} 2") for each in fleet.decoders if each.machine == machine)
+    more = replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)
+    after_s = simulate(more, jobs, Stealing()).makespan_s
+    stages = [f"prefill of {each.model}" for each in prefillers] + [_home(each) for each in decoders]
+    return WhatIf(machine, ", ".join(stages), after_s, makespan_s - after_s)
+
+
+def _home(worker: Decoder) -> str:
+    return f"decode, {worker.model} at home"
+
+
+def _energy_kwh(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
+    """Every machine at its full watts all the time: an upper bound. None if a machine's watts are not known."""
+    watts = [settings.machines[name].watts for name in fleet.machines()]
+    return sum(watts) * seconds / 3.6e6 if all(watts) else None
+
+
+def _hardware(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
+    """The machines' prices, spread over the hours in which they are used. None if one is not known."""
+    prices = [settings.machines[name].price for name in fleet.machines()]
+    hours = settings.costs.years * 52 * settings.costs.hours_per_week
+    return sum(prices) / hours * seconds / 3600 if all(prices) else None
+
+
+def _computed(jobs: Sequence[Job]) -> int:
+    shared = {(job.model, job.prefix): job.shared_tokens for job in jobs}
+    return sum(job.own_tokens for job in jobs) + sum(shared.values())
+
+
+def _models(jobs: Sequence[Job]) -> list[str]:
+    return list(dict.fromkeys(job.model for job in jobs))

@@ -1,0 +1,50 @@
+"""The decode worker's own rules, asked by the simulation: what they see is what a worker would see."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from decode_worker import stealing
+from decode_worker.stealing import Offer, Peer, Queue, Steal
+from kvasir.plan.simulate import Policy, Running, Seat, State
+
+
+class Stealing(Policy):
+    """Home first, unless faster workers end the queue sooner; then whatever pays.
+
+    Workers are taken to know their own and each other's rates, and learn how long answers are from those that they
+    have seen: the mean so far, and before the first one the declared guess.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[str, int] = defaultdict(int)
+        self._tokens: dict[str, int] = defaultdict(int)
+
+    def choose(self, state: State, seat: Seat) -> str | None:
+        """See Policy."""
+        home = seat.worker.model
+        if state.waiting(home):
+            queue = self._queue(state, seat, home)
+            if not stealing.leave_to_faster(queue, self._service_s(seat, home)):
+                return home
+        others = [model for model, rate in seat.worker.tokens_per_s.items() if model != home and rate > 0]
+        decision = stealing.decide([self._offer(state, seat, model) for model in others])
+        return decision.model if isinstance(decision, Steal) else None
+
+    def answered(self, state: State, seat: Seat, done: Running) -> None:
+        """See Policy."""
+        self._answers[done.job.model] += 1
+        self._tokens[done.job.model] += done.job.answer_tokens
+
+    def _offer(self, state: State, seat: Seat, model: str) -> Offer:
+        load_s = 0.0 if model in seat.resident else seat.worker.load_s.get(model, 0.0)
+        return Offer(self._queue(state, seat, model), self._service_s(seat, model), load_s=load_s)
+
+    def _queue(self, state: State, asking: Seat, model: str) -> Queue:
+        home = [seat for seat in state.seats if seat.worker.model == model and seat is not asking and seat.here]
+        peers = [Peer(seat.worker.slots, len(seat.running), self._service_s(seat, model)) for seat in home]
+        return Queue(model, state.waiting(model), tuple(peers))
+
+    def _service_s(self, seat: Seat, model: str) -> float:
+        mean = self._tokens[model] / self._answers[model] if self._answers[model] else 0.0
+        return stealing.expected_service_s(mean, seat.worker.tokens_per_s[model])
