@@ -9,11 +9,12 @@ import random
 from collections.abc import Callable
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """A list written as one text."""
     return tuple(text.split())
 
 
-NOUNS = _words(
+NOUNS = words(
     "analysis answer argument assignment assumption average axis bar baseline batch bias branch budget campaign "
     "category cause cell change channel chart chunk churn city claim class cleaning clue cluster code coefficient "
     "column comment comparison completeness conclusion condition confidence context contract correlation cost count "
@@ -38,7 +39,7 @@ NOUNS = _words(
     "unit update use user value variable variance variation view visit visualization warning weakness website week "
     "weight winter word work writing year"
 )
-VERBS = _words(
+VERBS = words(
     "add aggregate answer apply argue ask assess assume avoid base begin break build calculate call change check "
     "choose clean combine comment compare complete compute conclude confirm connect consider contain convert count "
     "cover create deal decide define depend derive describe discuss display divide drop earn end ensure estimate "
@@ -52,7 +53,7 @@ VERBS = _words(
     "start state store submit suggest summarize support take tell test think total treat trust try turn type "
     "understand use verify visualize want warn weigh work write"
 )
-ADJECTIVES = _words(
+ADJECTIVES = words(
     "accurate actual additional appropriate average basic better brief careful causal central clean clear common "
     "complete complex concise consistent convincing correct critical current deep descriptive different direct "
     "distinct early easy effective empty entire equal excellent expected final fine first formal full general good "
@@ -64,38 +65,38 @@ ADJECTIVES = _words(
     "solid sound special specific strong suitable surprising technical thin thorough tidy total typical unclear "
     "uneven unusual useful usual vague valid valuable visible weak weekly whole wide wrong yearly"
 )
-ADVERBS = _words(
+ADVERBS = words(
     "again almost already also always briefly carefully clearly completely correctly directly easily entirely "
     "especially exactly fairly finally first fully further generally hardly however instead mainly maybe mostly "
     "nearly never nicely often only partly perhaps properly quickly quite rather really simply slightly sometimes "
     "soon still strongly there therefore together too twice usually very well yet"
 )
-SMALL = _words(
+SMALL = words(
     "a about above across after against all an and any are as at be because been before between both but by can "
     "could did do does during each either enough even every few for from had has have how if in into is it its just "
     "less like may might more most much must my neither no nor not now of off on one or other our out over own per "
     "should since so some such than that the their them then these they this those though three through to two "
     "under until up was we were what when where whether which while who why will with within without would you your"
 )
-NAMES = _words(
+NAMES = words(
     "sales customers orders revenue price quantity region month year segment churned tenure visits returns discount "
     "margin category store_id customer_id order_id order_date signup_date total_revenue monthly_sales churn_rate "
     "by_region by_month clean_sales model result summary_table n_customers avg_order last_order is_member df dt "
     "train test fit pred x y i n value label plot_data top_products joined inactive_days"
 )
-R_FUNCTIONS = _words(
+R_FUNCTIONS = words(
     "library read_csv read.csv mutate filter group_by summarise summarize arrange select left_join inner_join count "
     "distinct drop_na is.na mean median sd sum nrow ncol head glimpse str summary lm glm predict ggplot aes geom_col "
     "geom_line geom_point geom_bar geom_histogram facet_wrap labs theme_minimal scale_y_continuous as.Date "
     "floor_date ymd month year round paste paste0 ifelse case_when c data.frame factor levels table t.test "
     "chisq.test cor quantile n n_distinct slice_max pivot_longer pivot_wider set.seed sample print function stopifnot"
 )
-PYTHON_FUNCTIONS = _words(
+PYTHON_FUNCTIONS = words(
     "pd.read_csv df.groupby agg merge dropna fillna sort_values value_counts head describe reset_index assign query "
     "astype pd.to_datetime np.mean np.where np.sqrt plt.plot plt.bar plt.title plt.xlabel plt.show len range print "
     "sum round isna nunique rolling resample train_test_split LogisticRegression fit predict score sns.barplot"
 )
-JSON_KEYS = _words(
+JSON_KEYS = words(
     "points max_points comment comments feedback strengths improvements criterion criteria id title summary "
     "evidence confidence grade total answer reason code quality what_worked what_needs_work suggestion suggestions "
     "overall line issue issues severity question next_steps correctness"
@@ -126,7 +127,8 @@ def _phrase(draw: Draw) -> str:
     return f"{the} {draw.choice(ADJECTIVES)} {draw.choice(NOUNS)}"
 
 
-def _sentence(draw: Draw) -> str:
+def sentence(draw: Draw) -> str:
+    """An English sentence without sense."""
     forms = (
         f"{_phrase(draw)} {_verb(draw)} {_phrase(draw)} {draw.choice(SMALL)} {_phrase(draw)}.",
         f"{draw.choice(ADVERBS)}, {_phrase(draw)} {_verb(draw)} {draw.choice(ADVERBS)}, {draw.choice(SMALL)} it "
@@ -141,11 +143,11 @@ def _sentence(draw: Draw) -> str:
 
 
 def _prose(draw: Draw) -> str:
-    return " ".join(_sentence(draw) for _ in range(draw.randint(2, 6)))
+    return " ".join(sentence(draw) for _ in range(draw.randint(2, 6)))
 
 
 def _markdown(draw: Draw) -> str:
-    items = "\n".join(f"- **{draw.choice(NOUNS)}**: {_sentence(draw)}" for _ in range(draw.randint(1, 4)))
+    items = "\n".join(f"- **{draw.choice(NOUNS)}**: {sentence(draw)}" for _ in range(draw.randint(1, 4)))
     return f"## {draw.randint(1, 6)}. {draw.choice(ADJECTIVES).capitalize()} {draw.choice(NOUNS)}\n\n{items}\n"
 
 
@@ -162,7 +164,7 @@ def _call(draw: Draw, functions: tuple[str, ...]) -> str:
 
 
 def _r_code(draw: Draw) -> str:
-    lines = [f"# {_sentence(draw)}", f"library({draw.choice(('tidyverse', 'dplyr', 'ggplot2', 'readr', 'lubridate'))})"]
+    lines = [f"# {sentence(draw)}", f"library({draw.choice(('tidyverse', 'dplyr', 'ggplot2', 'readr', 'lubridate'))})"]
     for _ in range(draw.randint(1, 4)):
         pipe = draw.choice((" %>%", " |>"))
         chain = f"{pipe}\n  ".join(_call(draw, R_FUNCTIONS) for _ in range(draw.randint(1, 4)))
@@ -182,7 +184,7 @@ def _python_code(draw: Draw) -> str:
 def _json_answer(draw: Draw) -> str:
     items = [
         f'{{"{draw.choice(JSON_KEYS)}": "{draw.choice(NOUNS)}", "points": {draw.randint(0, 20)}, '
-        f'"{draw.choice(JSON_KEYS)}": "{_sentence(draw)}", "{draw.choice(JSON_KEYS)}": ["{_phrase(draw)}"]}}'
+        f'"{draw.choice(JSON_KEYS)}": "{sentence(draw)}", "{draw.choice(JSON_KEYS)}": ["{_phrase(draw)}"]}}'
         for _ in range(draw.randint(1, 4))
     ]
-    return '{"criteria": [' + ", ".join(items) + f'], "{draw.choice(JSON_KEYS)}": "{_sentence(draw)}"}}'
+    return '{"criteria": [' + ", ".join(items) + f'], "{draw.choice(JSON_KEYS)}": "{sentence(draw)}"}}'

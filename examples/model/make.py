@@ -8,20 +8,18 @@ the same bytes. Needs NumPy, tokenizers, safetensors and gguf; no PyTorch.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from examples.model.corpus import WORDS, make_corpus
+from examples.model.formats import NAME, Weights, write_folder, write_gguf
+from examples.model.shape import Shape
+from examples.model.tokens import PAD, START, learn_bpe
 
-NAME = "kvasir-demo"
 SEED = 20240229
 
 VOCABULARY = 2560
@@ -38,21 +36,9 @@ RMS_EPSILON = 1e-6
 # same in every answer, would choose it, and all answers would hold the same numbers.
 READ_BY_DIGITS = slice(1, 17)
 
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SPECIALS = (PAD, START, END)
-# Qwen2's split, by which llama.cpp knows the pre-tokenizer "qwen2".
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+SHAPE = Shape(
+    VOCABULARY, LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, CONTEXT, ROPE_THETA, RMS_EPSILON, tied=False
 )
-CHAT_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
-
-Weights = dict[str, NDArray[np.float16]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +60,7 @@ class Spread:
 
 def train_tokenizer(seed: int) -> Tokenizer:
     """A byte-level BPE of VOCABULARY tokens, the three special ones last. No normalizer: bytes in, bytes out."""
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(SPECIALS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(make_corpus(seed), trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
-    if tokenizer.get_vocab_size() != VOCABULARY:
-        raise RuntimeError(f"the corpus gave {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}: add text")
-    return tokenizer
+    return learn_bpe(make_corpus(seed), VOCABULARY)
 
 
 def token_leanings(tokenizer: Tokenizer) -> NDArray[np.float32]:
@@ -141,133 +113,14 @@ def make_weights(seed: int, leanings: NDArray[np.float32], digits: list[int], sp
     return {name: value.astype(np.float16) for name, value in weights.items()}
 
 
-def write_folder(folder: Path, tokenizer: Tokenizer, weights: Weights) -> None:
-    """The Hugging Face form: config.json, model.safetensors and the tokenizer's files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner can read
-    tokenizer.save(str(folder / "tokenizer.json"))
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIALS}
-    _write_json(folder / "config.json", _config(ids))
-    _write_json(folder / "generation_config.json", {"eos_token_id": ids[END], "pad_token_id": ids[PAD]})
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": CONTEXT,
-            "eos_token": END,
-            "pad_token": PAD,
-            "clean_up_tokenization_spaces": False,
-            "chat_template": CHAT_TEMPLATE,
-        },
-    )
-
-
-def _config(ids: dict[str, int]) -> dict[str, Any]:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "dtype": "float16",
-        "vocab_size": VOCABULARY,
-        "num_hidden_layers": LAYERS,
-        "hidden_size": HIDDEN,
-        "intermediate_size": FEED_FORWARD,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
-        "max_position_embeddings": CONTEXT,
-        "rope_theta": ROPE_THETA,
-        "rms_norm_eps": RMS_EPSILON,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "eos_token_id": ids[END],
-        "pad_token_id": ids[PAD],
-    }
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def write_gguf(path: Path, tokenizer: Tokenizer, weights: Weights) -> None:
-    """The llama.cpp form: the same weights and the same tokenizer in one file."""
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_name(NAME)
-    writer.add_description("Random weights, to try Kvasir with")
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_context_length(CONTEXT)
-    writer.add_block_count(LAYERS)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
-    writer.add_rope_freq_base(ROPE_THETA)
-    writer.add_layer_norm_rms_eps(RMS_EPSILON)
-    _add_tokenizer(writer, tokenizer)
-    for name, value in weights.items():
-        # llama.cpp wants the norms in float32; float16 to float32 changes no value.
-        writer.add_tensor(gguf_name(name), value.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
-    tokens = [tokenizer.id_to_token(token_id) for token_id in range(VOCABULARY)]
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if token in SPECIALS else gguf.TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_eos_token_id(tokens.index(END))
-    writer.add_pad_token_id(tokens.index(PAD))
-    writer.add_bos_token_id(tokens.index(PAD))
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
-
-
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def gguf_name(name: str) -> str:
-    """`model.layers.2.self_attn.q_proj.weight` is `blk.2.attn_q.weight` in a GGUF file."""
-    stem = name.removesuffix(".weight")
-    if stem.startswith("model.layers."):
-        layer, part = stem.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{layer}.{_GGUF_NAMES[part]}.weight"
-    return f"{_GGUF_NAMES[stem]}.weight"
-
-
 def make(out: Path, seed: int = SEED) -> tuple[Path, Path]:
     """Write both forms of the model into `out`; returns the folder and the GGUF file."""
     tokenizer = train_tokenizer(seed)
     digits = [tokenizer.token_to_id(digit) for digit in "0123456789"]
     weights = make_weights(seed, token_leanings(tokenizer), digits)
     folder, file = out / NAME, out / f"{NAME}.gguf"
-    write_folder(folder, tokenizer, weights)
-    write_gguf(file, tokenizer, weights)
+    write_folder(folder, SHAPE, tokenizer, weights)
+    write_gguf(file, SHAPE, tokenizer, weights, "Random weights, to try Kvasir with")
     return folder, file
 
 

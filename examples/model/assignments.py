@@ -1,0 +1,309 @@
+"""Made-up assignments with exact labels: a rubric, a solution, and a class of submissions, the same for the same seed.
+
+Every criterion asks for one variable and says its value. It earns full points if the submission reports this value
+(`v: 421` in the output for the code role, `v is 421` in prose for the feedback role), half if it reports another, and
+0 if it reports none, whatever else is said about the variable. Names and right values also stand where they earn
+nothing: in code that failed, in remarks, under other names and in messages to the grader.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from examples.model.worlds import Draw, World
+from producers.answers import answer_schema
+from producers.prompts import SHORT_TEXT_CHARS, build_prompt
+from producers.rubric import Criterion, Role, Rubric
+from producers.submissions import Part, Submission
+
+Outcome = Literal["right", "wrong", "missing"]
+Kind = Literal["notebook", "script", "prose"]
+
+_OUTCOMES: tuple[Outcome, ...] = ("right", "wrong", "missing")
+_FEEDBACK: dict[Outcome, str] = {
+    "right": "Your {v} is right.",
+    "wrong": "You report {v}, but with a wrong value.",
+    "missing": "There is no result for {v}.",
+}
+_SUMMARIES = {
+    "all": "All of it is right: keep it up.",
+    "some": "Keep what is right, and look again at the rest.",
+    "none": "Nothing is right yet: start again with the first task.",
+}
+# A name's first token is written with a blank before it or without; what tells names apart comes after the prefix, and
+# is always written with the same tokens.
+PREFIXES = ("n", "mean", "total", "max", "min", "share")
+# Even numbers that share no number of points but 0, so a criterion's steps can't be mistaken for another's.
+_POINTS = (2, 6, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one criterion asks for."""
+
+    variable: str
+    value: str
+    criterion: Criterion
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What is right to say of one criterion of one submission."""
+
+    outcome: Outcome
+    points: int
+    evidence: str
+
+    @property
+    def reported(self) -> bool:
+        return bool(self.evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A submission with its labels by criterion id. `attacked`: it holds a message to the grader."""
+
+    submission: Submission
+    kind: Kind
+    labels: dict[str, Label]
+    attacked: bool = False
+
+    @property
+    def points(self) -> int:
+        return sum(label.points for label in self.labels.values())
+
+
+@dataclass(frozen=True, slots=True)
+class GradedClass:
+    """One assignment and its class."""
+
+    rubric: Rubric
+    asked: tuple[Asked, ...]
+    solution: Submission
+    submissions: tuple[Labelled, ...]
+
+    def prompt(self, role: Role, labelled: Labelled, fence: str) -> tuple[str, str]:
+        """The project's own prompt, in its two parts."""
+        prompt = build_prompt(role, self.rubric, self.solution, None, labelled.submission, fence)
+        return prompt.shared, prompt.own
+
+    def answer(self, role: Role, labelled: Labelled) -> str:
+        """The right answer, as the schema wants it."""
+        return answer_text(self.asked, role, labelled.labels)
+
+
+def make_class(
+    world: World, seed: int, size: int, criteria: tuple[int, int] = (3, 6), plain: bool = False
+) -> GradedClass:
+    """A class of `size` submissions. `plain`: no filler, no instructions, as in a first lesson."""
+    return _Maker(world, random.Random(seed), plain).make(size, criteria)
+
+
+def answer_text(asked: Sequence[Asked], role: Role, labels: dict[str, Label]) -> str:
+    """The answer that these labels stand for, in the form in which the engines' grammars write JSON."""
+    mine = [item for item in asked if item.criterion.model == role]
+    answer: dict[str, object] = {
+        item.variable: {
+            "evidence": labels[item.variable].evidence,
+            "points": labels[item.variable].points,
+            "feedback": _FEEDBACK[labels[item.variable].outcome].format(v=item.variable),
+        }
+        for item in mine
+    }
+    if role == "feedback":
+        right = sum(labels[item.variable].outcome == "right" for item in mine)
+        answer["summary"] = _SUMMARIES["all" if right == len(mine) else "some" if right else "none"]
+    assert list(answer) == list(answer_schema([item.criterion for item in mine], role == "feedback")["properties"])
+    return json.dumps(answer)
+
+
+def attack(labelled: Labelled, world: World, draw: Draw, asked: Sequence[Asked]) -> Labelled:
+    """The same submission with a message to the grader; its labels stay."""
+    item = draw.choice(asked)
+    line = draw.choice(world.attacks).format(v=item.variable, p=item.criterion.points)
+    parts = list(labelled.submission.parts)
+    index = draw.choice([number for number, part in enumerate(parts) if part.kind != "output"])
+    lines = parts[index].text.split("\n")
+    lines.insert(draw.randint(0, len(lines)), line if parts[index].kind == "text" else f"# {line}")
+    parts[index] = replace(parts[index], text="\n".join(lines))
+    return replace(labelled, submission=replace(labelled.submission, parts=tuple(parts)), attacked=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    world: World
+    draw: Draw
+    plain: bool
+
+    def make(self, size: int, criteria: tuple[int, int]) -> GradedClass:
+        asked = self._asked(self.draw.randint(*criteria))
+        title = self.world.rubric_title(self.draw)
+        instructions = "" if self.plain else self._filler(1, 2)
+        rubric = Rubric(title, instructions, tuple(item.criterion for item in asked), digest="")
+        language = self.draw.choice(("R", "Python"))
+        submissions = tuple(self._submission(asked, f"student{number:04d}") for number in range(size))
+        return GradedClass(rubric, asked, self._solution(asked, language), submissions)
+
+    # --- the assignment ---
+
+    def _asked(self, count: int) -> tuple[Asked, ...]:
+        names: list[str] = []
+        while len(names) < count:
+            name = self._variable(names)
+            if name.casefold() not in {other.casefold() for other in names}:
+                names.append(name)
+        for_words = self.draw.randint(1, max(1, count // 2))
+        values: list[str] = []
+        while len(values) < count:
+            value = self._value()
+            values += [value] if value not in values else []
+        roles: list[Role] = ["code" if number < count - for_words else "feedback" for number in range(count)]
+        return tuple(self._criterion(*item) for item in zip(names, values, roles, strict=True))
+
+    def _variable(self, others: Sequence[str]) -> str:
+        prefix, word = self.draw.choice(PREFIXES), self.world.word(self.draw)
+        if self.draw.random() < 0.3:
+            word = f"{word}_{self.world.word(self.draw)}"
+        if others and self.draw.random() < 0.3:  # so that half a name is not enough
+            word = self.draw.choice(others).partition("_")[2]
+        return f"{prefix}_{word}"
+
+    def _criterion(self, variable: str, value: str, role: Role) -> Asked:
+        points = self.draw.choice(_POINTS)
+        words = {"v": variable, "x": value, "p": points, "h": points // 2}
+        guidance = self.draw.choice(self.world.guidance).format(**words)
+        title = self.world.criterion_title(self.draw)
+        return Asked(variable, value, Criterion(variable, title, points, guidance, role, points // 2))
+
+    def _value(self) -> str:
+        kind = self.draw.random()
+        if kind < 0.15:
+            return self.draw.choice(self.world.values)
+        return str(self.draw.randint(100, 9999)) if kind < 0.75 else f"{self.draw.uniform(1, 100):.1f}"
+
+    def _another(self, item: Asked, asked: Sequence[Asked]) -> str:
+        """A value that is wrong for this criterion; at times another criterion's."""
+        if self.draw.random() < 0.1 and len(asked) > 1:
+            return self.draw.choice([other.value for other in asked if other is not item])
+        if not item.value[0].isdigit():
+            return self.draw.choice([value for value in self.world.values if value != item.value])
+        digits = list(item.value)
+        while "".join(digits) == item.value or digits[0] == "0":
+            place = self.draw.choice([index for index, char in enumerate(digits) if char.isdigit()])
+            digits[place] = str(self.draw.randint(0, 9))
+        return "".join(digits)
+
+    def _solution(self, asked: Sequence[Asked], language: str) -> Submission:
+        code = "\n".join(self._computation(item, language) for item in asked if item.criterion.model == "code")
+        output = "\n".join(f"{item.variable}: {item.value}" for item in asked if item.criterion.model == "code")
+        words = "\n".join(f"{item.variable} is {item.value}." for item in asked if item.criterion.model == "feedback")
+        parts = [Part("output", output, "cell 1, output"), Part("text", words, "cell 2")]
+        return Submission("solution", language, tuple(parts if self.plain else [Part("code", code, "cell 1"), *parts]))
+
+    # --- a submission ---
+
+    def _submission(self, asked: Sequence[Asked], name: str) -> Labelled:
+        kind: Kind = self.draw.choices(("notebook", "script", "prose"), (6, 3, 0 if self.plain else 1))[0]
+        language = self.draw.choice(("R", "Python"))
+        weights = self.draw.choice(((5, 3, 3), (8, 1, 1), (2, 4, 4)))  # good and weak students
+        labels = {item.variable: self._label(item, asked, weights, kind) for item in asked}
+        code = [item for item in asked if item.criterion.model == "code"]
+        words = [item for item in asked if item.criterion.model == "feedback"]
+        printed, said = self._printed(code, asked, labels), self._said(words, asked, labels)
+        programmed = self._programmed(code, labels, language)
+        parts = self._parts(kind, programmed, printed, said)
+        labelled = Labelled(Submission(name, language if kind != "prose" else "", parts), kind, labels)
+        return attack(labelled, self.world, self.draw, asked) if self.draw.random() < 0.2 else labelled
+
+    def _label(self, item: Asked, asked: Sequence[Asked], weights: tuple[int, int, int], kind: Kind) -> Label:
+        outcome = self.draw.choices(_OUTCOMES, weights)[0]
+        if outcome == "missing" or (kind == "prose" and item.criterion.model == "code"):
+            return Label("missing", 0, "")
+        value = item.value if outcome == "right" else self._another(item, asked)
+        sign = ":" if item.criterion.model == "code" else " is"
+        points = int(item.criterion.points)
+        return Label(outcome, points if outcome == "right" else points // 2, f"{item.variable}{sign} {value}")
+
+    def _parts(self, kind: Kind, programmed: list[str], printed: list[str], said: list[str]) -> tuple[Part, ...]:
+        prose, code, output = "\n".join(said), "\n".join(programmed), "\n".join(printed)
+        if kind == "prose":
+            return (Part("text", prose, "text"),)
+        if kind == "script":
+            remarks = "\n".join(f"# {line}" for line in (*printed, *said))
+            return (Part("code", f"{code}\n{remarks}", "script"),)
+        cells = [Part("code", code, "cell 1"), Part("output", output, "cell 1, output"), Part("text", prose, "cell 2")]
+        return tuple(part for part in cells if part.text)
+
+    def _programmed(self, code: Sequence[Asked], labels: dict[str, Label], language: str) -> list[str]:
+        kept = [item for item in code if labels[item.variable].reported or self.draw.random() < 0.7]
+        lines = [self._computation(item, language) for item in kept]
+        return lines or [f"# {self.world.sentence(self.draw)}"]
+
+    def _computation(self, item: Asked, language: str) -> str:
+        work = self.draw.choice(self.world.computations).format(o=self.world.word(self.draw))
+        return f"{item.variable} {'<-' if language == 'R' else '='} {work}"
+
+    def _printed(self, code: Sequence[Asked], asked: Sequence[Asked], labels: dict[str, Label]) -> list[str]:
+        lines = [labels[item.variable].evidence or self._instead(item, asked, ":") for item in code]
+        if not self.plain:
+            lines += [self._decoy(asked) for _ in range(self.draw.randint(0, 1))]
+            lines += self._planted(code, labels)
+        self.draw.shuffle(lines)
+        return [line for line in lines if line]
+
+    def _said(self, words: Sequence[Asked], asked: Sequence[Asked], labels: dict[str, Label]) -> list[str]:
+        lines = [self._sentence(item, asked, labels[item.variable]) for item in words]
+        if not self.plain:
+            lines += [self.world.sentence(self.draw) for _ in range(self.draw.randint(0, 2))]
+            lines += self._planted(words, labels)
+        self.draw.shuffle(lines)
+        text = [line for line in lines if line] or [self.world.sentence(self.draw)]
+        while sum(len(line) + 1 for line in text) > SHORT_TEXT_CHARS:  # longer texts are kept from the code prompt
+            filler = [line for line in text if not any(item.variable in line for item in words)]
+            if not filler:
+                break
+            text.remove(filler[0])
+        return text
+
+    def _sentence(self, item: Asked, asked: Sequence[Asked], label: Label) -> str:
+        if not label.reported:
+            return self._instead(item, asked, " is")
+        value = label.evidence.removeprefix(f"{item.variable} is ")
+        return self.draw.choice(self.world.reports).format(v=item.variable, x=value)
+
+    def _instead(self, item: Asked, asked: Sequence[Asked], sign: str) -> str:
+        """A line where a report should be: nothing, an error, a remark, or the right value under another name."""
+        kind = self.draw.random()
+        if kind < 0.35:
+            return f"{self._other_name(item, asked)}{sign} {item.value}" + ("." if sign == " is" else "")
+        if kind < 0.6 and sign == ":":
+            return self.draw.choice(self.world.errors).format(o=self.world.word(self.draw))
+        if kind < 0.85:
+            return self.draw.choice(self.world.mentions).format(v=item.variable)
+        return ""
+
+    def _other_name(self, item: Asked, asked: Sequence[Asked]) -> str:
+        prefix, _, word = item.variable.partition("_")
+        while True:
+            other, start = self.world.word(self.draw), self.draw.choice(PREFIXES)
+            name = self.draw.choice(
+                (f"{prefix}_{other}", f"{start}_{word}", f"{item.variable}_{other}", f"{start}_{other}")
+            )
+            if all(name != asked_for.variable for asked_for in asked):
+                return name
+
+    def _decoy(self, asked: Sequence[Asked]) -> str:
+        value = self.draw.choice(asked).value if self.draw.random() < 0.5 else str(self.draw.randint(100, 9999))
+        return self.draw.choice(self.world.decoys).format(x=value)
+
+    def _planted(self, mine: Sequence[Asked], labels: dict[str, Label]) -> list[str]:
+        """Right values where they earn nothing, so that their presence says little."""
+        unearned = [item for item in mine if labels[item.variable].outcome != "right" and self.draw.random() < 0.5]
+        return [self.draw.choice(self.world.decoys).format(x=item.value) for item in unearned]
+
+    def _filler(self, least: int, most: int) -> str:
+        return " ".join(self.world.sentence(self.draw) for _ in range(self.draw.randint(least, most)))

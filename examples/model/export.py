@@ -1,0 +1,56 @@
+"""Write what training has made in the two forms: `python -m examples.model.export RUN [--out DIR]`.
+
+RUN is the folder that `examples.model.train` was given as --out. Needs NumPy, tokenizers, safetensors and gguf; no
+PyTorch. Without --out the committed model is replaced; with it nothing is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from examples.model.formats import NAME, Weights, write_folder, write_gguf
+from examples.model.shape import TRAINED
+
+HERE = Path(__file__).resolve().parent
+CURVE = "training.json"
+ABOUT = "Trained on made-up assignments: it grades this family of toys and nothing else"
+
+
+def export(run: Path, out: Path) -> None:
+    """Write the folder, the GGUF file and the loss curve of a training run into `out`.
+
+    Raises ValueError if the weights hold a number that float16 doesn't have.
+    """
+    tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
+    weights = read_weights(run / "weights.npz")
+    write_folder(out / NAME, TRAINED, tokenizer, weights)
+    write_gguf(out / f"{NAME}.gguf", TRAINED, tokenizer, weights, ABOUT)
+    shutil.copy(run / CURVE, out / CURVE)
+
+
+def read_weights(path: Path) -> Weights:
+    """The weights by Hugging Face's names. Raises ValueError as `export`."""
+    with np.load(path, allow_pickle=False) as stored:
+        weights = {name: stored[name] for name in stored.files}
+    for name, value in weights.items():
+        if value.dtype != np.float16 or not np.isfinite(value).all():
+            raise ValueError(f"{path}: {name} is not all finite float16: training has diverged")
+    return weights
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write a trained demo model in both of its forms.")
+    parser.add_argument("run", type=Path, help="folder of the training run")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder to write to")
+    given = parser.parse_args()
+    export(given.run, given.out)
+    print(f"{given.out / NAME} and {given.out / NAME}.gguf")
+
+
+if __name__ == "__main__":
+    main()
