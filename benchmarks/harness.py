@@ -14,14 +14,17 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from tests.support import services
 
+_SIMULATED = "kv*:sim-*"
 CHILD_TIMEOUT_S = 300.0
 
 
@@ -47,9 +50,19 @@ def options(description: str | None, arguments: Sequence[str] | None = None) -> 
     return Options(parsed.quick, parsed.seed)
 
 
-def pair() -> AbstractContextManager[services.Pair]:
-    """A broker and a store: those of KVASIR_TEST_*_URL, else private ones for the length of the block."""
-    return services.services()
+@contextmanager
+def pair() -> Iterator[services.Pair]:
+    """A broker and a store: those of KVASIR_TEST_*_URL, else private ones for the length of the block.
+
+    A class's shared KV blocks outlive it in the store, by design; those of simulated engines are deleted at the end.
+    """
+    with services.services() as found:
+        client = redis.Redis.from_url(found.store_url)
+        before = set(client.scan_iter(_SIMULATED))
+        yield found
+        left = set(client.scan_iter(_SIMULATED)) - before
+        if left:
+            client.delete(*left)
 
 
 def store() -> AbstractContextManager[str]:
