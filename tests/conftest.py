@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from tests.support import services
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("kvasir", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("kvasir")
+
+# A shell script's background jobs ignore Ctrl-C, and so would every process that a test starts in order to stop it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ from tests.support.homework import Demo, assert_each_once, example, journal, out
 from tests.support.processes import ROOT, Cluster, Done, Worker
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.system  # a whole class, twice
+
 MODEL = "kvasir-demo"
 
 

@@ -164,6 +164,25 @@ def test_of_many_that_claim_at_once_one_wins(room: Room) -> None:
     assert sum(won) == 1
 
 
+def test_who_takes_a_job_up_gets_its_claim_or_its_result(room: Room) -> None:
+    assert room.board.take_up(room.token, 1, "worker-a", ttl_s=30) == (None, True)
+    assert room.board.take_up(room.token, 1, "worker-b", ttl_s=30) == (None, False)
+
+    room.board.finish("worker-a", [(room.token, 1, b"body"), (f"{room.token}-2", 1, b"")])
+
+    assert room.board.take_up(room.token, 1, "worker-b", ttl_s=30) == (b"body", False)
+    assert room.board.get_result(f"{room.token}-2", 1) == b""
+    assert room.board.claim(room.token, 1, "worker-b", ttl_s=30), "its claim is free"
+
+
+def test_to_finish_leaves_alone_a_claim_that_is_somebody_elses_by_now(room: Room) -> None:
+    room.board.claim(room.token, 1, "worker-b", ttl_s=30)
+
+    room.board.finish("worker-a", [(room.token, 1, b"body")])
+
+    assert not room.board.claim(room.token, 1, "worker-c", ttl_s=30)
+
+
 def test_every_field_of_a_card_survives(room: Room) -> None:
     card = dataclasses.replace(_card(room, "a"), jobs=("j1", "j2"), notes="ünïcode", tokens_per_s=12.5, hands_over=True)
 

@@ -1,9 +1,16 @@
 """`kvasir doctor` over a real broker and a real store, with workers that run."""
 
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+import redis
+
+from infra.rabbitmq import RabbitMQBroker
+from kvasir.doctor_services import check_link, check_publishing
 from tests.support.processes import SIMULATED, Cluster, Done, config_text, environment, run
-from tests.support.servers import HOST, RedisServer, free_port
+from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
+from tests.support.waiting import wait_until
 
 
 def found(done: Done, code: int) -> dict[tuple[str, str], list[str]]:
@@ -30,8 +37,19 @@ def test_a_cluster_that_fits_together_is_well(broker_url: str, tmp_path: Path, m
         assert "hands its KV cache over" in well["ok", model_name][0]
         assert any("all 6 work queues" in what for what in well["ok", "broker"])
         assert any("noeviction, no persistence" in what for what in well["ok", "store"])
+        # And broker, link, clocks and disk have been looked at, with nothing left behind
+        assert any(what.startswith("RabbitMQ ") and "with confirms" in what for what in well["ok", "broker"])
+        assert any("takes messages" in what for what in well["ok", "broker"])
+        assert any(
+            "link from this machine: put" in what for level in ("ok", "warn") for what in well.get((level, "store"), [])
+        )
+        assert len(well["ok", "clocks"]) == 2
+        assert any("for journals" in what for level in ("ok", "warn") for what in well.get((level, "disk"), []))
+        with redis.Redis.from_url(store.url) as client:
+            assert list(client.scan_iter("doctor:*")) == []
 
 
+@pytest.mark.system
 def test_a_store_that_evicts_and_a_broker_that_is_away_are_errors(tmp_path: Path, model_name: str) -> None:
     # Given a Redis for caching, and a broker's URL where nobody listens
     config = tmp_path / "kvasir.toml"
@@ -46,3 +64,70 @@ def test_a_store_that_evicts_and_a_broker_that_is_away_are_errors(tmp_path: Path
     assert any("allkeys-lru" in what for what in said["error", "store"])
     assert any("writes KV caches to disk" in what for what in said["warn", "store"])
     assert any("maxmemory is not set" in what for what in said["warn", "store"])
+
+
+def test_a_full_store_and_a_user_with_few_rights_are_told_apart() -> None:
+    few = "user reader on >secret ~* &* +@read +@connection"
+    with RedisServer(max_memory="8mb", options=["maxmemory-policy noeviction", few]) as store:
+        assert "is full" in check_link(store.url).what
+        with redis.Redis.from_url(store.url) as client:
+            assert list(client.scan_iter("doctor:*")) == []
+        found = check_link(f"redis://reader:secret@{HOST}:{store.port}/0")
+    assert found.level == "warn"
+    assert "was not timed" in found.what
+
+
+@pytest.mark.system
+def test_a_job_goes_through_every_live_pair_and_leaves_nothing(
+    broker_url: str, store_url: str, tmp_path: Path, model_name: str
+) -> None:
+    # Given a prefill worker and two decode workers
+    with Cluster(tmp_path, broker_url, store_url, {model_name: SIMULATED}) as cluster:
+        workers = [cluster.worker(role, model_name) for role in ("prefill", "decode", "decode")]
+        prefill, *decodes = (worker.card for worker in workers)
+        with redis.Redis.from_url(store_url) as client:
+            before = list(client.scan_iter("result:*"))
+        # When all pairs are tried
+        done = cluster.run("doctor", "--try", "--json")
+        # Then each was met, or is named; and all that ran handed over
+        assert done.code == 0, done.stdout + done.stderr
+        trials, findings = done.json()["trials"], done.json()["findings"]
+        met = {(trial["prefill"], trial["decode"]) for trial in trials}
+        assert met
+        assert len(met) + len(findings) == 2
+        assert met <= {(prefill.worker_id, decode.worker_id) for decode in decodes}
+        assert {(trial["level"], trial["hand_over"], trial["evaluated_tokens"]) for trial in trials} == {
+            ("ok", "kv", 1)
+        }
+        assert all(trial["put_bytes_per_s"] > 0 and trial["get_bytes_per_s"] > 0 for trial in trials)
+        # And no job, no result and no record is left
+        with redis.Redis.from_url(store_url) as client:
+            assert list(client.scan_iter("result:*")) == before
+        for worker in workers:
+            worker.terminate()
+        assert cluster.left_over() == {}
+
+
+@pytest.mark.system
+def test_a_trial_that_nobody_takes_ends_with_one(
+    broker_url: str, store_url: str, tmp_path: Path, model_name: str
+) -> None:
+    with Cluster(tmp_path, broker_url, store_url, {model_name: SIMULATED}) as cluster:
+        cluster.worker("prefill", model_name)
+        done = cluster.run("doctor", "--try", model_name, "--json")
+        assert done.code == 1
+        [finding] = done.json()["findings"]
+        assert finding["what"] == "no decode worker takes jobs"
+
+
+@pytest.mark.system
+def test_an_alarm_of_the_broker_is_found_by_somebody_who_has_just_come() -> None:
+    with RabbitMQServer() as server:
+        server.control("set_vm_memory_high_watermark", "0.0001")
+        with closing(RabbitMQBroker(server.url)) as broker:
+            broker.declare([])
+            wait_until(lambda: check_publishing(broker, 2.0).level == "error", "the alarm is on")
+        with closing(RabbitMQBroker(server.url)) as broker:
+            found = check_publishing(broker, 5.0)
+        assert found.level == "error"
+        assert "an alarm" in found.what

@@ -25,7 +25,8 @@ def both_ways(config: Path, model: str) -> None:
     folder = ROOT / "examples/model/kvasir-demo"
     text = config.read_text()
     table = f'[models."{model}".weights]\nllamacpp = "{DEMO.weights}"\nmlx = "{folder}"\n'
-    settings = f'[models."{model}"]\ncontext = 2048\nslots = 1\nthreads = 1\nsame_weights = ["llamacpp", "mlx"]\n'
+    settings = f'[models."{model}"]\ncontext = 2048\nslots = 1\nthreads = 1\nshort_prompt_tokens = 0\n'
+    settings += 'same_weights = ["llamacpp", "mlx"]\n'
     config.write_text(text[: text.index("[models")] + settings + table)
 
 

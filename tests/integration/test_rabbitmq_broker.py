@@ -19,6 +19,7 @@ from infra import topology
 from infra.broker import Address, Message
 from infra.rabbitmq import RabbitMQBroker, connection, errors
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
+from tests.acceptance.faults.proxy import TcpProxy
 from tests.support.servers import RabbitMQServer, free_port
 from tests.support.waiting import wait_until
 
@@ -86,6 +87,34 @@ def test_commands_wait_for_the_connection_to_come_back(broker: RabbitMQBroker, q
     broker.drop()
     broker.consume(queue, prefetch=1).close()
     wait_until(lambda: broker.connected, "both connections are up")
+
+
+def test_a_consumer_whose_queue_was_deleted_asks_for_it_now_and_then_and_finds_the_new_one(
+    broker_url: str, model_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a consumer whose queue somebody deletes, and a worker that says all the time that it wants more
+    broker = RabbitMQBroker(broker_url)
+    broker.declare([model_name])
+    queue = topology.work_queue("prefill", model_name, "bulk")
+    consumer = broker.consume(queue, prefetch=1)
+    with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
+        connection.channel().queue_delete(queue)
+    for _ in range(300):
+        consumer.resume()
+        assert consumer.receive(0.002) is None
+
+    # When the queue is declared again
+    broker.declare([model_name])
+    broker.publish(topology.work("prefill", model_name, "bulk"), Message(b"after"))
+
+    # Then it is served, and the broker was not asked three hundred times
+    assert wait_until(lambda: consumer.receive(0.1), "the message comes").message.body == b"after"
+    assert sum("subscribing again" in record.message for record in caplog.records) < 30
+    with pika.BlockingConnection(pika.URLParameters(broker_url)) as connection:
+        for spec in topology.queues([model_name]):
+            if spec.exchange == topology.WORK:
+                connection.channel().queue_delete(spec.name)
+    broker.close()
 
 
 def test_a_missing_exchange_takes_no_neighbour_along(broker: RabbitMQBroker, queue: str) -> None:
@@ -251,6 +280,23 @@ def times_out(broker: RabbitMQBroker, to: Address) -> bool:
 
 
 @pytest.mark.system
+@pytest.mark.system  # eight seconds
+def test_a_connection_that_says_nothing_any_more_is_given_up_after_a_heartbeat_and_a_half(
+    broker_url: str, queue: str
+) -> None:
+    # Given a connection with a heartbeat of 4 s, through a network that forgets it without a word
+    port = urlsplit(broker_url).port or 5672
+    with TcpProxy(port) as proxy:
+        url = broker_url.replace(f":{port}", f":{proxy.port}") + "?heartbeat=4"
+        with closing(RabbitMQBroker(url)) as broker:
+            assert broker.depth(queue) is not None
+            proxy.forget()
+            # When nobody asks it anything, then it is given up long before pika would by its second look, 18 s
+            wait_until(lambda: not broker.connected, "it is given up", timeout_s=12)
+            wait_until(lambda: broker.connected, "it is up again")
+            assert broker.depth(queue) is not None
+
+
 def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
     with RabbitMQServer() as server, closing(RabbitMQBroker(server.url)) as broker:
         broker.declare([])
@@ -271,6 +317,7 @@ def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
 
 @pytest.mark.system
 def test_a_broker_under_an_alarm_can_be_left() -> None:
+    others = set(threading.enumerate())  # of brokers that other tests still have open
     with RabbitMQServer() as server:
         broker = RabbitMQBroker(server.url)
         broker.declare([])
@@ -278,4 +325,4 @@ def test_a_broker_under_an_alarm_can_be_left() -> None:
         server.control("set_vm_memory_high_watermark", "0.0001")
         wait_until(lambda: times_out(broker, topology.reply(queue)), "publishing is blocked")
         broker.close()
-        assert not any(thread.name.startswith("amqp") for thread in threading.enumerate())
+        assert not any(thread.name.startswith("amqp") for thread in set(threading.enumerate()) - others)

@@ -50,6 +50,7 @@ class Model:
     context: int = 16384
     slots: int = 2
     threads: int = 0
+    short_prompt_tokens: int = 0  # tests are about the hand-over as a rule, and their prompts are short
 
 
 # One thread: with more, the last digits of a sum depend on what else is in the batch, and a random model has near ties.
@@ -279,5 +280,6 @@ def config_text(models: Mapping[str, Model]) -> str:
     lines = ["[grading]", f'code_model = "{first}"', f'feedback_model = "{first}"', "temperature = 0.0"]
     for name, model in models.items():
         lines += [f'[models."{name}"]', f'engine = "{model.engine}"', f"context = {model.context}"]
+        lines += [f"short_prompt_tokens = {model.short_prompt_tokens}"]
         lines += [f"slots = {model.slots}", f"threads = {model.threads}", f'weights.{model.engine} = "{model.weights}"']
     return "\n".join(lines) + "\n"

@@ -34,6 +34,12 @@ class Program:
 PROGRAMS = {
     "rabbitmq": Program("rabbitmq-server", "rabbitmq-server", "rabbitmq", "RabbitMQ"),
     "redis": Program("redis-server", "redis-server", "redis", "Redis"),
+    "prometheus": Program("prometheus", "prometheus", "prometheus", "Prometheus"),
+    "redis-exporter": Program(
+        "prometheus-redis-exporter", "prometheus-redis-exporter", "redis_exporter", "the Redis exporter"
+    ),
+    "sshd": Program("sshd", "openssh-server", "openssh", "the OpenSSH server"),
+    "systemd": Program("systemd-analyze", "systemd", "", "systemd, for checking unit files"),
     "chromium": Program("chromium", "chromium", "--cask chromium", "the Chromium browser"),
 }
 

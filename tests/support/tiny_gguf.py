@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -36,13 +37,15 @@ class TinyModel:
     chat_template: str = CHATML
     window: int = 16  # of a "gpt-oss", in every second layer
     experts: int = 4  # of a "gpt-oss"
+    says: tuple[int, ...] = ()  # if given, each of these ids is followed by the next one, whatever came before them
+    more_control: tuple[str, ...] = ()  # control tokens after the three of `control_ids`
 
 
 def write_gguf(path: Path, model: TinyModel = TinyModel()) -> Path:
     """Write the model to `path`. A "llama" has the rows of its Q and K reordered, as converters do."""
     writer = gguf.GGUFWriter(path, model.architecture)
     _add_sizes(writer, model)
-    vocabulary = _add_tokenizer(writer, model.chat_template)
+    vocabulary = _add_tokenizer(writer, model)
     _add_tensors(writer, model, vocabulary)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -83,10 +86,10 @@ def _add_sizes(writer: gguf.GGUFWriter, model: TinyModel) -> None:
         writer.add_expert_feed_forward_length(model.feed_forward)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, chat_template: str) -> int:
+def _add_tokenizer(writer: gguf.GGUFWriter, model: TinyModel) -> int:
     alphabet, merges = _alphabet(), _merges()
     plain = list(alphabet.values()) + ["".join(pair) for pair in merges]
-    control = list(_CONTROL)
+    control = [*_CONTROL, *model.more_control]
     first = len(plain)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
@@ -97,7 +100,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, chat_template: str) -> int:
     writer.add_eos_token_id(first + 2)
     writer.add_pad_token_id(first)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(chat_template)
+    writer.add_chat_template(model.chat_template)
     return first + len(control)
 
 
@@ -132,6 +135,15 @@ class _Tensors:
         values[list(zero)] = 0
         self._writer.add_tensor(f"{name}.weight", _pairs_as_neighbours(values, heads) if heads else values)
 
+    def chain(self, ids: Sequence[int], vocabulary: int, size: int, scale: float = 4.0) -> None:
+        """Embeddings and outputs by which each of `ids` is followed by the next one, if no layer says otherwise."""
+        embeddings = (self._source.standard_normal((vocabulary, size)) * scale / np.sqrt(size)).astype(np.float32)
+        outputs = (self._source.standard_normal((vocabulary, size)) / np.sqrt(size)).astype(np.float32)
+        for one, following in pairwise(ids):
+            outputs[following] = embeddings[one] * 8
+        self._writer.add_tensor("token_embd.weight", embeddings)
+        self._writer.add_tensor("output.weight", outputs)
+
     def ones(self, name: str, size: int) -> None:
         self._writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
 
@@ -141,11 +153,14 @@ class _Tensors:
 
 def _add_tensors(writer: gguf.GGUFWriter, model: TinyModel, vocabulary: int) -> None:
     tensors = _Tensors(writer, model.seed)
-    tensors.random("token_embd", vocabulary, model.embedding, scale=4)
     tensors.ones("output_norm", model.embedding)
-    # Bytes that are no ASCII letter lose against every positive score, so answers are readable text.
-    unreadable = [i for i, text in enumerate(token_texts()) if not all(0x20 <= byte < 0x7F for byte in text)]
-    tensors.random("output", vocabulary, model.embedding, scale=4, zero=unreadable)
+    if model.says:
+        tensors.chain(model.says, vocabulary, model.embedding, scale=64)  # louder than the layers
+    else:
+        tensors.random("token_embd", vocabulary, model.embedding, scale=4)
+        # Bytes that are no ASCII letter lose against every positive score, so answers are readable text.
+        unreadable = [i for i, text in enumerate(token_texts()) if not all(0x20 <= byte < 0x7F for byte in text)]
+        tensors.random("output", vocabulary, model.embedding, scale=4, zero=unreadable)
     for layer in range(model.layers):
         _add_attention(tensors, model, f"blk.{layer}.")
         if model.architecture == "gpt-oss":

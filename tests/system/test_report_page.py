@@ -18,6 +18,7 @@ from producers.report_page import render_page
 from producers.rubric import Criterion, Rubric
 from producers.submissions import Part, Submission
 from producers.truncation import Cut
+from tests.support.browser import QUIET
 
 pytestmark = pytest.mark.system
 
@@ -80,15 +81,7 @@ def browse(folder: Path, file: Path, *what: str) -> str:
     command = [
         program,
         "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
+        *QUIET,
         f"--user-data-dir={folder / 'profile'}",
         *what,
         file.as_uri(),

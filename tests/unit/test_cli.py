@@ -295,6 +295,27 @@ def test_grading_prints_a_table_and_running_again_calls_no_engine(
     assert "Everything is already graded; no engine was called." in again.stdout
 
 
+def test_jobs_not_done_by_the_deadline_expire(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    # Given a model that takes half a minute for an answer
+    slow = Model("simulated", "sim:prefill=100000,decode=20,answer=500,scale=1", context=8192, slots=8)
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: slow}), "utf-8")
+    # When its answers are wanted in a second
+    graded = kvasir("grade", *tiny(homework, tmp_path / "out", "--json", "--deadline", "1s"))
+    # Then there are none, and it says why
+    assert graded.code == cli.FAILED
+    assert json.loads(graded.stdout)["jobs"]["expired"] == 6
+
+
+def test_a_deadline_that_is_none_is_refused_before_anything_is_read(
+    kvasir: Kvasir, homework: Path, tmp_path: Path
+) -> None:
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--deadline", "soon"))
+
+    assert ended.code == cli.USAGE
+    assert "such as 07:30, not 'soon'" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_json_is_all_that_stdout_holds(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     graded = kvasir("grade", *tiny(homework, tmp_path / "out", "--json"))
     shown = kvasir("results", tmp_path / "out", "--json")

@@ -278,14 +278,19 @@ def test_what_is_no_result_is_dropped_and_what_is_of_a_newer_version_is_left(pip
 # workers
 
 
-def test_a_model_is_served_once_both_stages_are_up(pipeline: Pipeline) -> None:
-    assert pipeline.client.unserved([MODEL, MODEL]) == [MODEL]
+def test_a_model_without_a_decode_worker_is_not_served_and_one_without_prefill_is_served_slowly(
+    pipeline: Pipeline,
+) -> None:
+    def told() -> tuple[list[str], list[str]]:
+        return pipeline.client.unserved([MODEL, MODEL]), pipeline.client.unprefilled([MODEL, MODEL])
+
+    assert told() == ([MODEL], [])
     prefill = pipeline.start_prefill()
-    assert pipeline.client.unserved([MODEL]) == [MODEL]
+    assert told() == ([MODEL], [])
     pipeline.start_decode()
-    assert pipeline.client.unserved([MODEL]) == []
+    assert told() == ([], [])
     pipeline.leave(prefill)
-    assert pipeline.client.unserved([MODEL]) == [MODEL]
+    assert told() == ([], [MODEL])
 
 
 def test_a_cancelled_batch_can_be_opened_again(pipeline: Pipeline) -> None:
@@ -296,3 +301,17 @@ def test_a_cancelled_batch_can_be_opened_again(pipeline: Pipeline) -> None:
     job = pipeline.job()
     assert pipeline.run(job).state == "succeeded"
     assert Step.CANCELLED not in pipeline.steps(job)
+
+
+def test_thousands_of_parked_results_of_others_are_all_there_afterwards(pipeline: Pipeline) -> None:
+    for number in range(1_200):
+        address = Address(topology.PARKED, "")
+        pipeline.broker.publish(address, Message(b"x", f"job{number}", f"batch{number % 3}"))
+
+    replies = pipeline.client.replies("none of them")
+    assert replies.parked() == []
+    replies.close(delete=True)
+
+    left = pipeline.lying_in(topology.RESULTS_PARKED)
+    assert {message.message_id for message in left} == {f"job{number}" for number in range(1_200)}
+    assert len(left) == 1_200

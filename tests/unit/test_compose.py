@@ -5,18 +5,25 @@ from __future__ import annotations
 import re
 import stat
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from infra.settings import load_settings
+from kvasir import cli
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 VARIABLE = re.compile(r"\$\{(\w+)(:\?|:-)?")
 
 every_service = pytest.mark.parametrize("name", SERVICES)
+every_worker = pytest.mark.parametrize("name", ["prefill-worker", "decode-worker"])
 
 
 @every_service
@@ -58,6 +65,73 @@ def test_mounted_files_are_in_the_checkout() -> None:
     mounts = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
     sources = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
     assert [source for source in sources if not (ROOT / source).exists()] == []
+
+
+@every_worker
+def test_a_workers_command_is_one_and_serves_a_model_that_is_mounted(name: str) -> None:
+    before, role, options = _command(name)
+    assert role == name
+    cli.kvasir.commands[role].make_context(role, options)  # raises for an option that there is not
+    assert before == ["--config=/models/kvasir.toml", "--log-style=json"]
+
+    mounts = dict(mount.removesuffix(":ro").split(":")[::-1] for mount in SERVICES[name]["volumes"])
+    config = ROOT / mounts["/models/kvasir.toml"]
+    model = load_settings(config=config, environ={}).model("kvasir-demo")
+    _engine, weights = model.weights_for()
+    assert Path(weights).parent.resolve() == (ROOT / mounts["/models/model"]).resolve()
+    assert Path(weights).is_file()
+
+
+@every_worker
+def test_a_worker_is_healthy_when_it_is_ready_and_its_page_is_published(name: str) -> None:
+    options = dict(option.split("=") for option in SERVICES[name]["command"] if option.startswith("--"))
+    port = options["--metrics-port"]
+    program, flag, code = SERVICES[name]["healthcheck"]["test"][1:]
+    compile(code, name, "exec")
+    assert (program, flag) == ("python", "-c")
+    assert f"http://127.0.0.1:{port}/ready" in code
+    assert SERVICES[name]["ports"][0].endswith(f":{port}:{port}")
+    grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+    assert grace > int(options["--grace"])
+
+
+@every_worker
+def test_a_worker_reaches_the_services_by_name_and_is_started_only_when_asked_for(name: str) -> None:
+    service = SERVICES[name]
+    urls = [value for key, value in service["environment"].items() if key.endswith("_URL")]
+    assert [urlsplit(re.sub(r"\$\{.*?\}", "user", url)).hostname for url in urls] == ["rabbitmq", "redis"]
+    assert set(service["depends_on"]) == {"rabbitmq", "redis"}
+    for key, value in service["environment"].items():
+        assert "PASSWORD" not in key or re.fullmatch(r"\$\{KVASIR_\w+_PASSWORD:\?[^}]+\}", value)
+    assert service["profiles"] == ["workers"]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+
+
+def test_the_image_is_of_a_fixed_python_and_does_not_run_as_root() -> None:
+    lines = [line for line in DOCKERFILE.splitlines() if line and not line.startswith("#")]
+    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"python:3.11-slim"}
+    last = [line for line in lines if line.startswith(("FROM ", "USER ", "ENTRYPOINT "))][-2:]
+    assert last == ["USER kvasir", 'ENTRYPOINT ["kvasir"]']
+    assert "useradd" in DOCKERFILE
+    assert not re.search(r"PASSWORD|SECRET|TOKEN|://", DOCKERFILE)
+
+
+def test_the_image_is_built_from_what_the_wheel_is_made_of_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    kept = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    assert [name for name in kept if not (ROOT / name).exists()] == []
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {pattern.removesuffix("*") for pattern in packages} | {"pyproject.toml", "README.md", "LICENSE"} == kept
+
+
+def _command(name: str) -> tuple[list[str], str, list[str]]:
+    """What stands before the command's name, the name, and its options."""
+    words: list[str] = SERVICES[name]["command"]
+    at = next(index for index, word in enumerate(words) if not word.startswith("--"))
+    return words[:at], words[at], words[at + 1 :]
 
 
 def test_prometheus_and_grafana_know_the_services_by_their_names() -> None:

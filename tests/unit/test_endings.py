@@ -24,6 +24,7 @@ from messages.errors import (
 from messages.jobs import JobResult, PrefillJob, Sampling
 from messages.lifecycle import Moment, Step
 from tests.support.pipeline import MODEL, Pipeline, work
+from tests.support.waiting import wait_until
 
 JOB = PrefillJob("a-job", "a-batch", "an-item", MODEL, "", "hi", Sampling(8), reply_to="reply.a-batch")
 BULK = work("prefill")
@@ -89,16 +90,36 @@ def ready(broker: Broker, queue: str) -> int:
     return depth.ready
 
 
-@pytest.mark.parametrize(("attempts", "level"), [(0, "retry.1s"), (1, "retry.5s"), (3, "retry.1m"), (4, "retry.5m")])
-def test_each_transient_error_waits_longer(broker: Refusing, endings: Endings, attempts: int, level: str) -> None:
-    delivery, envelope = taken(broker, attempts=attempts)
+@pytest.mark.parametrize(
+    ("attempts", "levels"),
+    [(0, ["retry.1s"]), (1, ["retry.30s", "retry.5s"]), (3, ["retry.1m", "retry.5m"]), (4, ["retry.10m", "retry.5m"])],
+)
+def test_each_transient_error_waits_longer_and_what_failed_together_comes_back_apart(
+    broker: Refusing, endings: Endings, attempts: int, levels: list[str]
+) -> None:
+    for _ in range(20):
+        delivery, envelope = taken(broker, attempts=attempts)
+        endings.error([delivery], envelope, EngineUnavailable("later"))
 
-    endings.error([delivery], envelope, EngineUnavailable("later"))
-
-    again = broker.get(level)
+    used = {name: ready(broker, name) for name in map(topology.retry_level, topology.RETRY_LEVELS_S)}
+    assert sorted(level for level, jobs in used.items() if jobs) == levels
+    assert sum(used.values()) == 20
+    again = broker.get(levels[0])
     assert again is not None
     assert open_envelope(again, "prefill", MODEL).attempts == attempts + 1
     assert answers(broker) == []
+
+
+def test_a_deferred_job_comes_back_ahead_of_the_bulk_and_counts_nothing(broker: Refusing, endings: Endings) -> None:
+    # Given a job that another worker has claimed, which may be dead
+    delivery, envelope = taken(broker)
+
+    # When it is deferred
+    endings.defer([delivery], envelope)
+
+    # Then it does not wait for its turn again
+    again = wait_until(lambda: broker.get(work("prefill", "now")), "the job is back")
+    assert open_envelope(again, "prefill", MODEL) == envelope
 
 
 def test_the_last_attempt_fails_the_job(broker: Refusing, endings: Endings) -> None:

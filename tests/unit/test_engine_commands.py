@@ -14,11 +14,13 @@ from engines.registry import ENGINES, EngineOptions, open_engine
 from infra.settings import Settings, load_settings
 from infra.settings_schema import ENGINES as CONFIGURABLE
 from kvasir import cli
-from kvasir.doctor import check_clock, check_redis, examine
+from kvasir.doctor import examine
 from kvasir.doctor_pairs import check_workers
+from kvasir.doctor_services import check_redis
 from kvasir.findings import Finding
-from messages.cards import Role, WorkerCard
+from messages.cards import Role, WorkerCard, layout_text
 from messages.errors import ConfigError
+from messages.kv import KVLayout
 from tests.support.llama_server_program import install
 from tests.support.tiny_gguf import TinyModel, write_gguf
 
@@ -109,10 +111,29 @@ def test_a_pair_that_does_not_fit_is_found(tmp_path: Path, decode: dict[str, Any
 
 
 def test_conversions_of_the_same_weights_may_share_where_it_is_said(tmp_path: Path) -> None:
-    pair = [card("prefill"), card("decode", engine="mlx", fingerprint="family-2")]
-    found = lines(check_workers(settings(tmp_path, same_weights=["llamacpp", "mlx"]), pair))
-    assert [level for level, _ in found] == ["ok"]
-    assert "same_weights" in found[0][1]
+    said = settings(tmp_path, same_weights=["llamacpp", "mlx"])
+    shape = "24 layers x 8 kv_heads x 64 head_dim"
+    # Given both under the family's name, in different dtypes, which are cast
+    pair = [card("prefill", layout=f"{shape}; f16"), card("decode", engine="mlx", layout=f"{shape}; bf16")]
+    assert "because same_weights says" in lines(check_workers(said, pair))[0][1]
+    # And where one of them was started before that was said
+    [(level, text)] = lines(check_workers(said, [pair[0], replace(pair[1], fingerprint="family-2")]))
+    assert level == "error"
+    assert text.endswith("start both workers again with this configuration")
+
+
+def test_shapes_are_compared_also_where_same_weights_calls_two_engines_one_family(tmp_path: Path) -> None:
+    said = settings(tmp_path, same_weights=["llamacpp", "mlx"])
+    plain, windowed = (
+        layout_text(KVLayout(36, 8, 64, "f16", *window)) for window in ((), (128, tuple(range(0, 36, 2))))
+    )
+    pair = [card("prefill", layout=plain), card("decode", engine="mlx", fingerprint="family-2", layout=windowed)]
+    [(level, text)] = lines(check_workers(said, pair))
+    assert level == "error"
+    assert "36 layers x 8 kv_heads x 64 head_dim, window 128 in layers 0-34 step 2)" in text
+    assert "take them out of same_weights" in text
+    # And a worker that does not tell its shape yet is judged by its family, as before
+    assert "same_weights says that they may" in lines(check_workers(said, [replace(pair[0], layout=""), pair[1]]))[0][1]
 
 
 def test_ollama_alone_is_told_which_engine_would_hand_over(tmp_path: Path) -> None:
@@ -172,12 +193,6 @@ def test_a_store_that_would_lose_or_write_kv_caches_is_found(
     info: dict[str, Any], saves: str, levels: list[str]
 ) -> None:
     assert [finding.level for finding in check_redis(NOEVICTION | info, saves)] == levels
-
-
-def test_clocks_that_differ_are_found() -> None:
-    assert check_clock(0.4).level == "ok"
-    assert "+90 s" in check_clock(90.0).what
-    assert "-90 s" in check_clock(-90.0).what
 
 
 def test_a_configuration_that_can_not_be_read_is_a_finding() -> None:

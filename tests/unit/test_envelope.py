@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,8 +36,9 @@ def test_an_envelope_comes_back_as_it_was_sealed() -> None:
 def test_a_new_jobs_envelope_carries_its_identity_and_starts_all_counters_at_zero() -> None:
     envelope = of_job(JOB)
 
-    assert envelope == Envelope("a-job", "a-batch", "an-item", MODEL, "prefill", 3, "now", "reply.b")
-    assert of_job(DecodeJob(JOB, None)) == Envelope("a-job", "a-batch", "an-item", MODEL, "decode", 3, "now", "reply.b")
+    trace = envelope.traceparent
+    assert envelope == Envelope("a-job", "a-batch", "an-item", MODEL, "prefill", 3, "now", "reply.b", traceparent=trace)
+    assert of_job(DecodeJob(JOB, None)) == replace(envelope, stage="decode")
     assert (envelope.attempts, envelope.hand_overs, envelope.returns) == (0, 0, 0)
 
 

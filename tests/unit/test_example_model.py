@@ -14,11 +14,12 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from examples.model import make
+from examples.model import formats, make
+from examples.model.tokens import END, SPECIALS
 
 HERE = Path(make.__file__).parent
-FOLDER = HERE / make.NAME
-FILE = HERE / f"{make.NAME}.gguf"
+FOLDER = HERE / formats.NAME
+FILE = HERE / f"{formats.NAME}.gguf"
 MIB = 1 << 20
 
 
@@ -27,7 +28,7 @@ def hashes(root: Path, paths: list[Path]) -> dict[str, str]:
 
 
 def model_files(root: Path) -> list[Path]:
-    return sorted([root / FILE.name, *(root / make.NAME).iterdir()])
+    return sorted([root / FILE.name, *(root / formats.NAME).iterdir()])
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_both_forms_hold_exactly_the_same_weights(reader: gguf.GGUFReader) -> No
     assert len(theirs) == len(ours)
     for name, value in ours.items():
         assert np.isfinite(value).all(), name
-        assert np.array_equal(theirs[make.gguf_name(name)], value.astype(np.float32)), name
+        assert np.array_equal(theirs[formats.gguf_name(name)], value.astype(np.float32)), name
 
 
 def test_both_forms_hold_the_same_tokenizer_and_template(reader: gguf.GGUFReader) -> None:
@@ -73,9 +74,9 @@ def test_both_forms_hold_the_same_tokenizer_and_template(reader: gguf.GGUFReader
 
     assert tokens == [tokenizer.id_to_token(token_id) for token_id in range(make.VOCABULARY)]
     assert field(reader, "tokenizer.chat_template") == settings["chat_template"]
-    assert tokens[field(reader, "tokenizer.ggml.eos_token_id")] == settings["eos_token"] == make.END
+    assert tokens[field(reader, "tokenizer.ggml.eos_token_id")] == settings["eos_token"] == END
     controls = [i for i, kind in enumerate(field(reader, "tokenizer.ggml.token_type")) if kind == 3]
-    assert [tokens[i] for i in controls] == list(make.SPECIALS)
+    assert [tokens[i] for i in controls] == list(SPECIALS)
     assert field(reader, "tokenizer.ggml.pre") == "qwen2"
     assert field(reader, "tokenizer.ggml.add_bos_token") is False
 

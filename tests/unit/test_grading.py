@@ -21,12 +21,10 @@ from producers.grading import (
     ParsedAnswer,
     answer_schema,
     check_evidence,
-    from_json,
     grade_submission,
     instruction_flags,
     max_answer_tokens,
     parse_answer,
-    to_json,
 )
 from producers.rubric import Criterion, Rubric
 from producers.submissions import Part, Submission
@@ -314,29 +312,3 @@ def test_no_points_need_no_evidence() -> None:
     answers = code_answer(loops=entry(0, ""), runs=entry(0, ""))
 
     assert grade_submission("s1", RUBRIC, {"code": answers, "feedback": FEEDBACK}, WORK).flags == ()
-
-
-@given(text=st.text(), evidence=st.text(), summary=st.text())
-def test_a_grade_survives_its_json(text: str, evidence: str, summary: str) -> None:
-    submission = replace(WORK, parts=(Part("text", text, "cell 1"), *WORK.parts))
-    answers = ParsedAnswer({"words": CriterionAnswer(0, evidence, text)}, summary)
-    cuts = (Cut("cell 1", "output", 10, 90),)
-    grade = grade_submission("s1", RUBRIC, {"code": "expired", "feedback": answers}, submission, cuts)
-
-    stored = to_json(grade)
-
-    assert "\n" not in stored
-    assert from_json(stored) == grade
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"criteria": 3}', '{"criteria": [{}], "cuts": []}'])
-def test_what_is_no_stored_grade_is_refused(text: str) -> None:
-    with pytest.raises(AnswerError, match="not a stored grade"):
-        from_json(text)
-
-
-def test_a_stored_grade_with_an_unknown_state_is_refused() -> None:
-    stored = to_json(grade_submission("s1", RUBRIC, {}, WORK)).replace('"failed"', '"perfect"')
-
-    with pytest.raises(AnswerError, match="its state is 'perfect'"):
-        from_json(stored)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
+from engines.harmony import FinalChannel
 from engines.hf_prompt import HFPrompt
-from engines.hf_text import FinalChannel, TextStream, final_channel, token_bytes
+from engines.hf_text import TextStream, final_channel, token_bytes
 
 DEMO = Path(__file__).parents[2] / "examples" / "model" / "kvasir-demo"
 SINGLE_BYTES = [bytes([value]) for value in range(256)]

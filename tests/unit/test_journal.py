@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 
 import pytest
 
@@ -141,3 +142,44 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BatchError, match="can't use"):
         Batch(tmp_path / "file" / "hw1")
+
+
+def test_what_is_kept_in_memory_of_a_result_does_not_grow_with_its_text(tmp_path):
+    long = "x" * 100_000
+    journal = Journal(tmp_path / "results.jsonl")
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            journal.record([a_result(f"j{number}", text=long)])
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 2 * len(long)
+    result = journal.state_of("j49")
+    assert result is not None
+    assert result.text == long
+
+
+def test_a_job_that_is_wanted_again_is_open_until_that_run_has_its_line(tmp_path):
+    with Batch(tmp_path / "hw1") as batch:
+        batch.plan([an_entry("j1"), an_entry("j2")], {"folder": "x"})
+        batch.journal.record([a_result("j1", state="failed"), a_result("j2")])
+        assert batch.is_done
+
+        batch.want_runs({"j1": 3})
+        batch.journal.record([a_result("j1", run=2, state="failed")])
+        assert [entry.job_id for entry in batch.open_jobs()] == ["j1"]
+
+        batch.journal.record([a_result("j1", run=3)])
+        assert batch.is_done
+        counts = batch.counts()
+        assert (counts.total, counts.succeeded, counts.failed) == (2, 2, 0)
+
+
+def test_a_batch_of_thousands_is_read_back_as_it_was_planned(tmp_path):
+    entries = [an_entry(f"j{number}") for number in range(1234)]
+    with Batch(tmp_path / "hw1") as batch:
+        batch.plan(entries, {"folder": "x"})
+    with Batch(tmp_path / "hw1") as again:
+        assert again.entries == entries

@@ -192,3 +192,12 @@ def test_a_result_survives_json():
     for message in MESSAGES:
         if isinstance(message, JobResult):
             assert codec.result_from_dict(json.loads(json.dumps(codec.to_dict(message)))) == message
+
+
+def test_a_job_id_depends_on_the_sampling_alone_and_not_on_which_came_before():
+    whole, fraction = Sampling(8, temperature=0), Sampling(8, temperature=0.0)
+    first = [job_id("b", "i", "m", "prompt", sampling) for sampling in (whole, fraction)]
+    again = [job_id("b", "i", "m", "prompt", sampling) for sampling in (Sampling(8, temperature=0.0), whole)]
+
+    assert first == again[::-1]
+    assert first[0] != first[1]

@@ -9,12 +9,26 @@ from dataclasses import replace
 import pytest
 
 from infra import topology
-from infra.broker import Address
+from infra.broker import Address, Delivery
+from infra.embedded import EmbeddedBroker
 from infra.envelope import open_envelope
 from messages.errors import EngineUnavailable, HandOverFailed
 from messages.jobs import Sampling
 from messages.lifecycle import Step
-from tests.support.pipeline import BATCH, SLOW, Gate, Pipeline, WatchedEngine, always_fails, fails, work
+from prefill_worker.supply import Supply
+from prefill_worker.worker import PrefillWorker
+from tests.support.pipeline import (
+    BATCH,
+    MODEL,
+    SLOW,
+    Gate,
+    Pipeline,
+    Started,
+    WatchedEngine,
+    always_fails,
+    fails,
+    work,
+)
 from tests.support.waiting import wait_until
 
 SLOW_PREFILL = SLOW.replace("prefill=1000000", "prefill=1")
@@ -277,3 +291,57 @@ def test_a_job_that_kills_its_prefill_worker_ends_as_poison_and_its_neighbours_s
         assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "Poison")
         assert [len(tokens) for tokens in prefill.engine.prefilled].count(4) == 5
         assert [pipeline.result(job).state for job in neighbours] == ["succeeded"] * 3
+
+
+def test_a_job_that_does_not_say_when_it_was_submitted_is_done_all_the_same(pipeline):
+    pipeline.start()
+
+    result = pipeline.run(pipeline.job(submitted_at=0.0))
+
+    assert result.state == "succeeded"
+    assert (result.prefill.queue_s, result.decode.queue_s) == (0.0, 0.0)
+
+
+def test_a_short_prompt_goes_on_without_its_kv_cache_and_a_longer_one_with_it(pipeline: Pipeline) -> None:
+    # Given a prefill worker that leaves prompts of up to 50 tokens to decode
+    engine, broker = WatchedEngine(), EmbeddedBroker(pipeline.server)
+    short, long = pipeline.job("short " * 20, shared=""), pipeline.job("long " * 80, shared="")
+    args = (MODEL, engine, broker, pipeline.kv, pipeline.board, pipeline.observe)
+    pipeline.workers.append(Started(lambda: PrefillWorker(*args, short_tokens=50), engine, broker))
+    pipeline.start_decode()
+
+    # When one of each comes
+    pipeline.submit(short, long)
+
+    # Then only the long one was prefilled and stored, and the other's result says why it was not
+    assert pipeline.result(long).decode.hand_over == "kv"
+    result = pipeline.result(short)
+    assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(short))
+    assert (result.decode.hand_over, len(engine.prefilled)) == ("none", 1)
+    assert "this short" in result.decode.why_none
+
+
+def test_many_quick_jobs_are_held_at_once_until_a_large_one_comes(pipeline: Pipeline) -> None:
+    # Given a supply whose jobs have been quick so far
+    handed_back: list[Delivery] = []
+    broker = EmbeddedBroker(pipeline.server)
+    supply = Supply(broker, MODEL, handed_back.extend)
+    jobs = [pipeline.job(f"quick {number}", shared="") for number in range(60)]
+    jobs[40] = pipeline.job("large " * 4000, shared="")
+    pipeline.submit(*jobs)
+    while len(broker.unacked) <= 1:
+        delivery = supply.next(1, 0)
+        assert delivery, "jobs ran out before many were held"
+        delivery.ack()
+
+    # When the large one comes
+    while len(delivery.message.body) < 16 * 1024:
+        delivery = supply.next(1, 0)
+        assert delivery
+        delivery.ack()
+
+    # Then those behind it are handed back, for other workers to take
+    assert handed_back
+    for delivery in [*handed_back, *supply.close()]:
+        delivery.ack()
+    broker.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,18 @@ def test_a_batch_that_is_done_calls_no_engine_again(pipeline: Pipeline, tmp_path
 
     assert len(decode.engine.decoded) == 3
     assert owner.lines() == 3
+
+
+def test_jobs_whose_deadline_has_passed_expire_and_run_again_without_one(pipeline: Pipeline, tmp_path: Path) -> None:
+    # Given a batch whose time is over before any worker can have looked at it
+    pipeline.start()
+    with Class(tmp_path, students=3).own(pipeline) as owner:
+        counts = Runner(owner.batch, owner.tasks, pipeline.client, owner.progress, deadline_s=1e-6).run(HURRY_S)
+        # Then every job says so
+        assert (counts.expired, counts.open) == (3, 0)
+        # And when they are run once more, by a command that sets none, they succeed
+        owner.batch.run_again(task.job_id for task in owner.tasks)
+        assert owner.run().succeeded == 3
 
 
 def test_the_same_job_published_ten_times_makes_one_line(pipeline: Pipeline, tmp_path: Path) -> None:
@@ -410,9 +423,73 @@ def test_a_failed_job_is_run_again_as_run_2_and_the_others_are_left_alone(tmp_pa
 # What is said
 
 
+def test_a_reply_queue_that_somebody_deletes_is_opened_again_and_what_was_parked_is_taken(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an owner that waits for its jobs, and results that found no reply queue
+    monkeypatch.setattr("producers.runner._LOOK_AROUND_S", 0.1)
+    _, decode = pipeline.start()
+    decode.engine.before_decode = gate = Gate()
+    with Class(tmp_path, 4).own(pipeline) as owner, ThreadPoolExecutor(1) as pool:
+        counts = pool.submit(owner.run)
+        gate.wait()
+        pipeline.server.delete_queue(topology.reply_queue(owner.batch.batch_id))
+        gate.open()
+
+        # Then all of them reach the journal, without anybody starting the owner again
+        assert counts.result(HURRY_S).succeeded == 4
+
+
 def test_a_person_is_told_of_a_model_that_nobody_serves(pipeline: Pipeline, tmp_path: Path) -> None:
     with Class(tmp_path, 2).own(pipeline) as owner:
         counts = owner.run(max_wait_s=0.1)
 
     assert counts.open == 2
-    assert f"nobody serves {MODEL}: 2 jobs wait until a prefill and a decode worker are up" in owner.progress.sentences
+    assert f"nobody serves {MODEL}: 2 jobs wait until a decode worker is up" in owner.progress.sentences
+
+
+def test_a_person_is_told_that_the_decode_workers_do_the_prompts(pipeline: Pipeline, tmp_path: Path) -> None:
+    pipeline.start_decode()
+    with Class(tmp_path, 2).own(pipeline) as owner:
+        owner.run(max_wait_s=0.1)
+
+    assert owner.progress.sentences == [
+        f"no prefill worker serves {MODEL}: its decode workers do the prompts, which takes longer"
+    ]
+
+
+def test_results_that_are_none_of_the_batch_are_left_out_of_its_journal(pipeline: Pipeline, tmp_path: Path) -> None:
+    pipeline.start()
+    with Class(tmp_path, 3).own(pipeline) as owner:
+        # Given results in its reply queue that somebody made up: of another batch, and of a job that it never had
+        mine = owner.batch.batch_id
+        made_up = [
+            JobResult("j1", 1, "another", "i", MODEL, "succeeded"),
+            JobResult("j2", 1, mine, "i", MODEL, "expired"),
+        ]
+        queue = pipeline.broker.open_reply_queue(mine)
+        for result in made_up:
+            pipeline.broker.publish(topology.reply(queue), Message(codec.encode(result), result.job_id, mine))
+
+        # When the batch runs
+        counts = owner.run()
+
+        # Then its journal has its own results, and nothing else
+        assert (counts.succeeded, counts.total, owner.lines()) == (3, 3, 3)
+
+
+def test_the_results_of_a_job_replayed_after_the_batch_was_complete_are_taken(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    prefill, _ = pipeline.start()
+    prefill.engine.before_prefill = always_fails(ValueError("a bug"))
+    with Class(tmp_path, 2).own(pipeline) as owner:
+        assert owner.run().failed == 2
+        prefill.engine.before_prefill = lambda _tokens, _stop: None
+        pipeline.client.submit([owner.job(task, run=2) for task in owner.tasks])
+        wait_until(lambda: pipeline.ready(topology.RESULTS_PARKED) == 2, "both results are parked")
+
+        counts = owner.run()
+
+        assert (counts.succeeded, owner.lines()) == (2, 4)
+        owner.texts_are_right()

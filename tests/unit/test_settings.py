@@ -350,7 +350,8 @@ def test_describe_lists_every_value_with_its_origin() -> None:
     rows = {name: (value, origin) for name, value, origin in describe(settings)}
     assert rows["services.broker"][0] == "amqp://kvasir:***@169.254.150.101:5672/"
     assert rows["machines.spark1.roles"][0] == "prefill qwen3-coder:30b by llamacpp"
-    assert rows["machines.spark1.watts"] == ("(not known)", "default")
+    assert rows["models.qwen3-coder:30b.threads"] == ("(the engine's choice)", "default")
+    assert rows["machines.spark1.rates.qwen3-coder:30b.decode"] == ("(not known)", "default")
     assert rows["models.gpt-oss:120b.slots"][0] == "4"
     line = int(rows["machines.mac2.rates.qwen3-coder:30b.decode"][1].rsplit(" ", 1)[1])
     assert EXAMPLE.read_text().split("\n")[line - 1] == 'rates."qwen3-coder:30b".decode = 65'
@@ -363,3 +364,29 @@ def test_the_users_folder_follows_xdg_and_needs_a_home(monkeypatch: pytest.Monke
     assert user_config_dir({"XDG_CONFIG_HOME": "relative", "HOME": "/h"}) == Path("/h/.config/kvasir")
     monkeypatch.setattr("sys.platform", "darwin")
     assert user_config_dir({"HOME": "/h"}) == Path("/h/Library/Application Support/kvasir")
+
+
+# Certificates
+
+
+def test_a_ca_file_belongs_to_a_url_with_tls_and_is_found_from_its_source(load: Load, tmp_path: Path) -> None:
+    assert {name: value for name, value, _ in describe(load())}["services.store_ca_file"] == "(the system's)"
+    ca_file = tmp_path / "cwd" / "my ca.pem"
+    ca_file.write_text("a certificate")
+    services = '[services]\nbroker = "amqps://u@host"\nstore = "rediss://host/0?db=1"\n'
+    settings = load(here=services + 'broker_ca_file = "my ca.pem"\nstore_ca_file = "my ca.pem"\n')
+
+    assert settings.broker_ca_file() == str(ca_file)
+    assert settings.store_url_with_secret().startswith("rediss://host/0?db=1&ssl_ca_certs=")
+    assert settings.store_url_with_secret().endswith("/my%20ca.pem")
+    rows = {name: value for name, value, _ in describe(settings)}
+    assert rows["services.broker_ca_file"] == str(ca_file)
+
+
+def test_a_ca_file_that_is_of_no_use_is_named(load: Load) -> None:
+    missing = load(here='[services]\nbroker = "amqps://u@host"\nbroker_ca_file = "none.pem"\n')
+    with pytest.raises(ConfigError, match=r"kvasir.toml line 3: can't read the CA file .*none\.pem"):
+        missing.broker_ca_file()
+    plain = load(here='[services]\nstore = "redis://host"\nstore_ca_file = "none.pem"\n')
+    with pytest.raises(ConfigError, match="the store's URL is not rediss://"):
+        plain.store_url_with_secret()

@@ -261,3 +261,20 @@ def test_housekeeping_outlives_a_missing_queue(site: Site, monkeypatch: pytest.M
     announce_cancel(site.broker, "a-batch")
 
     wait_until(lambda: site.desk.cancelled == ["a-batch"], "the cancel is heard")
+
+
+@pytest.mark.parametrize("queue", [NOW, BULK, SUSPECTS])
+def test_a_queue_that_somebody_deleted_is_declared_again_and_served(
+    site: Site, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    # Given a station that looks after its queues all the time
+    monkeypatch.setattr("infra.station._DEATHS_EVERY_S", 0.0)
+    site.open()
+
+    # When somebody deletes one
+    site.server.delete_queue(queue)
+    wait_until(lambda: site.server.depth(queue), "the queue is there again")
+
+    # Then what is put there is taken
+    site.put("after", queue)
+    site.took("after")

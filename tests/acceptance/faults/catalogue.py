@@ -1,0 +1,437 @@
+"""Every fault of the table: a name, what is done, and with which plan.
+
+A fault's function is called when the batch's owner has started (`owner_starts=False`: it starts the owner itself), and
+returns when it has undone what can be undone. `matrix` is the row's number in the fault matrix of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from infra import fault_points, topology
+from infra.broker import Address, Message
+from infra.rabbitmq import RabbitMQBroker
+from tests.acceptance.faults import load
+from tests.acceptance.faults.proxy import TcpProxy
+from tests.acceptance.faults.services import HEARTBEAT_S, retry_levels
+from tests.acceptance.faults.stage import PATIENCE_S, Plan, Role, Stage
+from tests.support.servers import RabbitMQServer
+from tests.support.waiting import wait_until
+
+Inject = Callable[[Stage], None]
+
+CONSUMER_TIMEOUT_S = 5
+IN_HAND_S = 2.0  # quick jobs that a worker may hold are done in that time
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A row of the table."""
+
+    name: str
+    what: str
+    inject: Inject
+    owner_starts: bool = True
+    failed: int = 0  # jobs that must end as failed
+    dead_lettered: int = 0
+
+
+# --- processes ---
+
+
+def kill_workers(stage: Stage, role: Role) -> None:
+    for _ in stage.moments(4):
+        stage.kill(role)
+
+
+def kill_all_workers(stage: Stage) -> None:
+    for _ in stage.moments(2):
+        for role in ("prefill", "decode"):
+            for _worker in list(stage.workers[role]):
+                stage.kill(role)
+
+
+def kill_at(stage: Stage, role: Role, points: tuple[str, ...], each: int) -> None:
+    """Beside the workers that stay, `each` for every point, which die there at one of their first jobs."""
+    settings = [f"kill:{point}:{stage.random.randint(1, 20)}" for point in points for _ in range(each)]
+    armed = [stage.start_worker(role, fault_point=setting) for setting in settings]
+    stage.wait_for_cards()
+    stage.start_owner()
+    deadline = time.monotonic() + PATIENCE_S
+    while armed and stage.done < stage.plan.jobs and time.monotonic() < deadline:
+        for worker in [worker for worker in armed if not worker.alive]:
+            stage.over(jobs=stage.held_by(worker))
+            armed.remove(worker)
+            stage.workers[role].remove(worker)
+        time.sleep(0.01)
+    assert not armed, f"no job took {[worker.name for worker in armed]} to their fault points"
+
+
+def stop_workers(stage: Stage) -> None:
+    """SIGSTOP for more than two heartbeats: the broker gives its deliveries to others, then it comes back."""
+    for _ in stage.moments(2, last=0.5):
+        sleepers = [stage.random.choice(stage.workers[role]) for role in ("prefill", "decode")]
+        for worker in sleepers:
+            worker.send(signal.SIGSTOP)
+        time.sleep(HEARTBEAT_S * stage.random.uniform(2.2, 3.0))
+        for worker in sleepers:
+            worker.send(signal.SIGCONT)
+        stage.over(programs=sleepers)
+
+
+def leave_workers(stage: Stage) -> None:
+    """SIGTERM: each hands back what it has not begun."""
+    for _ in stage.moments(3):
+        for role in ("prefill", "decode"):
+            leaving = stage.random.choice(stage.workers[role])
+            leaving.send(signal.SIGTERM)
+            stage.start_worker(role, instead_of=leaving)
+
+
+def step_clocks(stage: Stage) -> None:
+    """Those of most workers, while Redis, whose clock all of them share, is out of reach."""
+    for _ in stage.moments(3):
+        stage.services.to_store.cut()
+        for worker in stage.workers["prefill"] + stage.workers["decode"]:
+            if worker.alive and stage.random.random() < 0.7:
+                worker.send(signal.SIGUSR1)
+        time.sleep(stage.random.uniform(1, 3))
+        stage.services.to_store.heal()
+
+
+def slow_worker(stage: Stage) -> None:
+    """A decode worker ten times slower joins."""
+    stage.start_worker("decode", "--weights", load.WEIGHTS.replace("decode=100", "decode=10"))
+
+
+# --- the owner ---
+
+
+def kill_owner(stage: Stage) -> None:
+    for _ in stage.moments(3):
+        assert stage.owner
+        stage.owner.kill()
+        time.sleep(stage.random.uniform(0.5, 2.0))
+        stage.over(programs=[stage.start_owner()])
+
+
+def owner_away(stage: Stage) -> None:
+    """It submits and leaves; it comes back when the workers have done all of it."""
+    owner = stage.start_owner("--submit-only")
+    wait_until(lambda: owner.exit_code is not None, "the owner has submitted", PATIENCE_S)
+    queue = _reply_queue(stage)
+    # Without an owner there was no reply queue: its results were parked.
+    places = [queue, topology.RESULTS_PARKED]
+    wait_until(lambda: stage.services.ready(places) >= stage.plan.jobs, "all results are there", 120, poll_s=0.5)
+    stage.over(programs=[stage.start_owner()])
+
+
+def delete_reply_queue(stage: Stage) -> None:
+    for _ in stage.moments(1, last=0.5):
+        _delete_queue(stage, _reply_queue(stage))
+        stage.over()
+
+
+# --- the broker ---
+
+
+def restart_broker(stage: Stage, how: Callable[[RabbitMQServer], None], times: int = 1) -> None:
+    for _ in stage.moments(times, last=0.6):
+        how(stage.services.broker)
+        time.sleep(stage.random.uniform(0, 1))
+        stage.services.broker.start()
+        stage.over()
+
+
+def stop_app(stage: Stage) -> None:
+    for _ in stage.moments(1, last=0.6):
+        stage.services.broker.control("stop_app")
+        stage.services.broker.control("start_app")
+        stage.over()
+
+
+def kill_broker_with_retries(stage: Stage) -> None:
+    """Once 500 jobs wait in retry levels."""
+    wait_until(lambda: stage.services.ready(retry_levels()) >= _half(stage), "half of the jobs wait", PATIENCE_S)
+    stage.services.broker.kill()
+    stage.services.broker.start()
+    stage.over(programs=[stage.owner] if stage.owner else [])
+
+
+def alarm(stage: Stage, on: tuple[str, ...], off: tuple[str, ...]) -> None:
+    for _ in stage.moments(1, last=0.5):
+        stage.services.broker.control(*on)
+        time.sleep(stage.random.uniform(3, 6))
+        stage.services.broker.control(*off)
+        stage.over()
+
+
+def short_consumer_timeout(stage: Stage) -> None:
+    """Deliveries held longer than 5 s close their channel; the plan may have jobs of 16 s."""
+    broker = stage.services.broker
+    stage.at_end.callback(_set_consumer_timeout, broker, timeout_ms=1_800_000, tick_ms=60_000)
+    _set_consumer_timeout(broker, timeout_ms=CONSUMER_TIMEOUT_S * 1000, tick_ms=1_000)
+    broker.control("close_all_connections", "a consumer time-out holds for channels opened after it was set")
+    stage.start_owner()
+
+
+def pause_prefill(stage: Stage) -> None:
+    """For three consumer time-outs, jobs waiting: no job may come back, nor meet an error, for that."""
+    short_consumer_timeout(stage)
+    queue = [topology.work_queue("prefill", stage.model, "bulk")]
+    stage.wait_for_results(1)
+    stage.pause("prefill", True)
+    time.sleep(1)  # what was in hand is done, the rest handed back, the last job submitted
+    waiting = stage.services.ready(queue)
+    time.sleep(3 * CONSUMER_TIMEOUT_S)
+    assert stage.services.ready(queue) == waiting > 0, "nothing waited, or somebody went on"
+    stage.pause("prefill", False)
+    stage.over(programs=stage.workers["prefill"])
+    stage.wait_for_results(stage.plan.jobs)
+    steps = [line for program in stage.programs for line in program.lines()]
+    came_back = sum(step["event"] == "redelivered" for step in steps)
+    assert not came_back, f"{came_back} deliveries came back"
+    tried_again = sum(result["attempts"] != 1 for result in stage.results())
+    assert not tried_again, f"{tried_again} jobs met an error"
+
+
+def delete_work_queue(stage: Stage, stage_name: topology.WorkStage) -> None:
+    for _ in stage.moments(1, last=0.5):
+        _delete_queue(stage, topology.work_queue(stage_name, stage.model, "bulk"))
+        if stage_name == "decode":  # without its prefill queue there is nothing left to do until the owner comes back
+            stage.over()
+
+
+def purge_work_queue(stage: Stage) -> None:
+    for _ in stage.moments(1, last=0.5):
+        with stage.services.connect() as connection:
+            connection.channel().queue_purge(topology.work_queue("prefill", stage.model, "bulk"))
+
+
+# --- the network ---
+
+
+def reset(stage: Stage, proxy: TcpProxy) -> None:
+    for _ in stage.moments(5):
+        proxy.reset()
+        stage.over()
+
+
+def freeze(stage: Stage, proxy: TcpProxy) -> None:
+    """Both directions, for up to five heartbeats; then what was sent arrives, as TCP has it."""
+    for _ in stage.moments(2, last=0.5):
+        proxy.freeze()
+        time.sleep(stage.random.uniform(0.5, HEARTBEAT_S * 5))
+        proxy.thaw()
+        stage.over()
+
+
+def forget(stage: Stage, proxy: TcpProxy) -> None:
+    """Connections that are open die in silence, new ones work. Who doesn't know yet goes on with what it holds."""
+    for _ in stage.moments(2, last=0.5):
+        proxy.forget()
+        stage.over(in_hand_s=IN_HAND_S)
+
+
+def cut(stage: Stage, proxy: TcpProxy) -> None:
+    for _ in stage.moments(2, last=0.6):
+        proxy.cut()
+        time.sleep(stage.random.uniform(1, 6))
+        proxy.heal()
+        stage.over()
+
+
+def delay(stage: Stage, proxy: TcpProxy) -> None:
+    for _ in stage.moments(2, last=0.5):
+        proxy.delay_s = stage.random.uniform(0.05, 0.3)
+        time.sleep(stage.random.uniform(2, 5))
+        proxy.heal()
+        stage.over()
+
+
+def slow(stage: Stage, proxy: TcpProxy) -> None:
+    for _ in stage.moments(2, last=0.5):
+        proxy.bytes_per_s = stage.random.uniform(5_000, 50_000)
+        time.sleep(stage.random.uniform(2, 5))
+        proxy.heal()
+        stage.over()
+
+
+# --- the store ---
+
+
+def flush_store(stage: Stage) -> None:
+    for _ in stage.moments(5):
+        client = stage.services.redis()
+        client.flushall()
+        client.close()
+        stage.over()
+
+
+def kill_store(stage: Stage) -> None:
+    for _ in stage.moments(2, last=0.6):
+        stage.services.store.kill()
+        time.sleep(stage.random.uniform(0, 4))
+        stage.services.store.start()
+        stage.over()
+
+
+def fill_store(stage: Stage) -> None:
+    """No room for anything: neither blocks, nor results, nor cards."""
+    for _ in stage.moments(1, last=0.5):
+        client = stage.services.redis()
+        before = client.config_get("maxmemory")["maxmemory"]
+        client.config_set("maxmemory", "1mb")
+        time.sleep(stage.random.uniform(3, 6))
+        client.config_set("maxmemory", before)
+        client.close()
+        stage.over()
+
+
+# --- messages ---
+
+
+def poison(stage: Stage) -> None:
+    """One job takes every worker along that decodes it; a supervisor starts them again."""
+    victim = stage.random.randrange(stage.plan.jobs // 4, stage.plan.jobs // 2)
+    batch_id = stage.batch_id()
+    bad = load.tasks(batch_id, stage.model, stage.plan.jobs, stage.plan.seed)[victim].job_id
+    point = f"kill:decode.loaded:{bad}"
+    for worker in list(stage.workers["decode"]):
+        stage.start_worker("decode", fault_point=point, instead_of=worker)
+        worker.send(signal.SIGTERM)
+    deadline = time.monotonic() + PATIENCE_S
+    while stage.done < stage.plan.jobs and time.monotonic() < deadline:
+        for worker in [worker for worker in stage.workers["decode"] if not worker.alive]:
+            stage.over(jobs=[job for job in stage.held_by(worker) if job != bad])
+            stage.start_worker("decode", fault_point=point, instead_of=worker)
+        time.sleep(0.05)
+
+
+def garbage(stage: Stage) -> None:
+    """300 messages that nobody can read, in every work queue; nobody waits for their results."""
+    broker = RabbitMQBroker(stage.services.broker.url, name="garbage")
+    queues = [topology.work_queue(each, stage.model, lane) for each in topology.WORK_STAGES for lane in ("now", "bulk")]
+    for _ in stage.moments(3):
+        sends = [
+            (Address(topology.WORK, stage.random.choice(queues)), Message(stage.random.randbytes(size), f"bad-{size}"))
+            for size in stage.random.choices(range(1, 5000), k=100)
+        ]
+        broker.publish_many(sends)
+    broker.close()
+
+
+def nothing(_stage: Stage) -> None:
+    """The row to compare the others with."""
+
+
+def _half(stage: Stage) -> int:
+    return stage.plan.jobs // 2
+
+
+def _reply_queue(stage: Stage) -> str:
+    return topology.reply_queue(stage.batch_id())
+
+
+def _delete_queue(stage: Stage, queue: str) -> None:
+    with stage.services.connect() as connection:
+        connection.channel().queue_delete(queue)
+
+
+def _set_consumer_timeout(broker: RabbitMQServer, timeout_ms: int, tick_ms: int) -> None:
+    for name, value in (("consumer_timeout", timeout_ms), ("channel_tick_interval", tick_ms)):
+        broker.control("eval", f"application:set_env(rabbit, {name}, {value}).")
+
+
+_MEMORY = (("set_vm_memory_high_watermark", "0.0001"), ("set_vm_memory_high_watermark", "0.4"))
+_DISK = (("set_disk_free_limit", "1000000GB"), ("set_disk_free_limit", "50MB"))
+
+
+def _to_broker(inject: Callable[[Stage, TcpProxy], None]) -> Inject:
+    return lambda stage: inject(stage, stage.services.to_broker)
+
+
+def _to_store(inject: Callable[[Stage, TcpProxy], None]) -> Inject:
+    return lambda stage: inject(stage, stage.services.to_store)
+
+
+def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int) -> Fault:
+    what = f"{each} SIGKILLs at {points[0]}" if len(points) == 1 else "a SIGKILL at each step of the handler"
+    return Fault(name, what, partial(kill_at, role=role, points=points, each=each), owner_starts=False)
+
+
+FAULTS = [
+    Fault("none", "nothing", nothing),
+    Fault("decode-killed", "SIGKILL of a decode worker, four times", partial(kill_workers, role="decode")),
+    Fault("prefill-killed", "SIGKILL of a prefill worker, four times", partial(kill_workers, role="prefill")),
+    Fault("all-workers-killed", "SIGKILL of all workers at once, twice", kill_all_workers),
+    _killed_at("prefill-steps", "prefill", fault_points.PREFILL, each=1),
+    _killed_at("decode-steps", "decode", fault_points.DECODE, each=1),
+    *[_killed_at(point, "prefill", (point,), each=3) for point in fault_points.PREFILL],
+    *[_killed_at(point, "decode", (point,), each=3) for point in fault_points.DECODE],
+    Fault("workers-stopped", "SIGSTOP of two workers for 2 to 3 heartbeats, then SIGCONT, twice", stop_workers),
+    Fault("workers-leave", "SIGTERM of two workers, three times", leave_workers),
+    Fault("slow-worker", "a decode worker ten times slower joins", slow_worker),
+    Fault("clock-back", "clocks of workers set back an hour while Redis is out of reach, three times", step_clocks),
+    Fault("clock-forward", "clocks of workers set an hour ahead while Redis is out of reach, three times", step_clocks),
+    Fault("owner-killed", "SIGKILL of the batch's owner, three times", kill_owner),
+    Fault("owner-away", "the owner submits, leaves, and returns when all is done", owner_away, owner_starts=False),
+    Fault("reply-queue-deleted", "the reply queue deleted by hand", delete_reply_queue),
+    Fault("broker-restarted", "SIGTERM of the broker, and start", partial(restart_broker, how=RabbitMQServer.stop)),
+    Fault("broker-killed", "SIGKILL of the broker, and start", partial(restart_broker, how=RabbitMQServer.kill)),
+    Fault("broker-stop-app", "rabbitmqctl stop_app, start_app", stop_app),
+    Fault(
+        "broker-killed-retries", "SIGKILL of the broker with half of the jobs in retry levels", kill_broker_with_retries
+    ),
+    Fault("memory-alarm", "memory alarm for 3 to 6 s", partial(alarm, on=_MEMORY[0], off=_MEMORY[1])),
+    Fault("disk-alarm", "disk alarm for 3 to 6 s", partial(alarm, on=_DISK[0], off=_DISK[1])),
+    Fault("consumer-timeout", "consumer time-out of 5 s, 8 jobs of 16 s", short_consumer_timeout, owner_starts=False),
+    Fault("prefill-paused", "prefill paused for three consumer time-outs", pause_prefill, owner_starts=False),
+    Fault("prefill-queue-deleted", "prefill queue deleted", partial(delete_work_queue, stage_name="prefill")),
+    Fault("decode-queue-deleted", "decode queue deleted", partial(delete_work_queue, stage_name="decode")),
+    Fault("prefill-queue-purged", "prefill queue purged", purge_work_queue),
+    Fault("broker-reset", "every connection to the broker reset, five times", _to_broker(reset)),
+    Fault("broker-black-hole", "nothing to or from the broker for 0.5 to 20 s, twice", _to_broker(freeze)),
+    Fault("broker-forgotten", "every connection to the broker dead in silence, twice", _to_broker(forget)),
+    Fault("broker-cut", "broker out of reach for 1 to 6 s, twice", _to_broker(cut)),
+    Fault("broker-delay", "50 to 300 ms to the broker, each way, twice", _to_broker(delay)),
+    Fault("broker-slow", "5 to 50 kB/s to the broker, twice", _to_broker(slow)),
+    Fault("store-reset", "every connection to Redis reset, five times", _to_store(reset)),
+    Fault("store-black-hole", "nothing to or from Redis for 0.5 to 20 s (time-outs), twice", _to_store(freeze)),
+    Fault("store-forgotten", "every connection to Redis dead in silence, twice", _to_store(forget)),
+    Fault("store-cut", "Redis out of reach for 1 to 6 s, twice", _to_store(cut)),
+    Fault("store-delay", "50 to 300 ms to Redis, each way, twice", _to_store(delay)),
+    Fault("store-slow", "5 to 50 kB/s to Redis, twice", _to_store(slow)),
+    Fault("store-flushed", "FLUSHALL, five times", flush_store),
+    Fault("store-killed", "SIGKILL of Redis, and an empty start, twice", kill_store),
+    Fault("store-full", "Redis at its maxmemory for 3 to 6 s", fill_store),
+    Fault("poison", "one job kills every worker that decodes it", poison, failed=1, dead_lettered=1),
+    Fault("garbage", "300 unreadable messages in the work queues", garbage, dead_lettered=300),
+    Fault("published-ten-times", "100 of the jobs published ten times each", nothing),
+]
+
+_PLANS = {
+    "clock-back": {"environment": {"KVASIR_CLOCK_STEP_S": "-3600"}, "deadline_s": 600.0},
+    "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
+    "broker-killed-retries": {"environment": {fault_points.VARIABLE: "fail:prefill.taken:-1000"}},
+    "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
+    "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},
+    "published-ten-times": {"copies": 10, "copied_jobs": 100},
+}
+
+
+def plan_of(fault: Fault, jobs: int, seed: int) -> Plan:
+    """The fault's plan with this many jobs, unless it has its own number."""
+    return replace(Plan(jobs=jobs, seed=seed), **_PLANS.get(fault.name, {}))
+
+
+def find(name: str) -> Fault:
+    """The fault of this name. Raises KeyError, with the names there are."""
+    by_name = {fault.name: fault for fault in FAULTS}
+    if name not in by_name:
+        raise KeyError(f"no fault {name!r}; choose from: {', '.join(by_name)}")
+    return by_name[name]

@@ -1,0 +1,48 @@
+"""The jobs of a row: what they ask, and what an undisturbed engine answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from engines.registry import EngineOptions
+from engines.simulated import open_engine
+from messages.jobs import Sampling, job_id
+from producers.batch import Entry
+from producers.grade import Task
+from producers.prompts import Prompt
+
+# An answer takes max_tokens / 100 seconds: each job's length is its own choice.
+WEIGHTS = "sim:prefill=20000,decode=100,scale=1,layers=2,kv_heads=1,head_dim=16,answer=1000000"
+UNPACED = WEIGHTS.replace("scale=1", "scale=0")
+CONTEXT = 32768
+TOKENS_PER_S = 100
+
+_SHARED = "The rubric that all of the class share, and what its criteria are. " * 8
+
+
+def tasks(batch_id: str, model: str, jobs: int, seed: int, long_jobs: int = 0, long_s: float = 0.0) -> list[Task]:
+    """The same tasks for the same arguments; the first `long_jobs` of them take `long_s` seconds to decode."""
+    source = random.Random(seed)
+    made = []
+    for number in range(jobs):
+        own = f"Submission {number}. " + "x" * source.randint(40, 400)
+        tokens = round(long_s * TOKENS_PER_S) if number < long_jobs else source.randint(4, 16)
+        sampling = Sampling(max_tokens=tokens, seed=number)
+        name = job_id(batch_id, f"item-{number}", model, _SHARED + own, sampling)
+        made.append(Task("code", model, Prompt(_SHARED, own), sampling, f"item-{number}", name))
+    return made
+
+
+def entries(made: list[Task]) -> list[Entry]:
+    """Their lines in the manifest."""
+    return [Entry(task.job_id, task.item_id, task.model, task.role, task.item_id) for task in made]
+
+
+def expected_texts(made: list[Task]) -> Iterator[tuple[str, str]]:
+    """Job id and answer, from an engine that nobody disturbs."""
+    engine = open_engine(EngineOptions(UNPACED, CONTEXT))
+    for task in made:
+        prompt = engine.tokenize(task.prompt.shared, task.prompt.own, 0.0)
+        yield task.job_id, engine.decode(prompt.ids, None, task.sampling).text
+    engine.close()

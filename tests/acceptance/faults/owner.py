@@ -1,0 +1,101 @@
+"""The batch's owner as a process of its own: real Batch, Client and Runner. Started again it goes on.
+
+python -m tests.acceptance.faults.owner --config FILE --out FOLDER --model M --jobs 1000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from infra.settings import load_settings
+from kvasir.connect import connect
+from messages.jobs import PrefillJob
+from monitoring import logs
+from producers.batch import Batch, Counts
+from producers.client import Client
+from producers.runner import Runner
+from tests.acceptance.faults import load
+
+WAITING = "waiting"
+
+
+class Quiet:
+    """Progress for the log."""
+
+    def update(self, counts: Counts) -> None:
+        """Told first when all that had to be published is confirmed."""
+        logging.getLogger("kvasir").info(WAITING)
+
+    def say(self, sentence: str) -> None:
+        """A sentence for people."""
+        logging.getLogger("kvasir").info(sentence)
+
+
+class Insistent:
+    """A client that publishes each of its first jobs several times, and gives all a deadline."""
+
+    def __init__(self, client: Client, copies: int, jobs: int, deadline_s: float) -> None:
+        self._client = client
+        self._copies = copies
+        self._jobs = jobs
+        self._deadline_s = deadline_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def new_job(self, *arguments: Any, **named: Any) -> PrefillJob:
+        """With a deadline, if one is wanted."""
+        if self._deadline_s:
+            named["deadline"] = self._client.board.now() + self._deadline_s
+        return self._client.new_job(*arguments, **named)
+
+    def submit(self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None]) -> int:
+        """The first jobs again and again, in between the others."""
+        wanted = list(jobs)
+        again = wanted[: self._jobs] * (self._copies - 1)
+        told = self._client.submit(wanted, on_confirmed)
+        self._client.submit(again)
+        return told
+
+
+def arguments() -> argparse.Namespace:
+    """What the stage gives."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--jobs", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--long-jobs", type=int, default=0)
+    parser.add_argument("--long-s", type=float, default=0.0)
+    parser.add_argument("--copies", type=int, default=1)
+    parser.add_argument("--copied-jobs", type=int, default=0)
+    parser.add_argument("--deadline-s", type=float, default=0.0)
+    parser.add_argument("--submit-only", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Submit, collect, leave. 0: every job has its result."""
+    given = arguments()
+    logs.configure("info", "json")
+    settings = load_settings({}, config=given.config)
+    with Batch(given.out) as batch, connect(settings, [given.model], logs.log_moment, "owner") as client:
+        made = load.tasks(batch.batch_id, given.model, given.jobs, given.seed, given.long_jobs, given.long_s)
+        if not batch.entries:
+            batch.plan(load.entries(made), {})
+        insistent: Any = Insistent(client, given.copies, given.copied_jobs, given.deadline_s)
+        runner = Runner(batch, made, insistent, Quiet())
+        if given.submit_only:
+            runner.submit()
+            return 0
+        return 1 if runner.run().open else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""A short version of the table in docs/reliability.md: some of its rows, with a few hundred jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.faults.catalogue import find, plan_of
+from tests.acceptance.faults.row import run_row
+from tests.acceptance.faults.services import Services
+
+pytestmark = pytest.mark.system  # two to three minutes
+
+JOBS = 200
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    with Services() as services:
+        yield services
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decode-killed",
+        "prefill.passed",
+        "decode.replied",
+        "owner-killed",
+        "broker-killed",
+        "broker-reset",
+        "prefill-paused",
+        "store-killed",
+        "poison",
+    ],
+)
+def test_no_job_is_lost_whatever_happens(services: Services, tmp_path: Path, name: str) -> None:
+    fault = find(name)
+
+    row = run_row(services, fault, plan_of(fault, JOBS, SEED), tmp_path / name)
+
+    assert (row.lost, row.unexpected, row.journal_duplicates) == (0, 0, 0), row
+    assert (row.attempted, row.confirmed) == (JOBS, JOBS), row
+    assert (row.failed, row.dead_lettered) == (fault.failed, fault.dead_lettered), row

@@ -1,0 +1,42 @@
+"""`kvasir forget` over RabbitMQ and Redis: no queue, no stored result and no block of the batch is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import redis
+
+from infra import topology
+from tests.support.homework import tiny, tiny_class
+from tests.support.processes import SIMULATED, Cluster
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.system  # processes, and a whole batch
+
+
+def test_a_batch_that_nobody_gathered_is_gone_everywhere(tmp_path: Path, broker_url: str, store_url: str) -> None:
+    model = f"forgotten-{tmp_path.name}"
+    homework, out = tiny_class(tmp_path / "homework"), tmp_path / "out"
+    store = redis.Redis.from_url(store_url)
+    with Cluster(tmp_path, broker_url, store_url, {model: SIMULATED}) as cluster:
+        for role in ("prefill", "decode"):
+            cluster.launch(role, model).wait_for_card()
+        cluster.run("submit", *tiny(homework, out))
+        manifest = json.loads((out / "batch.json").read_text("utf-8"))
+        jobs = {entry["job_id"] for entry in manifest["jobs"]}
+
+        def traces() -> set[bytes]:
+            return {key for key in store.scan_iter(count=1000) if jobs & set(key.decode("ascii", "replace").split(":"))}
+
+        wait_until(lambda: sum(key.startswith(b"result:") for key in traces()) == 6, "six results are stored", 60)
+
+        done = cluster.run("forget", str(out), "--yes")
+
+        assert done.code == 0, done.stderr
+        assert "results that nobody had fetched: 6" in done.stdout
+        assert not cluster.has_queue(topology.reply_queue(manifest["batch_id"]))
+        assert traces() == set()
+        assert not out.exists()
+    store.close()

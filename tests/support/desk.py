@@ -1,0 +1,65 @@
+"""A graded class made on the spot: a batch folder with the journal lines that are wanted, and no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from messages.jobs import DecodeReport, JobResult, PrefillReport
+from producers import grade
+from producers.batch import Batch
+from producers.grade import Assignment, GradeRequest, RoleModel
+from tests.support.homework import tiny_class
+
+
+def request_for(folder: Path) -> GradeRequest:
+    """The class in `folder` (see `tiny_class`), graded by two made-up models."""
+    models = {"code": RoleModel("coder", 32_768), "feedback": RoleModel("writer", 32_768)}
+    return GradeRequest(folder / "submissions", folder / "rubric.yaml", models)  # type: ignore[arg-type]
+
+
+def request_of(kept: Mapping[str, Any]) -> GradeRequest:
+    """The request of a manifest that was made from `request_for`."""
+    return replace(request_for(Path(kept["folder"]).parent), rubric=Path(kept["rubric"]))
+
+
+def planned(folder: Path, size: int = 3) -> tuple[Path, Assignment]:
+    """(batch folder, what is to be done): a class of `size`, nothing of it graded."""
+    return folder / "out", plan(folder / "out", request_for(tiny_class(folder, size)))
+
+
+def plan(out: Path, request: GradeRequest) -> Assignment:
+    """Plan this request in a batch folder, as the command does first."""
+    with Batch(out) as batch:
+        assignment = grade.prepare(request, batch.batch_id, batch.secret)
+        grade.plan(batch, assignment)
+    return assignment
+
+
+def answer(out: Path, assignment: Assignment, numbers: Sequence[int], points: int = 2) -> None:
+    """Journal answers for these submissions, each criterion with `points`."""
+    tasks = [task for number in numbers for task in assignment.items[number].tasks]
+    with Batch(out) as batch:
+        batch.journal.record(_result(batch.batch_id, assignment, task, points) for task in tasks)
+
+
+def _result(batch_id: str, assignment: Assignment, task: grade.Task, points: int) -> JobResult:
+    said = {"evidence": "sum(values)", "points": points, "feedback": "Fine."}
+    text: dict[str, Any] = {criterion.id: said for criterion in assignment.rubric.for_model(task.role)}
+    if task.role == "feedback":
+        text["summary"] = "Good work."
+    return JobResult(
+        task.job_id,
+        1,
+        batch_id,
+        task.item_id,
+        task.model,
+        "succeeded",
+        json.dumps(text),
+        "stop",
+        prefill=PrefillReport(prefill_s=2.0, computed_tokens=1000),
+        decode=DecodeReport(hand_over="kv", completion_tokens=100, decode_s=4.0),
+    )

@@ -1,0 +1,145 @@
+"""The desk as an instructor runs it: `kvasir ui` in a process of its own, with a folder of assignments."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from producers.desk import assignments
+from producers.desk.assignments import Inputs, grading
+from tests.support.browser import Browser
+from tests.support.processes import ROOT, Model, command, config_text, environment
+from tests.support.waiting import wait_until
+
+START_S = 60.0
+GRADED_S = 200.0
+
+
+class DeskPage:
+    """A running desk. Use as a context manager: leaving ends it, and what it started."""
+
+    def __init__(self, folder: Path, config: Path, home: Path | None = None, environ: dict[str, str] | None = None):
+        """`folder` takes the log; `home` the assignments."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.home = home or folder / "home"
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / f"desk-{self.port}.log"
+        words = ["--config", str(config), "ui", "--home", str(self.home), "--port", str(self.port)]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command(*words),
+                env=environ or environment(folder),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.kill()
+        for folder in self.home.glob("*/"):
+            cut_off(folder)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that serves the page."""
+        return self._process.pid
+
+    def at(self, folder: Path, section: str) -> str:
+        """The address of a section of an assignment."""
+        return f"{self.url}/?assignment={quote(str(folder))}&section={section}"
+
+    def kill(self) -> None:
+        """SIGKILL for the desk alone: what it started lives. Idempotent."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def text(self) -> str:
+        """What it logged."""
+        return self.log.read_text("utf-8", "replace")
+
+    def _wait(self) -> None:
+        try:
+            wait_until(lambda: self._process.poll() is not None or self._answers(), "the desk answers", START_S)
+            assert self._process.poll() is None, "the desk ended while starting"
+        except AssertionError as error:
+            self.kill()
+            raise AssertionError(f"{error}\n{self.text()[-3000:]}") from None
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def quick_model(folder: Path) -> Path:
+    """Configuration of a model that answers at once."""
+    config = folder / "kvasir.toml"
+    config.write_text(config_text({"quick": Model("simulated", "sim:scale=0", 32768)}), "utf-8")
+    return config
+
+
+def new_assignment(desk: DeskPage, title: str, work: Path, rubric: str) -> Path:
+    """An assignment of this desk, as its page makes it."""
+    folder = assignments.create(desk.home, title)
+    kept = assignments.save_rubric(folder, "rubric.yaml", rubric.encode())
+    assignments.save_inputs(folder, Inputs(title, str(work), str(kept)))
+    return folder
+
+
+def grade_all(browser: Browser, desk: DeskPage, folder: Path, size: int) -> None:
+    """Press the button, and wait until all are done."""
+    browser.open(desk.at(folder, "Grade"))
+    browser.click("Grade all")
+    browser.wait_for(f"All {size} submissions of this run", GRADED_S)
+
+
+def wait_until_chosen(browser: Browser, value: str) -> None:
+    """Return when a select box of the page holds this."""
+    script = f"[...document.querySelectorAll('input')].some((each) => each.value === {json.dumps(value)})"
+    wait_until(lambda: browser.evaluate(script), f"{value!r} is chosen")
+
+
+def cut_off(folder: Path) -> None:
+    """End the grading in this folder as a power cut does. Nothing happens if none runs."""
+    work = grading(folder)
+    record = work.record()
+    if record and work.alive:
+        os.killpg(record.pid, signal.SIGKILL)
+        wait_until(lambda: not work.alive, "the grading is dead")
+
+
+def steps(folder: Path, event: str) -> list[list[str]]:
+    """The jobs that took this step, for each process that graded here, in order."""
+    runs: list[list[str]] = []
+    log = grading(folder).log
+    for line in log.read_text("utf-8", "replace").splitlines() if log.exists() else ():
+        row = json.loads(line) if line.startswith("{") else {}
+        if row.get("event") == "work_started":
+            runs.append([])
+        elif row.get("event") == event:
+            runs[-1].append(row["job"])
+    return runs
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,166 @@
+"""Several models and workers over a real RabbitMQ and Redis, as threads of the test's process.
+
+with Fleet(broker_url, store_url, [home, other]) as fleet:
+    fleet.start_decode(home, others=[fleet.stealable(other)])
+    results = fleet.run([fleet.job(other, "text") for …])
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from decode_worker.residency import Loaded, Stealable
+from decode_worker.worker import DecodeWorker
+from engines.registry import EngineOptions
+from engines.simulated import SimulatedEngine, parse_weights
+from infra import topology
+from infra.rabbitmq import RabbitMQBroker
+from kvstore.redis_board import RedisBoard
+from kvstore.redis_store import RedisKVStore
+from messages.cards import WorkerCard
+from messages.jobs import JobResult, PrefillJob, Sampling
+from messages.lifecycle import Moment, Step
+from monitoring.events import PathChecker
+from prefill_worker.worker import PrefillWorker
+from producers.client import Client
+from tests.support.waiting import wait_until
+
+PREFILL = "sim:scale=0"
+SHARED = "Grade by this rubric. " * 40
+
+
+def weights(seconds: float, seed: int = 1, tokens: int = 20) -> str:
+    """A simulated engine whose answers have up to `tokens` tokens, and take `seconds` each at that length."""
+    return f"sim:scale=1,prefill=1000000,decode={tokens / seconds},answer=200,seed={seed}"
+
+
+def engine(text: str, slots: int = 1) -> SimulatedEngine:
+    """The simulated engine of these weights."""
+    return SimulatedEngine(parse_weights(text), EngineOptions(text, 4096, slots))
+
+
+@dataclass(eq=False)
+class Member:
+    """A worker in its thread, with broker connections of its own."""
+
+    worker: Any
+    broker: RabbitMQBroker
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self.worker.run, daemon=True)
+        self.thread.start()
+
+    @property
+    def worker_id(self) -> str:
+        return str(self.worker.worker_id)
+
+    @property
+    def card(self) -> WorkerCard:
+        """What it says of itself, now."""
+        card: WorkerCard = self.worker.card()
+        return card
+
+    def crash(self) -> None:
+        """Its connections are cut and it does nothing more: what it holds goes back to the broker."""
+        self.broker.close()
+        self.worker.stop(abort=True)
+
+    def leave(self) -> None:
+        """It leaves in good order."""
+        self.worker.stop(abort=True)
+        self.thread.join(20)
+        assert not self.thread.is_alive(), "a worker did not leave"
+        self.broker.close()
+
+
+class Fleet:
+    """Workers, a client, and what was observed."""
+
+    def __init__(self, broker_url: str, store_url: str, models: Sequence[str]) -> None:
+        self._broker_url = broker_url
+        self._store_url = store_url
+        self.models = list(models)
+        self.kv = RedisKVStore(store_url)
+        self.board = RedisBoard(store_url)
+        self.moments: list[Moment] = []
+        self.checker = PathChecker(unseen_copies=True)
+        self.members: list[Member] = []
+        self.broker = RabbitMQBroker(broker_url, "fleet")
+        self.client = Client(self.broker, self.board, self.models, self.observe)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for member in self.members:
+            member.worker.stop(abort=True)
+        for member in self.members:
+            member.leave()
+        self.broker.close()
+        self.kv.close()
+        self.board.close()
+        if error is None:
+            assert self.checker.illegal() == []
+
+    def observe(self, moment: Moment) -> None:
+        self.moments.append(moment)
+        self.checker(moment)
+
+    def stealable(self, model: str, text: str = PREFILL, slots: int = 1, size_bytes: int = 0) -> Stealable:
+        """A model that a decode worker may load."""
+        return Stealable(model, size_bytes, lambda: Loaded(engine(text, slots)))
+
+    def start_prefill(self, model: str, text: str = PREFILL) -> Member:
+        return self._start(PrefillWorker, model, engine(text))
+
+    def start_decode(self, model: str, text: str = PREFILL, slots: int = 1, **more: Any) -> Member:
+        return self._start(DecodeWorker, model, engine(text, slots), **more)
+
+    def job(self, model: str, own: str, tokens: int = 20, **fields: Any) -> PrefillJob:
+        """A job whose answer has `tokens` tokens at most; the batch is the model's."""
+        batch = "batch-" + model.replace(":", "-")
+        return self.client.new_job(batch, f"item-{len(own)}", model, SHARED, own, Sampling(tokens), **fields)
+
+    def jobs(self, model: str, count: int, **fields: Any) -> list[PrefillJob]:
+        return [self.job(model, f"student {number} wrote " * (number + 1), **fields) for number in range(count)]
+
+    def prefilled(self, jobs: Sequence[PrefillJob]) -> None:
+        """Submit jobs and have them prefilled; they wait to be decoded."""
+        before = self.waiting(jobs[0].model)
+        self.client.submit(jobs)
+        wait_until(lambda: self.waiting(jobs[0].model) == before + len(jobs), "all wait for decode", 30)
+
+    def waiting(self, model: str) -> int:
+        """Jobs ready in a model's decode queue."""
+        depth = self.broker.depth(topology.work_queue("decode", model, "bulk"))
+        return depth.ready if depth else 0
+
+    def results(self, jobs: Sequence[PrefillJob], timeout_s: float = 30.0) -> dict[str, JobResult]:
+        """Every job's result, by job id."""
+        batch = jobs[0].batch_id
+        found = {result.job_id: result for result in self.client.gather(batch, [job.job_id for job in jobs], timeout_s)}
+        assert len(found) == len(jobs), f"{len(jobs) - len(found)} of {len(jobs)} results did not come"
+        return found
+
+    def seen(self, step: Step, model: str) -> list[Moment]:
+        return [moment for moment in self.moments if moment.step is step and moment.model == model]
+
+    def _start(self, kind: Any, model: str, loaded: SimulatedEngine, **more: Any) -> Member:
+        broker = RabbitMQBroker(self._broker_url, "member")
+        member = Member(kind(model, loaded, broker, self.kv, self.board, self.observe, **more), broker)
+        self.members.append(member)
+        wait_until(lambda: member.worker_id in [card.worker_id for card in self.board.cards()], "its card is up")
+        return member
+
+
+def makespan_s(run: Any) -> float:
+    """Seconds that a call takes."""
+    started = time.monotonic()
+    run()
+    return time.monotonic() - started

@@ -1,0 +1,150 @@
+"""What Canvas and Moodle do with an uploaded file, from their documented rules. Shares no code with the exporters.
+
+Each reader gives the grades that the LMS would set, or raises Rejected with the rule that the file breaks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import zipfile
+from dataclasses import dataclass, field
+
+
+class Rejected(Exception):
+    """The LMS would not take this file, or would do something that nobody wants."""
+
+
+@dataclass
+class CanvasImport:
+    """What an upload would change: grades by assignment id and user id; blanks change nothing."""
+
+    grades: dict[str, dict[str, float]] = field(default_factory=dict)
+    excused: set[tuple[str, str]] = field(default_factory=set)
+    points_possible: dict[str, float] = field(default_factory=dict)
+
+
+def canvas_import(data: bytes, assignments: set[str], users: set[str]) -> CanvasImport:
+    """Read a gradebook as Canvas does, in a course with these assignment ids and user ids."""
+    text = data.decode("utf-8-sig")
+    delimiter = ";" if text.split("\n", 1)[0].count(";") > text.split("\n", 1)[0].count(",") else ","
+    rows = list(csv.reader(io.StringIO(text), delimiter=delimiter))
+    header = rows[0]
+    columns = _assignment_columns(header, assignments)
+    where = next((n for n, row in enumerate(rows) if row and row[0].strip() == "Points Possible"), None)
+    if where is None or rows[where][0][:1] != " ":
+        raise Rejected("no row '    Points Possible'; without its blanks it would be a student of that name")
+    found = CanvasImport()
+    found.points_possible = {columns[i]: _number(rows[where][i]) for i in columns if rows[where][i].strip()}
+    for row in rows[where + 1 :]:
+        _student(row, header, columns, users, found)
+    return found
+
+
+def _assignment_columns(header: list[str], assignments: set[str]) -> dict[int, str]:
+    """Assignment id by column; "(read only)" columns are ignored."""
+    columns = {}
+    for index in range(_fact_columns(header), len(header)):
+        if "(read only)" in header[index] or not header[index].strip():
+            continue
+        match = re.search(r"\((\d+)\)\s*$", header[index])
+        if match is None or match.group(1) not in assignments:
+            raise Rejected(f"column {header[index]!r} would create a new assignment")
+        columns[index] = match.group(1)
+    return columns
+
+
+def _student(row: list[str], header: list[str], columns: dict[int, str], users: set[str], found: CanvasImport) -> None:
+    user = row[header.index("ID")].strip()
+    if user not in users:
+        raise Rejected(f"no user {user!r} in the course")
+    for index, assignment in columns.items():
+        value = row[index].strip() if index < len(row) else ""
+        if value.upper() == "EX":
+            found.excused.add((assignment, user))
+        elif value:
+            if user in found.grades.setdefault(assignment, {}):
+                raise Rejected(f"user {user} is there twice")
+            found.grades[assignment][user] = _number(value)
+
+
+def _fact_columns(header: list[str]) -> int:
+    """How many columns say who the student is; the last holds "Section"."""
+    if "Student" not in header and not {"LastName", "FirstName"} <= set(header):
+        raise Rejected("no column Student")
+    if "ID" not in header:
+        raise Rejected("no column ID")
+    sections = [index for index, name in enumerate(header) if "Section" in name and "(" not in name]
+    if not sections:
+        raise Rejected("the last column of facts must hold 'Section'")
+    return sections[0] + 1
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"-?\d+([.,]\d{1,2})?", text.strip()):
+        raise Rejected(f"{text!r} is no grade with at most two decimals")
+    return float(text.strip().replace(",", "."))
+
+
+@dataclass
+class MoodleImport:
+    """What a worksheet would set, by participant number."""
+
+    grades: dict[str, float] = field(default_factory=dict)
+    comments: dict[str, str] = field(default_factory=dict)
+
+
+def moodle_worksheet(data: bytes, last_modified: dict[str, str], maximum: float) -> MoodleImport:
+    """Read a worksheet as Moodle's offline grading does.
+
+    `last_modified` is Moodle's own record by participant: a row whose time differs is older and is skipped.
+    """
+    rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"))))
+    header = rows[0]
+    for needed in ("Identifier", "Grade", "Last modified (grade)"):
+        if needed not in header:
+            raise Rejected(f"no column {needed}")
+    found = MoodleImport()
+    for row in rows[1:]:
+        if len(row) != len(header):
+            raise Rejected("a row of another length than the header")
+        cells = dict(zip(header, row, strict=True))
+        match = re.fullmatch(r"Participant (\d+)", cells["Identifier"])
+        if match is None or match.group(1) not in last_modified:
+            continue
+        if cells["Last modified (grade)"] != last_modified[match.group(1)]:
+            continue
+        if cells["Grade"].strip():
+            value = float(cells["Grade"])
+            if not 0 <= value <= maximum:
+                raise Rejected(f"grade {value} is out of range")
+            found.grades[match.group(1)] = value
+        if cells.get("Feedback comments"):
+            found.comments[match.group(1)] = cells["Feedback comments"]
+    return found
+
+
+def moodle_feedback_zip(data: bytes, participants: set[str]) -> dict[str, bytes]:
+    """Read a feedback zip: the file of each participant."""
+    files = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            folder, slash, file = name.partition("/")
+            parts = folder.split("_")
+            if not slash or not file or len(parts) < 4 or parts[2] != "assignsubmission":
+                raise Rejected(f"{name!r} is not in a folder fullname_participant_assignsubmission_plugin_")
+            if parts[1] not in participants:
+                raise Rejected(f"no participant {parts[1]}")
+            files[parts[1]] = archive.read(name)
+    return files
+
+
+def formulas(data: bytes) -> list[str]:
+    """Cells that a spreadsheet would compute instead of showing; numbers are none."""
+    text = data.decode("utf-8-sig")
+    delimiter = ";" if text.split("\n", 1)[0].count(";") > text.split("\n", 1)[0].count(",") else ","
+    cells = [cell for row in csv.reader(io.StringIO(text), delimiter=delimiter) for cell in row]
+    return [
+        cell for cell in cells if re.match(r"\s*[=+\-@]", cell) and not re.fullmatch(r"[+-]?[\d.,]+%?|-", cell.strip())
+    ]

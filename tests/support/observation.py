@@ -1,0 +1,212 @@
+"""A small cluster under observation: RabbitMQ, Redis, their exporters, Prometheus, and workers with simulated engines.
+
+with World(folder, models=("m1",)) as world:
+    world.worker("prefill", "m1", "sim:scale=1,prefill=4000")
+    world.submit("m1", jobs=50)
+    seen = world.look(seconds=6)      # {panel title: {legend: value}}
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import redis
+
+from infra.settings import load_settings
+from kvasir.connect import connect
+from messages.jobs import Sampling
+from monitoring.panels import PANELS, Query
+from tests.support.monitors import WINDOW, Prometheus, RedisExporter, Series
+from tests.support.processes import Cluster, Model, Worker
+from tests.support.servers import RabbitMQServer, RedisServer, free_port
+from tests.support.waiting import wait_until
+
+SHARED_TOKENS, OWN_TOKENS = 256, 400
+STORE_BYTES = 64 << 20
+PATIENCE_S = 240.0
+_JUNK_BYTES = 1 << 20
+
+Seen = dict[str, dict[str, float]]  # panel title: legend: value
+
+MACHINE = """
+[machines.here]
+host = "127.0.0.1"
+watts = 100
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time, seconds since the epoch."""
+
+    start: float
+    end: float
+
+
+class World:
+    """Services, Prometheus and workers; leaving it ends all of them."""
+
+    def __init__(self, folder: Path, models: Sequence[str]) -> None:
+        self._stack = ExitStack()
+        self._numbers = itertools.count(1)
+        self._ports: dict[Worker, int] = {}
+        try:
+            self._start(folder, models)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _start(self, folder: Path, models: Sequence[str]) -> None:
+        enter = self._stack.enter_context
+        # Prometheus looks each second: figures that the broker renews every five would be half a test old.
+        statistics = {"collect_statistics_interval": "1000"}
+        self.broker = enter(RabbitMQServer(plugins=["rabbitmq_prometheus"], settings=statistics))
+        self.broker.control("eval", "application:set_env(rabbit, quorum_tick_interval, 1000).")
+        self.store = enter(RedisServer(max_memory=str(STORE_BYTES)))
+        self.exporter = enter(RedisExporter(self.store.url))
+        targets = {"rabbitmq": self.broker.metrics_url, "redis": self.exporter.url}
+        self.prometheus = enter(Prometheus({name: url.removeprefix("http://") for name, url in targets.items()}))
+        made = {name: Model("simulated", "sim:scale=0", context=32768) for name in models}
+        self.cluster = enter(Cluster(folder, self.broker.url, self.store.url, made))
+        with self.cluster.config.open("a") as file:
+            file.write(MACHINE)
+        settings = load_settings(config=self.cluster.config, environ=self.cluster.environment)
+        self.client = enter(connect(settings, name="observer"))
+        self.redis = redis.Redis.from_url(self.store.url)
+        self._stack.callback(self.redis.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, tb)
+
+    def worker(self, role: Literal["prefill", "decode"], model: str, weights: str, *options: str) -> Worker:
+        """A worker that Prometheus watches, ready."""
+        worker = self.launch(role, model, weights, *options)
+        worker.wait_for_card()
+        return worker
+
+    def launch(self, role: Literal["prefill", "decode"], model: str, weights: str, *options: str) -> Worker:
+        """A worker that Prometheus will watch, and that may not be ready yet."""
+        port = free_port()
+        engine = ("--engine", "simulated", "--weights", weights, "--metrics-port", str(port))
+        worker = self.cluster.launch(role, model, *engine, *options)
+        self._ports[worker] = port
+        self.prometheus.watch(list(self._ports.values()))
+        return worker
+
+    def pair(self, model: str, prefill: str, decode: str, *options: str) -> list[Worker]:
+        """One worker for each stage."""
+        pair = self.launch_pair(model, prefill, decode, *options)
+        for worker in pair:
+            worker.wait_for_card()
+        return pair
+
+    def launch_pair(self, model: str, prefill: str, decode: str, *options: str) -> list[Worker]:
+        """The same, not ready yet: several pairs start in the time of one."""
+        return [self.launch("prefill", model, prefill), self.launch("decode", model, decode, *options)]
+
+    def forget(self, *workers: Worker) -> None:
+        """End these workers, and have Prometheus look for them no longer."""
+        for worker in workers:
+            worker.kill()
+            del self._ports[worker]
+        self.prometheus.watch(list(self._ports.values()))
+
+    def forget_all(self) -> None:
+        """End all workers."""
+        self.forget(*self._ports)
+
+    def submit(self, model: str, jobs: int, max_tokens: int = 400) -> None:
+        """Publish jobs: a common beginning, a part of their own, the questions of a submission in turn."""
+        shared = "".join(f"{number:4}" for number in range(SHARED_TOKENS))
+        batch = f"batch-{next(self._numbers)}"
+        made = (
+            self.client.new_job(
+                batch,
+                f"s{number // 2}.{('code', 'feedback')[number % 2]}",
+                model,
+                shared,
+                f"{batch} {number} ".ljust(4 * OWN_TOKENS, "x"),
+                Sampling(max_tokens),
+            )
+            for number in range(jobs)
+        )
+        self.client.submit(made)
+
+    def purge(self, model: str) -> None:
+        """Empty a model's work queues."""
+        for queue in self.cluster.queues():
+            if f".{model}." in f"{queue}.":
+                self.broker.control("purge_queue", queue)
+
+    @contextmanager
+    def filled(self, share: float) -> Iterator[None]:
+        """Redis filled up to this share of its memory with something that is none of ours."""
+        names = []
+        while self.redis.info("memory")["used_memory"] < share * STORE_BYTES:
+            names.append(f"junk:{next(self._numbers)}")
+            self.redis.set(names[-1], b"x" * _JUNK_BYTES)
+        try:
+            yield
+        finally:
+            self.redis.delete(*names)
+
+    def lose_blocks(self) -> None:
+        """Delete every block that lies in the store now."""
+        names = list(self.redis.scan_iter("kv:*", count=1000))
+        if names:
+            self.redis.delete(*names)
+
+    def window(self, seconds: float) -> Window:
+        """The next `seconds`, once they have passed."""
+        start = time.time()
+        wait_until(lambda: time.time() >= start + seconds, "the window has passed", seconds + 5)
+        return Window(start, start + seconds)
+
+    def until(self, expression: str, at_least: float) -> None:
+        """Return once Prometheus says so."""
+        wait_until(
+            lambda: (self.prometheus.value(expression) or 0.0) >= at_least,
+            f"{expression} is at least {at_least:g}",
+            PATIENCE_S,
+            poll_s=0.25,
+        )
+
+    def look(self, seconds: float) -> Seen:
+        """What the panels show over the next seconds: the mean of each series."""
+        window = self.window(seconds)
+        shown = {panel.title: self.shown(panel.queries, window) for panel in PANELS}
+        return {title: {name: _mean(series) for name, series in panel.items()} for title, panel in shown.items()}
+
+    def shown(self, queries: Sequence[Query], window: Window) -> dict[str, Series]:
+        """Each series of a panel, by its legend."""
+        return {
+            legend(query.legend, labels): series
+            for query in queries
+            for labels, series in self.prometheus.values(expression(query), window.start, window.end)
+            if series
+        }
+
+
+def expression(query: Query) -> str:
+    """A panel's expression as Prometheus takes it."""
+    return query.expr.replace("$model", ".*").replace("$__rate_interval", WINDOW)
+
+
+def legend(template: str, labels: Mapping[str, str]) -> str:
+    """`{{model}} {{stage}}` with the labels' values, as Grafana fills it."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), template)
+
+
+def _mean(series: Series) -> float:
+    return sum(value for _at, value in series) / len(series)

@@ -1,0 +1,118 @@
+"""Six situations, made on purpose, and what the dashboard shows of each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from monitoring.diagnosis import Situation
+from tests.support.observation import Seen, World
+from tests.support.waiting import wait_until
+
+FAST = "sim:scale=1,prefill=20000,decode=1000,answer=30"
+PREFILL_SLOW = "sim:scale=1,prefill=400,decode=1000,answer=30"
+DECODE_SLOW = "sim:scale=1,prefill=20000,decode=15,answer=30"
+
+# Before a look the rates' windows must hold nothing but the situation.
+_SETTLE_S = 8.0
+_LOOK_S = 4.0
+
+
+def decode_bound(world: World, model: str) -> Seen:
+    """Prefill is quick, decode is not."""
+    world.pair(model, FAST, DECODE_SLOW)
+    world.submit(model, 60)
+    return _look(world)
+
+
+def prefill_bound(world: World, model: str) -> Seen:
+    """The other way round."""
+    world.pair(model, PREFILL_SLOW, FAST)
+    world.submit(model, 60)
+    return _look(world)
+
+
+def unserved(world: World, model: str) -> Seen:
+    """Prefill works, and nobody decodes."""
+    world.worker("prefill", model, FAST)
+    world.submit(model, 20)
+    return _look(world)
+
+
+def not_reusing(world: World, model: str) -> Seen:
+    """Blocks vanish between the two stages."""
+    world.pair(model, FAST, FAST)
+    with losing_blocks(world), _fed(world, model):
+        return _look(world)
+
+
+def store_full(world: World, model: str) -> Seen:
+    """Something else has filled Redis."""
+    with world.filled(0.93):
+        world.pair(model, FAST, FAST)
+        world.submit(model, 30)
+        return _look(world, settle_s=3.0)  # prefill's patience ends after ten seconds: then it goes on without KV
+
+
+def healthy(world: World, model: str) -> Seen:
+    """Jobs come and go."""
+    world.pair(model, FAST, FAST)
+    with _fed(world, model):
+        return _look(world)
+
+
+MAKERS: dict[Situation, Callable[[World, str], Seen]] = {
+    "decode-bound": decode_bound,
+    "prefill-bound": prefill_bound,
+    "model unserved": unserved,
+    "hand-over not reusing": not_reusing,
+    "store full": store_full,
+    "healthy": healthy,
+}
+
+
+def see(world: World, situation: Situation, model: str) -> Seen:
+    """Make the situation with workers of its own, look, and clear it away."""
+    try:
+        return MAKERS[situation](world, model)
+    finally:
+        world.forget_all()
+        world.purge(model)
+
+
+def _look(world: World, settle_s: float = _SETTLE_S) -> Seen:
+    world.window(settle_s)
+    return world.look(_LOOK_S)
+
+
+@contextmanager
+def losing_blocks(world: World) -> Iterator[None]:
+    """Delete blocks from the store as they come."""
+    with _again_and_again(world.lose_blocks, every_s=0.01):
+        yield
+
+
+@contextmanager
+def _fed(world: World, model: str) -> Iterator[None]:
+    """Two jobs a second, so that some are always under way and none has to wait long."""
+    with _again_and_again(lambda: world.submit(model, 1), every_s=0.5):
+        wait_until(lambda: world.prometheus.value("sum(kvasir_jobs_total) > 0"), "a job has ended", 60)
+        yield
+
+
+@contextmanager
+def _again_and_again(do: Callable[[], object], every_s: float) -> Iterator[None]:
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(every_s):
+            do()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

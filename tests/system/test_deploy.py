@@ -1,0 +1,227 @@
+"""`kvasir deploy` over real ssh: two OpenSSH servers on loopback ports are the machines, each with its own home."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from infra.deploy.units import Place, unit_file, units_of
+from infra.permissions import PERMISSIONS
+from infra.settings import load_settings
+from kvstore.redis_board import RedisBoard
+from tests.support import programs
+from tests.support.processes import Done, environment, run
+from tests.support.servers import free_port
+from tests.support.sshd import Sshd
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kvasir.toml"
+MODEL = "deployed:1b"
+MACHINE = """
+[machines.{name}]
+host = "{name}"
+platform = "linux"
+supervisor = "plain"
+metrics_port = {port}
+roles = [{roles}]
+"""
+WEIGHTS = "sim:decode=200,prefill=20000,answer=400"
+
+
+class Site:
+    """Two machines, the broker and store that they share, and the folder from which they are deployed to."""
+
+    def __init__(self, folder: Path, broker_url: str, store_url: str, stack: ExitStack) -> None:
+        self.folder = folder
+        self.ssh_config = folder / "ssh_config"
+        self.variables = environment(folder) | {"KVASIR_BROKER_URL": broker_url, "KVASIR_STORE_URL": store_url}
+        self.board = RedisBoard(store_url)
+        stack.callback(self.board.close)
+        self.machines = []
+        for name in ("one", "two"):
+            home = folder / name
+            home.mkdir()
+            self.machines.append(stack.enter_context(Sshd(name, home, self.ssh_config)))
+        self.config = folder / "kvasir.toml"
+        self.config.write_text(self._config(broker_url, store_url), "utf-8")
+
+    def _config(self, broker_url: str, store_url: str) -> str:
+        prefill, decode = (
+            f'{{ role = "{role}", model = "{MODEL}", engine = "simulated" }}' for role in ("prefill", "decode")
+        )
+        return (
+            f'[services]\nbroker = "{broker_url}"\nstore = "{store_url}"\n'
+            f'[models."{MODEL}"]\ncontext = 4096\nweights.simulated = "{WEIGHTS}"\n'
+            + MACHINE.format(name="one", port=free_port(), roles=f"{prefill}, {decode}")
+            + MACHINE.format(name="two", port=free_port(), roles=decode)
+        )
+
+    def deploy(self, *arguments: str) -> Done:
+        options = ("--ssh-config", str(self.ssh_config))
+        command = ("--config", str(self.config), "deploy", *arguments, *options)
+        return run(*command, env=self.variables | {"PATH": os.environ["PATH"]}, cwd=self.folder, timeout_s=600)
+
+    def kvasir(self, *arguments: str) -> Done:
+        return run("--config", str(self.config), *arguments, env=self.variables, cwd=self.folder)
+
+    def pids(self) -> set[int]:
+        return {card.pid for card in self.board.cards() if card.model == MODEL}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url: str) -> Iterator[Site]:
+    with ExitStack() as stack:
+        made = Site(tmp_path_factory.mktemp("site"), broker_url, store_url, stack)
+        stack.callback(made.deploy, "stop")
+        yield made
+
+
+def test_two_machines_are_installed_used_upgraded_under_load_and_stopped(site: Site) -> None:
+    # When both are installed from a wheelhouse
+    done = site.deploy("install")
+    # Then their workers are ready, doctor finds no error, and a job goes through
+    assert done.code == 0, done.stderr
+    assert "hands its KV cache over" in done.stdout
+    first = site.pids()
+    assert len(first) == 3
+    assert site.kvasir("ask", "Are you there?", "--model", MODEL).code == 0
+
+    # When they are upgraded while a batch runs
+    prompts = site.folder / "questions"
+    asking = [_ask(site, number, prompts) for number in range(8)]
+    done = site.deploy("upgrade")
+    # Then every worker is a new process, and every question has its answer
+    assert done.code == 0, done.stderr
+    assert [process.wait(120) for process in asking] == [0] * len(asking)
+    wait_until(lambda: len(site.pids() - first) == 3, "the new workers have cards", 30)
+
+    # When they are stopped, then status says so and no card is left
+    assert _states(site.deploy("status")) == ["ready"] * 3
+    assert site.deploy("stop").code == 0
+    assert _states(site.deploy("status")) == ["not ready"] * 3
+    wait_until(lambda: not site.pids(), "no worker's card is left", 30)
+    assert site.deploy("start", "--machine", "two").code == 0
+    assert _states(site.deploy("status")) == ["not ready", "not ready", "ready"]
+
+
+def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think_of(site: Site) -> None:
+    # Given the password file of an earlier deployment, with one user for everybody, and none for the store
+    programs.require("rabbitmq"), programs.require("redis")
+    broker, store = (free_port() % 20_000 + 20_000 for _ in range(2))
+    there, mine = site.machines[0].home / "kvasir" / "secrets", site.folder / "new"
+    mine.mkdir()
+    there.mkdir(parents=True, exist_ok=True)
+    (mine / "broker").write_text("of-last-year\n"), (there / "broker").write_text("of-last-year\n")
+    config = site.folder / "services.toml"
+    workers = (f'{{ role = "{role}", model = "{MODEL}", engine = "simulated" }}' for role in ("prefill", "decode"))
+    config.write_text(
+        f'[services]\nbroker = "amqp://teacher@127.0.0.1:{broker}/"\nstore = "redis://teacher@127.0.0.1:{store}/0"\n'
+        'broker_password_file = "new/broker"\nstore_password_file = "new/store"\n'
+        f'[models."{MODEL}"]\ncontext = 4096\nshort_prompt_tokens = 0\nweights.simulated = "{WEIGHTS}"\n'
+        + MACHINE.format(
+            name="one",
+            port=free_port(),
+            roles=", ".join(['{ role = "broker" }, { role = "store", memory_gb = 1 }', *workers]),
+        )
+    )
+    variables = environment(site.folder) | {"PATH": os.environ["PATH"]}
+
+    def deploy(*arguments: str) -> Done:
+        command = ("--config", str(config), "deploy", *arguments, "--ssh-config", str(site.ssh_config))
+        return run(*command, env=variables, cwd=site.folder, timeout_s=600)
+
+    def kvasir(*arguments: str, role: str = "") -> Done:
+        return run("--config", str(config), *arguments, env=variables | _as(role, broker, store, mine), cwd=site.folder)
+
+    try:
+        # When services and workers are deployed
+        done = deploy("install", "--services")
+        assert done.code == 0, done.stderr
+        assert "declare the exchanges, and the queues of each model, as the operator" in done.stderr
+        done = deploy("install")
+
+        # Then doctor finds no error, what was there is kept, and each password is its owner's alone
+        assert done.code == 0, done.stderr + done.stdout
+        assert "hands its KV cache over" in done.stdout
+        assert (mine / "broker").read_text() == "of-last-year\n"
+        assert {file.stat().st_mode & 0o777 for file in mine.iterdir() if file.name != "broker"} == {0o600}
+        assert len({file.read_text() for file in mine.iterdir()}) == 2 * len(PERMISSIONS)
+        # And the machine has its roles' passwords, not the operator's
+        roles = {f"{name}.{role}" for name in ("broker", "store") for role in ("prefill", "decode")}
+        assert {file.name for file in there.iterdir()} == roles
+        assert {file.stat().st_mode & 0o777 for file in there.iterdir()} == {0o600}
+        # And a job goes from a producer through both workers, while a monitor looks on
+        asked = kvasir("ask", "Are you there?", "--model", MODEL, "--json", role="producer")
+        assert asked.code == 0, asked.stderr
+        assert asked.json()["state"] == "succeeded"
+        assert kvasir("status", role="monitor").code == 0
+        assert kvasir("dead", "list", role="monitor").code == 2
+        # And no password is in a log or a unit's file
+        passwords = [file.read_text().strip() for file in mine.iterdir()]
+        said = [file.read_text("utf-8") for name in ("log", "env") for file in (there.parent / name).rglob("*.*")]
+        assert said
+        assert not [text for text in said if any(password in text for password in passwords)]
+        # And whoever has another password does not get in
+        (mine / "broker").write_text("something else")
+        refused = kvasir("status")
+        assert (refused.code, "user name or password refused" in refused.stderr) == (2, True)
+    finally:
+        assert deploy("stop").code == 0
+        assert deploy("stop", "--services").code == 0
+
+
+def _as(role: str, broker: int, store: int, passwords: Path) -> dict[str, str]:
+    """Variables that log a command in as a role's user; none for the operator."""
+    if not role:
+        return {}
+    return {
+        "KVASIR_BROKER_URL": f"amqp://kvasir-{role}@127.0.0.1:{broker}/",
+        "KVASIR_BROKER_PASSWORD_FILE": str(passwords / f"broker.{role}"),
+        "KVASIR_STORE_URL": f"redis://kvasir-{role}@127.0.0.1:{store}/0",
+        "KVASIR_STORE_PASSWORD_FILE": str(passwords / f"store.{role}"),
+    }
+
+
+def _ask(site: Site, number: int, folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "kvasir", "--config", str(site.config), "ask", f"Question {number}"]
+    with (folder / str(number)).open("wb") as log:
+        return subprocess.Popen([*command, "--model", MODEL], env=site.variables, stdout=log, stderr=log)
+
+
+def _states(done: Done) -> list[str]:
+    assert done.code == 0, done.stderr
+    return [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
+
+
+def test_an_unreachable_machine_is_one_sentence(site: Site) -> None:
+    with site.ssh_config.open("a", encoding="utf-8") as config:
+        config.write(f"Host away\n  HostName 127.0.0.1\n  Port {free_port()}\n")
+    site.config.write_text(site.config.read_text("utf-8").replace('host = "two"', 'host = "away"'), "utf-8")
+    done = site.deploy("status", "--machine", "two")
+    site.config.write_text(site.config.read_text("utf-8").replace('host = "away"', 'host = "two"'), "utf-8")
+    assert done.code == 2
+    assert done.stderr.splitlines()[-1].startswith("kvasir: two: ")
+
+
+def test_systemd_accepts_the_units_of_the_example(tmp_path: Path) -> None:
+    verify = programs.require("systemd")
+    for machine in load_settings(config=EXAMPLE, environ={}).machines.values():
+        for unit in units_of(machine):
+            path, text = unit_file("systemd", unit, Place("/home/kvasir", "root", str(tmp_path)))
+            # systemd-analyze looks for what it would start
+            command = tmp_path / "current" / "bin" / "kvasir"
+            command.parent.mkdir(parents=True, exist_ok=True)
+            command.touch(mode=0o755)
+            file = tmp_path / Path(path).name
+            file.write_text(text, "utf-8")
+            done = subprocess.run([verify, "verify", str(file)], capture_output=True, text=True)
+            assert (done.returncode, done.stderr) == (0, "")

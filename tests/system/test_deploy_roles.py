@@ -1,0 +1,262 @@
+"""RabbitMQ and Redis with the users that `kvasir deploy --services` writes: each role does its work and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pika.exceptions
+import pytest
+import redis
+from pika.adapters.blocking_connection import BlockingChannel
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from infra import topology
+from infra.deploy.accounts import SERVICES, Service, accounts, passwords
+from infra.deploy.services import definitions, service_files
+from infra.deploy.units import Place
+from infra.permissions import PERMISSIONS, Role
+from infra.settings import Settings, load_settings
+from infra.settings_urls import put_password, put_user
+from kvstore.redis_board import RedisBoard
+from kvstore.redis_store import RedisKVStore
+from tests.support import programs
+from tests.support.homework import journal, tiny, tiny_class
+from tests.support.processes import Cluster, Model
+from tests.support.rights import is_refused
+from tests.support.servers import HOST, RabbitMQServer, Server, free_port, redis_answers
+
+pytestmark = pytest.mark.system  # half a minute
+
+MODEL = "tiny-roles:1b"
+# Every prompt is handed over through the store, and the class's prefix is shared.
+SIMULATED = Model("simulated", "sim:scale=0", context=32768, short_prompt_tokens=0)
+
+
+class DeployedStore(Server):
+    """Redis as deploy configures it, and one user more, who may read what it has refused."""
+
+    def __init__(self, settings: Settings, port: int) -> None:
+        super().__init__("redis", port)
+        self._operator = accounts(settings, "store")[0]
+        place = Place(str(self.folder), "k", str(self.folder))
+        written = service_files(settings.machines["one"], settings, place, [], accounts(settings, "store"))
+        for path, file in written.items():
+            Path(path).parent.mkdir(exist_ok=True)
+            Path(path).write_bytes(file.content)
+        with (self.folder / "services" / "redis.acl").open("a", encoding="utf-8") as users:
+            users.write(f"user auditor on >{self.password} -@all +acl|log\n")
+
+    @property
+    def auditor_url(self) -> str:
+        return f"redis://auditor:{self.password}@{HOST}:{self.port}/0"
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self._operator.user}:{self._operator.password}@{HOST}:{self.port}/0"
+
+    def _command(self) -> list[str]:
+        return [programs.require("redis"), "services/redis.conf"]
+
+    def _answers(self) -> bool:
+        return redis_answers(self.url)
+
+
+class DeployedBroker(RabbitMQServer):
+    """RabbitMQ with the definitions that deploy writes."""
+
+    def __init__(self, settings: Settings, port: int, folder: Path) -> None:
+        file = folder / "definitions.json"
+        everybody = accounts(settings, "broker")
+        file.write_text(definitions(everybody))
+        super().__init__(port, settings={"load_definitions": str(file)})
+        self.user, self.password = everybody[0].user, everybody[0].password
+
+
+class Deployed:
+    """Both services, and the URL of each role's user at each."""
+
+    def __init__(self, settings: Settings, broker: DeployedBroker, store: DeployedStore) -> None:
+        self._settings = settings
+        self.broker, self.store = broker, store
+
+    def url(self, service: Service, role: Role) -> str:
+        url = self._settings.services.broker if service == "broker" else self._settings.services.store
+        (account,) = (account for account in accounts(self._settings, service) if account.role == role)
+        return put_password(put_user(url, account.user), account.password)
+
+    def redis(self, role: Role) -> Any:
+        return redis.Redis.from_url(self.url("store", role), protocol=2)
+
+    def refused_by_redis(self) -> list[Any]:
+        """What Redis has refused since this was last asked, scripts' commands included."""
+        auditor: Any = redis.Redis.from_url(self.store.auditor_url)
+        entries = auditor.acl_log()
+        auditor.acl_log_reset()
+        return [(entry["username"], entry["reason"], entry["object"]) for entry in entries]
+
+    def broker_refuses(self, role: Role, action: Callable[[BlockingChannel], object]) -> bool:
+        """Whether RabbitMQ answers 403 to what this role's user tries."""
+        return is_refused(self.url("broker", role), action)
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    broker, store = free_port(), free_port()
+    config = tmp_path_factory.mktemp("deployed") / "kvasir.toml"
+    config.write_text(
+        f'[services]\nbroker = "amqp://teacher@{HOST}:{broker}/%2F"\nstore = "redis://teacher@{HOST}:{store}/0"\n'
+        'broker_password_file = "broker"\nstore_password_file = "store"\n'
+        '[machines.one]\nroles = [{ role = "store", memory_gb = 1 }]\n'
+    )
+    settings = load_settings(config=config, environ={})
+    for service in SERVICES:
+        for secret in passwords(settings, service).values():
+            secret.make()
+    with DeployedBroker(settings, broker, config.parent) as rabbitmq, DeployedStore(settings, store) as server:
+        yield Deployed(settings, rabbitmq, server)
+
+
+class RoleCluster(Cluster):
+    """Each process logs in as its role's user, at both services."""
+
+    def __init__(self, folder: Path, deployed: Deployed) -> None:
+        super().__init__(folder, deployed.broker.url, deployed.store.url, {MODEL: SIMULATED})
+        self._deployed = deployed
+        self.role: Role = "operator"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        urls = {f"KVASIR_{name.upper()}_URL": self._deployed.url(name, self.role) for name in SERVICES}
+        return super().environment | urls
+
+
+def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deployed: Deployed, tmp_path: Path) -> None:
+    homework = tiny_class(tmp_path / "homework")
+    with RoleCluster(tmp_path / "cluster", deployed) as cluster:
+        # Given queues that the operator has declared
+        assert cluster.run("status").code == 0
+        deployed.refused_by_redis()
+
+        # When each process runs as its role's user
+        cluster.role = "prefill"
+        prefill = cluster.worker("prefill", MODEL)
+        cluster.role = "decode"
+        decode = cluster.worker("decode", MODEL)
+        cluster.role = "producer"
+        graded = cluster.run("grade", *tiny(homework, tmp_path / "out"))
+        streamed = cluster.run("ask", "hello", "--model", MODEL, "--stream")
+        cluster.role = "monitor"
+        looked = cluster.run("status", "--json")
+
+        # Then all of it works, through the store, and neither service refused anything
+        for done in (graded, streamed, looked):
+            assert done.code == 0, done.stderr
+        assert [row["state"] for row in journal(tmp_path / "out")] == ["succeeded"] * 6
+        assert looked.json()["queues"]
+        assert list(deployed.redis("operator").scan_iter("kv:*")), "nothing of the class's prefix was stored"
+        for said in (prefill.text(), decode.text(), graded.stderr, streamed.stderr, looked.stderr):
+            assert "ACCESS_REFUSED" not in said
+            assert "refused a command" not in said
+        # Workers go on without their card, or a claim, and say so once: Redis's own log misses nothing
+        assert [worker.terminate() for worker in (prefill, decode)] == [0, 0]
+        assert deployed.refused_by_redis() == []
+
+
+def test_what_happens_rarely_is_allowed_too(deployed: Deployed) -> None:
+    deployed.refused_by_redis()
+    boards = {role: RedisBoard(deployed.url("store", role)) for role in PERMISSIONS}
+    store = RedisKVStore(deployed.url("store", "prefill"))
+    deployed.redis("operator").set("kv:print:chain", b"1234567890", ex=60)
+
+    prefill, decode, producer = boards["prefill"], boards["decode"], boards["producer"]
+    assert prefill.claim("prefix-abc", 1, "w", 60)
+    assert prefill.reserve("w", 10, 100, 60)
+    prefill.release("prefix-abc", 1, "w")
+    assert decode.claim("job", 1, "w", 60)
+    decode.release("job", 1, "w")
+    producer.cancel("batch")
+    decode.finish("w", [("job", 1, b"body")])
+
+    assert decode.take_up("job", 1, "w", 60) == (b"body", False)
+    assert [board.is_cancelled("batch") for board in boards.values()] == [True] * len(boards)
+    assert [board.reserved_bytes() for board in boards.values()] == [10] * len(boards)
+    assert [board.cards() for board in boards.values()] == [[]] * len(boards)
+    prefill.unreserve("w")
+    assert store.free_shared(10) >= 10
+    assert store.usage().max_bytes == 1_000_000_000
+    assert deployed.redis("monitor").config_get("maxmemory") == {"maxmemory": "1000000000"}
+    assert deployed.refused_by_redis() == []
+
+
+FORBIDDEN: list[tuple[Role, tuple[object, ...]]] = [
+    ("producer", ("GETEX", "kv:a:b", "EX", 1)),
+    ("producer", ("GET", "result:job:1")),
+    ("producer", ("UNLINK", "kv:a:b")),
+    ("producer", ("DEL", "card:w")),
+    ("prefill", ("GET", "result:job:1")),
+    ("prefill", ("SET", "result:job:1", "A+")),
+    ("prefill", ("SET", "claim:job:1", "w")),
+    ("prefill", ("SET", "cancelled:batch", "1")),
+    ("decode", ("SET", "kv:a:b", "forged")),
+    ("decode", ("SET", "cancelled:batch", "1")),
+    ("decode", ("HSET", "reservations", "w", "1 1")),
+    ("decode", ("SCAN", 0)),
+    ("monitor", ("SET", "cancelled:batch", "1")),
+    ("monitor", ("HSET", "reservations", "w", "1 1")),
+    ("monitor", ("GETEX", "kv:a:b", "EX", 1)),
+    *(
+        (role, words)
+        for role in PERMISSIONS
+        for words in (("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "SET", "save", "1 1"))
+    ),
+    *((role, ("EVAL", "return 1", 0)) for role in PERMISSIONS if role != "operator"),
+]
+
+
+@pytest.mark.parametrize(("role", "words"), FORBIDDEN, ids=str)
+def test_redis_refuses_what_is_not_a_roles(deployed: Deployed, role: Role, words: tuple[object, ...]) -> None:
+    with pytest.raises(NoPermissionError):
+        deployed.redis(role).execute_command(*words)
+
+
+def test_a_script_has_the_rights_of_who_calls_it(deployed: Deployed) -> None:
+    client = deployed.redis("monitor")
+    script = client.register_script("return redis.call('HSET', KEYS[1], 'w', '1 1')")
+    deployed.refused_by_redis()
+    with pytest.raises(redis.ResponseError):
+        script(["reservations"])
+    assert [(user, what) for user, _, what in deployed.refused_by_redis()] == [("kvasir-monitor", "hset")]
+
+
+def test_nobody_gets_in_without_a_user(deployed: Deployed) -> None:
+    url = deployed.url("store", "operator").replace("teacher:", ":")
+    with pytest.raises(AuthenticationError):
+        redis.Redis.from_url(url).ping()
+
+
+def test_rabbitmq_refuses_what_is_not_a_roles(deployed: Deployed) -> None:
+    # Given a model's queues
+    with pika.BlockingConnection(pika.URLParameters(deployed.broker.url)) as connection:
+        channel = connection.channel()
+        for spec in topology.queues([MODEL]):
+            channel.queue_declare(spec.name, durable=True, arguments=dict(spec.arguments))
+    prefill, decode = (topology.work_queue(stage, MODEL, "bulk") for stage in ("prefill", "decode"))
+
+    def refused(role: Role, action: Callable[[BlockingChannel], object]) -> bool:
+        return deployed.broker_refuses(role, action)
+
+    # Then no worker reads, purges or deletes dead letters or makes a queue, and none reaches a queue past the exchanges
+    for role in ("prefill", "decode"):
+        assert refused(role, lambda channel: channel.basic_get(topology.DEAD_LETTERS))
+        assert refused(role, lambda channel: channel.queue_purge(topology.DEAD_LETTERS))
+        assert refused(role, lambda channel: channel.queue_delete(topology.DEAD_LETTERS))
+        assert refused(role, lambda channel: channel.queue_delete(prefill))
+        assert refused(role, lambda channel: channel.queue_declare("another", durable=True))
+        assert refused(role, lambda channel: channel.basic_publish("", prefill, b""))
+        assert refused(role, lambda channel: channel.basic_publish(topology.PARKED, "", b""))
+    # And a prefill worker gets, or purges, no decode job
+    assert refused("prefill", lambda channel: channel.basic_get(decode))
+    assert refused("prefill", lambda channel: channel.queue_purge(decode))

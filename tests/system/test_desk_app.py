@@ -1,0 +1,64 @@
+"""What the pages share: rows made once for each state of the class, and other people's text as plain text."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from producers.desk.backend import Backend, Fleet
+from producers.desk.decisions import accepted
+from producers.desk.fleet import FleetWatch
+from producers.desk.view import Views
+from tests.support.desk import answer, planned, request_of
+
+pytestmark = pytest.mark.system  # the pages need Streamlit, which comes with the ui extra: so their imports are late
+
+HOSTILE = "\n<script>a</script>&lt;</pre><img src=x onerror=a>\n  indented"
+
+
+class Read(HTMLParser):
+    """The tags and the text that a browser would see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_hostile_text_is_neither_markup_nor_changed() -> None:
+    from producers.app.markup import Markup
+
+    markup = Markup()
+    markup.verbatim(HOSTILE)
+
+    read = Read()
+    read.feed(markup._repr_html_())
+
+    assert read.tags == ["pre"]
+    assert read.text == f"\n{HOSTILE}", "a browser drops the first line break of a pre"
+
+
+def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: Path) -> None:
+    from producers.app.shared import Desk
+
+    out, assignment = planned(tmp_path)
+    desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(Fleet))
+    _, first, _ = desk.rows(out)
+    _, again, _ = desk.rows(out)
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+    answer(out, assignment, [1])
+    view, graded, _ = desk.rows(out)
+    assert [row.state for row in graded] == ["waiting", "graded", "waiting"]
+
+    desk.decisions(out).add(accepted(view.grades[1]))
+    assert [row.reviewed for row in desk.rows(out)[1]] == [False, True, False]

@@ -1,0 +1,128 @@
+"""From a person's decision to the file that the learning platform takes back, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import lms
+from tests.support.browser import Browser
+from tests.support.desk_page import DeskPage, grade_all, new_assignment, quick_model, wait_until_chosen
+from tests.support.homework import RUBRIC
+
+pytestmark = pytest.mark.system
+
+GOOD = "def mean(values):\n    return sum(values) / len(values)\n"
+GUIDANCE = "One point for each function that works."
+GRADEBOOK = """\
+Student,ID,SIS User ID,SIS Login ID,Section,Homework 4 (701)
+    Points Possible,,,,,5
+"Brookside, Benno",48102,b1,benno,A,
+"Cloverfield, Cato",48103,c1,cato,A,
+"""
+WORKSHEET = """\
+Identifier,Full name,Email address,Status,Grade,Maximum Grade,Grade can be changed,\
+Last modified (submission),Last modified (grade),Feedback comments
+Participant 11,Benno Brookside,b@example.org,Submitted for grading,,5.00,Yes,"Monday, 3 November",-,
+Participant 12,Cato Cloverfield,c@example.org,Submitted for grading,,5.00,Yes,"Monday, 3 November",-,
+"""
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "browser") as opened:
+        yield opened
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[DeskPage]:
+    with DeskPage(tmp_path, quick_model(tmp_path)) as opened:
+        yield opened
+
+
+def hand_in(folder: Path, good: str, broken: str) -> Path:
+    """A class of two: one whose work is there, one whose notebook can't be read."""
+    for name, text in ((good, GOOD), (broken, "{")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    return folder
+
+
+def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
+    """The first submission has 2 of 3 and 1 of 2 points, and a comment, by a person's word."""
+    folder = new_assignment(desk, "Means", work, RUBRIC)
+    grade_all(browser, desk, folder, 2)
+    browser.open(desk.at(folder, "Review"))
+    browser.fill("Points for works", "2")
+    browser.fill("Points for clear", "1")
+    browser.fill("Feedback on clear", "=Names that say what they hold.")
+    browser.fill("Summary", "Nearly all of it is there.")
+    browser.fill("Reason for the change", "I ran it")
+    browser.click("Save the change")
+    browser.wait_for("Decisions")
+    browser.open(desk.at(folder, "Export"))
+    browser.wait_for("Make the file")
+    return folder
+
+
+def choose(browser: Browser, kind: str) -> None:
+    """Another kind of export; the side bar has the first select box of the page."""
+    browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input")
+    browser.click(kind)
+
+
+def made(browser: Browser, name: str) -> bytes:
+    browser.click("Make the file")
+    browser.click(f"Download {name}")
+    return browser.downloaded(name).read_bytes()
+
+
+def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    broken = "cloverfieldcato_48103_910003_homework.ipynb"
+    work = hand_in(tmp_path / "class", "brooksidebenno_48102_910002_homework.py", broken)
+    graded_and_reviewed(browser, desk, work)
+    gradebook = tmp_path / "gradebook.csv"
+    gradebook.write_text(GRADEBOOK, "utf-8")
+
+    choose(browser, "Canvas gradebook")
+    browser.upload(0, gradebook)
+    wait_until_chosen(browser, "Homework 4 (701)")
+    data = made(browser, "canvas-gradebook.csv")
+
+    found = lms.canvas_import(data, {"701"}, {"48102", "48103"})
+    assert found.grades == {"701": {"48102": 3.0}}, "what can't be read stays blank, and is no 0"
+    assert found.points_possible == {"701": 5.0}
+    assert lms.formulas(data) == []
+    browser.wait_for(f"{broken}: failed")
+
+
+def test_moodle_takes_back_the_worksheet_and_the_feedback_that_the_browser_downloads(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    folders = [f"{name}_assignsubmission_file_" for name in ("Benno Brookside_11", "Cato Cloverfield_12")]
+    work = hand_in(tmp_path / "class", f"{folders[0]}/homework.py", f"{folders[1]}/homework.ipynb")
+    graded_and_reviewed(browser, desk, work)
+    worksheet = tmp_path / "worksheet.csv"
+    worksheet.write_text(WORKSHEET, "utf-8")
+
+    choose(browser, "Moodle worksheet")
+    browser.upload(0, worksheet)
+    browser.wait_for(worksheet.name)
+    data = made(browser, "moodle-worksheet.csv")
+
+    found = lms.moodle_worksheet(data, {"11": "-", "12": "-"}, 5.0)
+    assert found.grades == {"11": 3.0}
+    assert "Nearly all of it is there." in found.comments["11"]
+    assert "12" not in found.comments
+    assert lms.formulas(data) == []
+    assert GUIDANCE.encode() not in data
+
+    choose(browser, "Moodle feedback files")
+    files = lms.moodle_feedback_zip(made(browser, "moodle-feedback.zip"), {"11", "12"})
+    assert b"Names that say what they hold." in files["11"]
+    assert set(files) == {"11"}
+    assert all(GUIDANCE.encode() not in file for file in files.values())

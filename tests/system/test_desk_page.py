@@ -1,0 +1,159 @@
+"""The desk in a real browser: what an instructor does on an evening, and a power cut."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from producers.reviews import read_overrides
+from tests.support.browser import Browser
+from tests.support.desk_page import GRADED_S, DeskPage, cut_off, quick_model, steps
+from tests.support.homework import EXAMPLE, assert_each_once, journal, tiny_class
+from tests.support.processes import Model, config_text
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+def example_zip(folder: Path) -> Path:
+    return Path(shutil.make_archive(str(folder / "submissions"), "zip", EXAMPLE / "submissions"))
+
+
+def create(browser: Browser, desk: DeskPage, title: str, work: Path, rubric: Path, *more: Path) -> Path:
+    """A new assignment, made on the page; `more`: solution and template."""
+    browser.open(desk.url)
+    browser.wait_for("New assignment")
+    browser.fill("Name", title)
+    for number, path in enumerate([work, rubric, *more]):
+        browser.upload(number, path)
+        browser.wait_for(path.name[-6:])  # a long name is shown shortened
+    browser.click("Create")
+    browser.wait_for("Look before you grade")
+    return desk.home / title.lower().replace(" ", "-")
+
+
+def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
+    files = [EXAMPLE / name for name in ("rubric.yaml", "solution.ipynb", "template.ipynb")]
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        folder = create(browser, desk, "Homework 4", example_zip(tmp_path), *files)
+
+        browser.click("Dry run")
+        browser.wait_for("counted with the model's tokenizer")
+        assert not (folder / "results.jsonl").exists(), "a dry run calls no model"
+
+        browser.click("Trial")
+        browser.wait_for("All 5 submissions of this run", GRADED_S)
+        tried = journal(folder)
+
+        browser.click("Grade all")
+        browser.wait_for("All 16 submissions of this run", GRADED_S)
+        assert journal(folder)[: len(tried)] == tried
+        assert_each_once(folder)
+
+        browser.click("Review")
+        browser.wait_for("Points for cleaning")
+        browser.fill("Points for cleaning", "3")
+        browser.fill("Feedback on cleaning", "All of it is clean.")
+        browser.fill("Reason for the change", "I ran it")
+        before = journal(folder)
+        browser.click("Save the change")
+        browser.wait_for("Decisions")
+        (decision,) = read_overrides(folder)
+        assert (decision.points, decision.feedback, decision.reason) == (3, "All of it is clean.", "I ran it")
+        assert journal(folder) == before
+
+        browser.click("Results")
+        browser.wait_for("Agreement between model and person")
+
+        browser.click("Export")
+        browser.click("Include grades that need a review and have none")
+        browser.click("Make the file")
+        browser.click("Download grades.csv")
+        rows = list(csv.DictReader(io.StringIO(browser.downloaded("grades.csv").read_text("utf-8"))))
+        reviewed = next(row for row in rows if row["reviewed"] == "yes")
+        assert reviewed["cleaning"] == "3"
+        assert [row["points"] for row in rows if row["state"] == "failed"] == [""]
+        browser.wait_for("larkspurlena_48112_910012_final.ipynb: failed")
+        assert "Traceback" not in desk.text()
+
+
+def slow_class(folder: Path) -> tuple[Path, Path]:
+    """(configuration of a model that takes its time, a class for it)."""
+    config = folder / "kvasir.toml"
+    config.write_text(config_text({"slow": Model("simulated", "sim:prefill=4000,decode=400,scale=1", 32768)}), "utf-8")
+    return config, tiny_class(folder / "class", 12)
+
+
+def test_a_desk_and_its_grading_that_are_cut_off_go_on_from_the_journal(browser: Browser, tmp_path: Path) -> None:
+    config, work = slow_class(tmp_path)
+    handed_in = Path(shutil.make_archive(str(tmp_path / "class"), "zip", work / "submissions"))
+    with DeskPage(tmp_path, config) as desk:
+        folder = create(browser, desk, "Means", handed_in, work / "rubric.yaml")
+        browser.click("Grade all")
+        wait_until(lambda: len(journal(folder)) >= 8, "a third is graded", GRADED_S)
+        desk.kill()
+        cut_off(folder)
+    done = {row["job_id"] for row in journal(folder)}
+    assert 8 <= len(done) < 24, "it was cut off half way"
+
+    with DeskPage(tmp_path, config) as desk:
+        wait_until(lambda: len(journal(folder)) == 24, "the rest is graded without anybody asking", GRADED_S)
+        browser.open(desk.at(folder, "Grade"))
+        browser.wait_for("All 12 submissions of this run")
+
+    assert_each_once(folder)
+    first, second = steps(folder, "prefill_started")
+    assert len(first) >= 8
+    assert not done & set(second), "what was done was run again"
+
+
+def test_a_grading_outlives_its_desk(browser: Browser, tmp_path: Path) -> None:
+    config, work = slow_class(tmp_path)
+    with DeskPage(tmp_path, config) as desk:
+        folder = create(browser, desk, "Means", min((work / "submissions").iterdir()), work / "rubric.yaml")
+        browser.click("Grade all")
+        wait_until(lambda: steps(folder, "prefill_started")[-1:] not in ([], [[]]), "it is being graded", GRADED_S)
+        desk.kill()
+        wait_until(lambda: len(journal(folder)) == 2, "it is graded without a desk", GRADED_S)
+
+
+def test_hostile_work_stays_text_and_mistakes_become_sentences(browser: Browser, tmp_path: Path) -> None:
+    work = tmp_path / "[x](h:y):red[z].py"  # Markdown for a link, and for colour
+    work.write_text(f"# {HOSTILE}\n{HOSTILE}\n", "utf-8")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("title: [", "utf-8")
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        browser.open(desk.url)
+        browser.wait_for("New assignment")
+        browser.fill("Name", "Means")
+        browser.upload(1, broken)
+        browser.wait_for("broken.yaml")
+        browser.fill("… or a folder, zip or file on this machine", str(tmp_path / "nowhere"))
+        browser.click("Create")
+        browser.wait_for("nothing is at")
+        browser.fill("… or a folder, zip or file on this machine", str(work))
+        browser.click("Create")
+        browser.wait_for("not YAML")
+        assert not list(desk.home.glob("*")), "nothing half made stays behind"
+
+        folder = create(browser, desk, "Means", work, tiny_class(tmp_path / "class", 1) / "rubric.yaml")
+        browser.click("Grade all")
+        browser.wait_for("All 1 submissions of this run", GRADED_S)
+        browser.open(desk.at(folder, "Review"))
+        browser.wait_for(HOSTILE[:20])
+        assert browser.evaluate("document.title") == "Kvasir grading desk"
+        assert browser.evaluate("document.querySelectorAll('img, [onerror]').length") == 0
+        assert "Traceback" not in browser.text() + desk.text()

@@ -1,0 +1,125 @@
+"""What operators are shown is true: real services, real workers, a real Prometheus with the shipped rules.
+
+Every panel moves between idle and load; six situations are told apart from panels alone; every alert fires when its
+fault is injected, and clears when it is gone. Durations of the rules are divided by 60 (tests.support.monitors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from monitoring.diagnosis import SITUATIONS, diagnose
+from monitoring.panels import PANELS
+from tests.support.observation import World
+from tests.support.observe import MODELS, PanelSeen, watch_panels
+from tests.support.situations import DECODE_SLOW, FAST, MAKERS, losing_blocks, see
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+# Each situation's model is named by a number: its name must not give it away.
+OF_SITUATIONS = {situation: f"m{number}" for number, situation in enumerate(MAKERS, 3)}
+STUCK, UNSERVED, LOSING, SLOWING = "m10", "m11", "m12", "m13"
+STUCK_WEIGHTS = "sim:scale=1,prefill=20000,decode=5,answer=1000"  # a job takes more than a minute
+FEEDS = 40
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    models = (*MODELS, *OF_SITUATIONS.values(), STUCK, UNSERVED, LOSING, SLOWING)
+    with World(tmp_path_factory.mktemp("observation") / "world", models) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def panels(world: World) -> dict[str, PanelSeen]:
+    """What each panel showed idle and under load; its workers are gone afterwards."""
+    seen = watch_panels(world)
+    world.forget_all()
+    for model in MODELS:
+        world.purge(model)
+    world.broker.control("purge_queue", "dead-letters")
+    return {one.panel.title: one for one in seen}
+
+
+@pytest.mark.parametrize("title", [panel.title for panel in PANELS])
+def test_a_panel_shows_something_else_under_load(panels: dict[str, PanelSeen], title: str) -> None:
+    seen = panels[title]
+    assert seen.moved, f"idle {seen.idle}, loaded {seen.loaded}"
+
+
+@pytest.mark.parametrize("situation", MAKERS)
+def test_a_situation_is_named_from_titles_and_values_alone(world: World, situation: str) -> None:
+    what = next(known for known in SITUATIONS if known == situation)
+    seen = see(world, what, OF_SITUATIONS[what])
+    assert diagnose(seen) == situation, seen
+
+
+def test_every_alert_fires_with_its_fault_and_clears_after_it(world: World) -> None:
+    # Given healthy workers with a history
+    stuck, losing, slowing = (world.launch_pair(model, FAST, FAST) for model in (STUCK, LOSING, SLOWING))
+    for worker in (*stuck, *losing, *slowing):
+        worker.wait_for_card()
+    world.submit(SLOWING, FEEDS)
+    world.submit(STUCK, 2)
+    world.until("sum(kvasir:tpot_seconds:mean1d)", at_least=1e-6)
+    world.window(20)
+    wait_until(lambda: not world.prometheus.firing(), "all is quiet", 60, poll_s=0.5)
+
+    # When every fault is there at once
+    slow = world.worker("decode", SLOWING, DECODE_SLOW)
+    lame = world.worker("decode", STUCK, STUCK_WEIGHTS)
+    world.forget(slowing[1], stuck[1])
+    gone = world.worker("prefill", STUCK, FAST)
+    with ExitStack() as faults:
+        faults.enter_context(world.filled(0.82))
+        faults.enter_context(losing_blocks(world))
+        gone.kill()
+        for model in (SLOWING, STUCK, UNSERVED, LOSING):
+            world.submit(model, FEEDS)
+        world.submit(LOSING, 1, max_tokens=40_000)
+
+        # Then each of them is told of
+        for alert, model in (
+            ("KvasirWorkerGone", ""),
+            ("KvasirDeadLetters", ""),
+            ("KvasirStorePressure", ""),
+            ("KvasirModelUnserved", UNSERVED),
+            ("KvasirQueueNotDraining", STUCK),
+            ("KvasirHandOverNotReusing", LOSING),
+            ("KvasirDecodeSlower", SLOWING),
+        ):
+            _wait_for(world, alert, model, fed=(LOSING, SLOWING))
+
+    # And of none when all is mended
+    world.forget(lame, gone, slow)
+    world.pair(UNSERVED, FAST, FAST)
+    for model in (STUCK, SLOWING):
+        world.worker("decode", model, FAST)
+    world.broker.control("purge_queue", "dead-letters")
+    world.submit(LOSING, FEEDS)
+    wait_until(lambda: not world.prometheus.firing(), "all alerts have cleared", 240, poll_s=0.5)
+    assert all(worker.alive for worker in losing)
+
+
+def test_a_service_that_stops_is_told_of_until_it_is_back(world: World) -> None:
+    world.exporter.stop()
+    _wait_for(world, "KvasirServiceGone")
+    world.exporter.start()
+    wait_until(lambda: "KvasirServiceGone" not in world.prometheus.firing(), "the alert has cleared", 60, poll_s=0.5)
+
+
+def _wait_for(world: World, alert: str, model: str = "", fed: tuple[str, ...] = ()) -> None:
+    """Return once the alert fires, for this model; meanwhile `fed` models get jobs, for their figures are rates."""
+
+    def fires() -> bool:
+        for name in fed:
+            if (world.prometheus.value(f'sum(kvasir:queue_ready{{model="{name}"}})') or 0.0) < 5:
+                world.submit(name, 10)
+        found = world.prometheus.firing().get(alert, [])
+        return any(labels.get("model", "") == model for labels in found)
+
+    wait_until(fires, f"{alert} fires {model}", 180, poll_s=0.5)
