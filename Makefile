@@ -17,7 +17,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint test-system test-torch services bench env clean
+.PHONY: help demo ui test lint test-system test-torch services observe bench faults env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,10 @@ demo: $(STAMPS)/demo ## grade a small made-up class on this machine: no services
 	@echo "Next:   . .venv/bin/activate"
 	@echo "        kvasir --help"
 
+ui: $(STAMPS)/demo $(STAMPS)/ui ## the grading desk in a browser, with kvasir.toml if there is one, else the demo's model
+	@$(PY) -m kvasir --config "$(if $(wildcard kvasir.toml),kvasir.toml,examples/demo.toml)" ui \
+	    --home results/desk examples/homework/results
+
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
 	$(PY) -m pytest -m "not system and not torch"
 
@@ -37,18 +41,24 @@ lint: $(STAMPS)/test ## ruff, mypy, import arrows
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 
-test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser
-	$(PY) -m tests.support.programs chromium
+test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser, Prometheus, or minutes
+	$(PY) -m tests.support.programs chromium prometheus redis-exporter
 	$(PY) -m pytest -m system
 
 test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch
 	$(PY) -m pytest -m torch
 
+observe: $(STAMPS)/test ## what every dashboard panel shows, idle and under load, over private services
+	@$(PY) -m tests.support.observe
+
 services: $(STAMPS)/test ## a private RabbitMQ and Redis until Ctrl-C; prints where they are
 	@$(PY) -m tests.support.services
 
-bench: $(STAMPS)/test ## the benchmarks; one JSON line each
+bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each
 	$(PY) -m benchmarks
+
+faults: $(STAMPS)/test ## every fault of docs/reliability.md, 1,000 jobs each: half an hour
+	$(PY) -m benchmarks.faults
 
 env: ## .env with random passwords for docker compose
 	@sh scripts/make-env
@@ -62,7 +72,7 @@ $(STAMPS)/demo: pyproject.toml
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: pyproject.toml
-	@sh scripts/venv "$(TEST_SIZE)" ".[dev,$(TEST_ENGINES)]"
+	@sh scripts/venv "$(TEST_SIZE)" ".[dev,bench,$(TEST_ENGINES)]"
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ui: pyproject.toml
