@@ -35,6 +35,7 @@ from infra.topology import model_of, work_queue
 from kvstore.base import Board, KVStore
 from kvstore.best_effort import BestEffortBoard
 from kvstore.heartbeat import CLAIM_TTL_S, Heartbeat, new_worker_id
+from kvstore.takes import taking
 from kvstore.tombstones import Tombstones
 from messages import codec
 from messages.cards import WorkerCard
@@ -136,8 +137,11 @@ class DecodeWorker:
         self._endings.received(delivery, envelope)
         held = [delivery]
         try:
-            with self._residency.job(envelope.model) as loaded:
-                self._serve(delivery, held, envelope, Means(loaded, seat, ahead))
+            with (
+                taking(self._board, "decode", envelope.job_id, envelope.run, envelope.returns) as fallen,
+                self._residency.job(envelope.model) as loaded,
+            ):
+                self._serve(delivery, held, envelope, Means(loaded, seat, ahead), fallen)
         except NotResident:  # evicted between its get and now
             self._endings.hand_back(held, envelope, begun=False)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
@@ -145,10 +149,10 @@ class DecodeWorker:
         except Exception as error:  # noqa: BLE001  sorted out there
             self._end_failed(held, envelope, error)
 
-    def _serve(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, means: Means) -> None:
+    def _serve(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, means: Means, fallen: int) -> None:
         reached("decode.taken", envelope.job_id)
         job = read_job(delivery, DecodeJob)
-        if self._settled_early(job, delivery, held, envelope):
+        if self._settled_early(job, delivery, held, envelope, fallen):
             return
         stored, claimed = self._take_up(job)
         if stored:
@@ -158,14 +162,16 @@ class DecodeWorker:
         if running:
             self._run(job, running, envelope, claimed)
 
-    def _settled_early(self, job: DecodeJob, delivery: Delivery, held: list[Delivery], envelope: Envelope) -> bool:
+    def _settled_early(
+        self, job: DecodeJob, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int
+    ) -> bool:
         """Whether this job is not for us to decode now; its delivery has been settled then."""
         if self._tombstones.has(job.job.batch_id):
             self._endings.drop(held)
         elif job.job.deadline and self._board.now() > job.job.deadline:
             self._endings.expire(held, envelope)
         else:
-            alone = must_run_alone(delivery, envelope)
+            alone = must_run_alone(delivery, fallen)
             if alone:
                 self._endings.isolate(held, envelope)
             return alone

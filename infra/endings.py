@@ -25,8 +25,8 @@ from messages.lifecycle import Moment, Step
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 6
-SUSPECT_AFTER_RETURNS = 3
-POISON_AFTER_RETURNS = SUSPECT_AFTER_RETURNS + 2
+SUSPECT_AFTER_FALLS = 3  # of workers that held the job
+POISON_AFTER_FALLS = SUSPECT_AFTER_FALLS + 2
 
 Deliveries = list[Delivery]
 

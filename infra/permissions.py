@@ -72,6 +72,7 @@ PERMISSIONS: Mapping[Role, Permission] = MappingProxyType(
 _LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load"
 _SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists)"
 # EVALSHA asks for reading and writing of every key that it is given.
+_TAKES = "(~takes:* +evalsha +incrby +pexpire +del)"
 _OWN_CARD = "(~card:* ~cards +evalsha +set +zadd +zrange +zrem +zremrangebyscore +pexpireat +mget +del)"
 
 STORE_RULES: Mapping[Role, str] = MappingProxyType(
@@ -80,13 +81,13 @@ STORE_RULES: Mapping[Role, str] = MappingProxyType(
         "producer": f"{_LOG_IN} {_SEES} (~cancelled:* +evalsha +set)",
         # SCAN shows names of keys, to find the shared blocks that make way; it shows no value.
         "prefill": (
-            f"{_LOG_IN} +scan {_OWN_CARD} {_SEES} "
+            f"{_LOG_IN} +scan {_OWN_CARD} {_TAKES} {_SEES} "
             "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:prefix-* +evalsha +get +set +del) "
             "(~reservations +evalsha +hgetall +hset +hdel +pexpireat)"
         ),
         # It renews a block's time to live, and deletes; it writes none.
         "decode": (
-            f"{_LOG_IN} {_OWN_CARD} {_SEES} "
+            f"{_LOG_IN} {_OWN_CARD} {_TAKES} {_SEES} "
             "(~kv:* ~kvw:* +getex +expire +unlink) (~result:* ~claim:* +evalsha +get +set +del)"
         ),
         "monitor": f"{_LOG_IN} {_SEES} +config|get",

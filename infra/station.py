@@ -16,8 +16,8 @@ from typing import Protocol
 from infra.broker import Broker, Delivery
 from infra.control import ControlListener
 from infra.deaths import answer_deaths
-from infra.endings import POISON_AFTER_RETURNS, SUSPECT_AFTER_RETURNS, Endings
-from infra.envelope import Envelope, open_envelope
+from infra.endings import POISON_AFTER_FALLS, SUSPECT_AFTER_FALLS, Endings
+from infra.envelope import open_envelope
 from infra.hours import Hours
 from infra.intake import Intake
 from infra.topology import WorkStage, model_of, queues
@@ -181,8 +181,8 @@ class Station:
             control.close()
 
 
-def must_run_alone(delivery: Delivery, envelope: Envelope) -> bool:
-    """Whether a job came back so often that it belongs to the suspects. Raises Poison if even that did not help."""
-    if envelope.returns >= POISON_AFTER_RETURNS:
-        raise Poison(f"it came back {envelope.returns} times, the last ones while run alone: it takes its worker along")
-    return envelope.returns >= SUSPECT_AFTER_RETURNS and not delivery.queue.startswith("suspects.")
+def must_run_alone(delivery: Delivery, fallen: int) -> bool:
+    """Whether a job that so many workers fell with belongs to the suspects. Raises Poison if they are too many."""
+    if fallen >= POISON_AFTER_FALLS:
+        raise Poison(f"it came back {fallen} times, the last ones while run alone: it takes its worker along")
+    return fallen >= SUSPECT_AFTER_FALLS and not delivery.queue.startswith("suspects.")

@@ -127,6 +127,10 @@ class Board(ABC):
         """Give up a claim held by this worker; others' claims are left alone."""
 
     @abstractmethod
+    def count_takes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
+        """Change how often this run is in a worker's hands at this stage, or was when one fell; never below 0."""
+
+    @abstractmethod
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
         """Reserve space in the store, atomically: False if all live reservations would exceed `room_bytes`.
 

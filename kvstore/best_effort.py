@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 # The store's clock is read that often, and reckoned in between: two clocks part by far less than a message takes.
 _CLOCK_EVERY_S = 1.0
+_BEYOND_BOUNDS = 1 << 30
 
 
 class BestEffortBoard(Board):
@@ -85,6 +86,10 @@ class BestEffortBoard(Board):
     def release(self, job_id: str, run: int, worker_id: str) -> None:
         """Release a claim, if possible; else it runs out."""
         self._try(lambda: self._board.release(job_id, run, worker_id), None)
+
+    def count_takes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
+        """Count; beyond all bounds if nobody can say: the broker's count decides then."""
+        return self._try(lambda: self._board.count_takes(stage, job_id, run, change, ttl_s), _BEYOND_BOUNDS)
 
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
         """Reserve; granted if nobody can say: putting will show."""

@@ -1,5 +1,7 @@
-"""Deleting what the store keeps of some jobs: their own blocks, stored results and claims. Shared blocks hold nobody's
-work and die by their TTL."""
+"""Deleting what the store keeps of some jobs: their own blocks, stored results, claims and takes.
+
+Shared blocks hold nobody's work and die by their TTL.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 from kvstore.redis_client import errors_mapped, open_client, place
 
-_PATTERNS = ("kv:*", "kvw:*", "result:*", "claim:*")
+_PATTERNS = ("kv:*", "kvw:*", "result:*", "claim:*", "takes:*")
 _AT_ONCE = 500
 
 

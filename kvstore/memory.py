@@ -207,6 +207,17 @@ class MemoryBoard(Board):
             if self._values.get(key) == worker_id.encode():
                 self._values.delete(key)
 
+    def count_takes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
+        """See Board."""
+        key = f"takes:{stage}:{job_id}:{run}"
+        with self._claims:
+            count = int(self._values.get(key) or 0) + change
+            if count <= 0:
+                self._values.delete(key)
+                return 0
+            self._values.put(key, str(count).encode(), ttl_s)
+            return count
+
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
         """See Board."""
         key = f"reservation:{name}"

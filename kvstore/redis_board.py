@@ -3,6 +3,7 @@
     card:<worker id>      an encoded WorkerCard        cards    index of the live ones (sorted set: expiry in ms)
     result:<job>:<run>    an encoded JobResult         cancelled:<batch>    tombstone
     claim:<job>:<run>     worker id                reservations   hash: name -> "bytes expiry in ms"
+    takes:<stage>:<job>:<run>    a count
 
 All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its card or
 storing a result, which take a few bytes.
@@ -94,6 +95,16 @@ return string.format('%.0f', total)
 
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
+_COUNT_TAKES = """
+local count = redis.call('INCRBY', KEYS[1], ARGV[1])
+if count <= 0 then
+  redis.call('DEL', KEYS[1])
+  return 0
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return count
+"""
+
 
 class RedisBoard(Board):
     """Small facts as Redis keys, each with a TTL."""
@@ -105,7 +116,9 @@ class RedisBoard(Board):
         self._set, self._put_card, self._claim, self._release, self._reserve, self._reserved = (
             script(_LUA + text) for text in (_SET, _PUT_CARD, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
         )
-        self._take_up, self._finish = script(_LUA + _TAKE_UP), script(_LUA + _FINISH)
+        self._take_up, self._finish, self._count_takes = (
+            script(_LUA + text) for text in (_TAKE_UP, _FINISH, _COUNT_TAKES)
+        )
 
     def now(self) -> float:
         """See Board."""
@@ -176,6 +189,11 @@ class RedisBoard(Board):
         """See Board."""
         with errors_mapped(self._place):
             self._release([f"claim:{job_id}:{run}"], [worker_id])
+
+    def count_takes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
+        """See Board."""
+        with errors_mapped(self._place):
+            return int(self._count_takes([f"takes:{stage}:{job_id}:{run}"], [change, _milliseconds(ttl_s)]))
 
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
         """See Board."""

@@ -26,6 +26,7 @@ from infra.topology import work_queue
 from kvstore.base import Board, KVStore
 from kvstore.best_effort import BestEffortBoard
 from kvstore.heartbeat import Heartbeat, new_worker_id
+from kvstore.takes import taking
 from kvstore.tombstones import Tombstones
 from messages.cards import WorkerCard
 from messages.errors import BrokerUnavailable, Cancelled, KvasirError
@@ -113,17 +114,18 @@ class PrefillWorker:
         envelope = open_envelope(delivery, "prefill", self._model)
         self._endings.received(delivery, envelope)
         try:
-            self._settle(delivery, envelope)
+            with taking(self._board, "prefill", envelope.job_id, envelope.run, envelope.returns) as fallen:
+                self._settle(delivery, envelope, fallen)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
             log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
         finally:
             self._current = None
             self._done += 1
 
-    def _settle(self, delivery: Delivery, envelope: Envelope) -> None:
+    def _settle(self, delivery: Delivery, envelope: Envelope, fallen: int) -> None:
         held = [delivery]
         try:
-            self._handle(delivery, held, envelope)
+            self._handle(delivery, held, envelope, fallen)
         except BrokerUnavailable:
             raise
         except NoRoom:
@@ -136,14 +138,14 @@ class PrefillWorker:
             log.exception("job %s: bug while prefilling", envelope.job_id)
             self._endings.error(held, envelope, error)
 
-    def _handle(self, delivery: Delivery, held: list[Delivery], envelope: Envelope) -> None:
+    def _handle(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int) -> None:
         reached("prefill.taken", envelope.job_id)
         job = read_job(delivery, PrefillJob)
         if self._tombstones.has(job.batch_id):
             return self._endings.drop(held)
         if job.deadline and self._board.now() > job.deadline:
             return self._endings.expire(held, envelope)
-        if must_run_alone(delivery, envelope):
+        if must_run_alone(delivery, fallen):
             return self._endings.isolate(held, envelope)
         self._current = _Current(job.batch_id, job.job_id)
         if self._aborting:

@@ -30,7 +30,8 @@ def show(desk: Desk, folder: Path) -> None:
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
     kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
     make = _KINDS[str(kind)](folder, unreviewed)
-    if st.button("Make the file", type="primary"):
+    # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
+    if st.button("Make the file", type="primary", disabled=make is None) and make:
         with sentences():
             graded = graded_class(view)
             if graded:
@@ -52,9 +53,9 @@ def _offer(made: Exported) -> None:
             st.caption(f"The first {_SHOWN} of {len(made.left_blank)}.")
 
 
-# --- each kind: what it asks for, and how it is made
+# --- each kind: what it asks for, and how it is made; None as long as something is missing
 
-Make = Callable[[], Exported]
+Make = Callable[[], Exported] | None
 
 
 def _table(folder: Path, unreviewed: bool) -> Make:
@@ -74,14 +75,10 @@ def _canvas(folder: Path, unreviewed: bool) -> Make:
 
 
 def _moodle(folder: Path, unreviewed: bool) -> Make:
-    upload: Any = st.file_uploader("Grading worksheet downloaded from Moodle", ["csv"])
-
-    def make() -> Exported:
-        if not upload:
-            raise export.ExportError("upload the grading worksheet: Moodle takes only its own file back")
-        return export.export_moodle(folder, upload.getvalue(), include_unreviewed=unreviewed)
-
-    return make
+    upload: Any = st.file_uploader("Grading worksheet downloaded from Moodle, which takes only its own back", ["csv"])
+    if not upload:
+        return None
+    return lambda: export.export_moodle(folder, upload.getvalue(), include_unreviewed=unreviewed)
 
 
 def _moodle_feedback(folder: Path, unreviewed: bool) -> Make:

@@ -15,6 +15,7 @@ from tests.support.processes import SIMULATED, Cluster, Done, Model
 pytestmark = pytest.mark.system  # each process takes seconds to start
 
 MODEL = "pairs:1b"
+OTHER_MODEL = "lone:1b"  # the cards of killed workers stay a while, and would refuse other weights of the same name
 SHAPES = "sim:scale=0,seed=1"
 DEMO_FILE = Path(__file__).parents[2] / "examples" / "model" / "kvasir-demo.gguf"
 
@@ -68,7 +69,8 @@ def test_a_job_that_no_engine_can_do_fails_in_one_sentence_and_the_workers_live(
     tmp_path: Path, broker_url: str, store_url: str
 ) -> None:
     # Given both workers with a real model of a context of 2,048 tokens
-    with Cluster(tmp_path, broker_url, store_url, {MODEL: Model("llamacpp", str(DEMO_FILE), context=2048)}) as cluster:
+    model = Model("llamacpp", str(DEMO_FILE), context=2048)
+    with Cluster(tmp_path, broker_url, store_url, {OTHER_MODEL: model}) as cluster:
         workers = [cluster.worker(role, cluster.models[0]) for role in ("prefill", "decode")]
         # When they are asked for more than the context holds, or for a schema that is none
         too_long = _ask(cluster, "word " * 4000)

@@ -175,6 +175,20 @@ def test_who_takes_a_job_up_gets_its_claim_or_its_result(room: Room) -> None:
     assert room.board.claim(room.token, 1, "worker-b", ttl_s=30), "its claim is free"
 
 
+def test_takes_are_counted_by_stage_and_run_and_never_fall_below_none(room: Room) -> None:
+    count = room.board.count_takes
+    assert [count("decode", room.token, 1, change) for change in (1, 1, -1)] == [1, 2, 1]
+    assert count("decode", room.token, 2, 1) == 1
+    assert count("prefill", room.token, 1, -1) == 0
+    assert count("prefill", room.token, 1, 1) == 1
+
+
+def test_takes_are_forgotten_in_time(room: Room) -> None:
+    room.board.count_takes("decode", room.token, 1, 3, ttl_s=0.2)
+    time.sleep(0.4)
+    assert room.board.count_takes("decode", room.token, 1, 1) == 1
+
+
 def test_to_finish_leaves_alone_a_claim_that_is_somebody_elses_by_now(room: Room) -> None:
     room.board.claim(room.token, 1, "worker-b", ttl_s=30)
 

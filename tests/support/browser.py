@@ -68,6 +68,19 @@ _FIND = """
 })(%s, %s, %d)
 """
 
+# Where to press an element: [x, y] of its middle. null while it can't be pressed, something else lies there, or the
+# page is being drawn: an element that is moved or replaced between press and release would never hear of them.
+_SPOT = """
+function (e) {
+  if (!e || e.disabled || document.querySelector("[data-test-script-state=running]")) return null;
+  e.scrollIntoView({block: "center", behavior: "instant"});
+  const r = e.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2;
+  const hit = document.elementFromPoint(x, y);
+  const around = e.closest("[data-testid=stSelectbox]") || e;
+  return hit && (around.contains(hit) || hit.contains(e)) ? [x, y] : null;
+}
+"""
+
 
 class BrowserFailed(AssertionError):
     """The page did not do what was asked of it; the message has what it shows."""
@@ -137,14 +150,16 @@ class Browser:
 
     def press(self, kind: str, label: str, nth: int = 0, timeout_s: float = PATIENCE_S) -> None:
         """Press the middle of an element: kind `button`, `field`, or `css` with a selector as label."""
-        ready = f"(function (e) {{ return e && !e.disabled ? 1 : 0; }})({_find(kind, label, nth)})"
-        self._until(lambda: self.evaluate(ready), f"{kind} {label!r} can be pressed", timeout_s)
-        spot = self.evaluate(
-            f"(function (e) {{ e.scrollIntoView({{block: 'center'}}); const r = e.getBoundingClientRect();"
-            f" return [r.x + r.width / 2, r.y + r.height / 2]; }})({_find(kind, label, nth)})"
-        )
+        looks: list[Any] = [None]
+
+        def rests() -> Any:
+            looks.append(self.evaluate(f"({_SPOT})({_find(kind, label, nth)})"))
+            return looks[-1] and looks[-1] == looks[-2] and looks[-1]
+
+        x, y = self._until(rests, f"{kind} {label!r} can be pressed", timeout_s)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for event in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=event, x=spot[0], y=spot[1], button="left", clickCount=1)
+            self.call("Input.dispatchMouseEvent", type=event, x=x, y=y, button="left", clickCount=1)
 
     def fill(self, label: str, text: str, nth: int = 0) -> None:
         """Put a text into the field with this label, in place of what is there, and leave it."""
@@ -216,9 +231,9 @@ class Browser:
         self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
         self._session = session
 
-    def _until(self, condition: Any, description: str, timeout_s: float) -> None:
+    def _until(self, condition: Any, description: str, timeout_s: float) -> Any:
         try:
-            wait_until(condition, description, timeout_s, poll_s=0.05)
+            return wait_until(condition, description, timeout_s, poll_s=0.05)
         except AssertionError as error:
             raise BrowserFailed(f"{error}\nThe page says:\n{self.text()[-4000:]}") from None
 

@@ -177,6 +177,8 @@ def test_what_happens_rarely_is_allowed_too(deployed: Deployed) -> None:
     prefill.release("prefix-abc", 1, "w")
     assert decode.claim("job", 1, "w", 60)
     decode.release("job", 1, "w")
+    changed = [board.count_takes("decode", "job", 1, change) for board in (prefill, decode) for change in (1, -1)]
+    assert changed == [1, 0] * 2
     producer.cancel("batch")
     decode.finish("w", [("job", 1, b"body")])
 

@@ -471,6 +471,7 @@ def test_a_suspect_runs_while_nothing_else_does():
         for _ in range(3):
             crashing = pipeline.new_broker()
             assert crashing.get(work("decode"))
+            pipeline.board.count_takes("decode", suspect.job_id, suspect.run, 1)
             crashing.close()
         engine = WatchedEngine()
         engine.before_decode = gate = Gate()
@@ -487,6 +488,24 @@ def test_a_suspect_runs_while_nothing_else_does():
         gate.open()
         assert pipeline.result(suspect).state == "succeeded"
         assert [pipeline.result(job).state for job in bulk] == ["succeeded"] * 3
+
+
+def test_a_job_that_came_back_with_lost_connections_only_is_no_suspect():
+    with Pipeline() as pipeline:
+        # Given a job that the broker took back nine times, from nobody who fell with it
+        job = pipeline.job()
+        prefilled(pipeline, job)
+        for _ in range(9):
+            flaky = pipeline.new_broker()
+            assert flaky.get(work("decode"))
+            flaky.close()
+
+        # When a worker takes it
+        pipeline.start_decode()
+
+        # Then it is a job like others
+        assert pipeline.result(job).state == "succeeded"
+        assert Step.ISOLATED not in pipeline.steps(job)
 
 
 def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline):

@@ -13,7 +13,6 @@ from infra.broker import Address, Delivery, Message
 from infra.control import announce_cancel, ring
 from infra.embedded import EmbeddedBroker, EmbeddedServer
 from infra.endings import Endings
-from infra.envelope import Envelope, open_envelope
 from infra.station import Station, must_run_alone
 from messages.errors import Poison
 from messages.lifecycle import Step
@@ -186,23 +185,23 @@ def test_a_cancel_reaches_every_station_and_nonsense_hurts_none(site: Site) -> N
 # Suspects and poison
 
 
-@pytest.mark.parametrize(("returns", "alone"), [(0, False), (2, False), (3, True), (4, True)])
-def test_from_three_returns_a_job_runs_alone(site: Site, returns: int, alone: bool) -> None:
-    assert must_run_alone(*_returned(site, BULK, returns)) is alone
+@pytest.mark.parametrize(("fallen", "alone"), [(0, False), (2, False), (3, True), (4, True)])
+def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, fallen: int, alone: bool) -> None:
+    assert must_run_alone(_delivered(site, BULK), fallen) is alone
 
 
-def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_returns(site: Site) -> None:
-    assert must_run_alone(*_returned(site, SUSPECTS, 4)) is False
+def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_falls(site: Site) -> None:
+    assert must_run_alone(_delivered(site, SUSPECTS), 4) is False
     with pytest.raises(Poison, match="came back 5 times"):
-        must_run_alone(*_returned(site, SUSPECTS, 5))
+        must_run_alone(_delivered(site, SUSPECTS), 5)
 
 
-def _returned(site: Site, queue: str, returns: int) -> tuple[Delivery, Envelope]:
-    site.put("a-job", queue, {"kvasir-returns": returns})
+def _delivered(site: Site, queue: str) -> Delivery:
+    site.put("a-job", queue)
     delivery = site.broker.get(queue)
     assert delivery is not None
     delivery.ack()
-    return delivery, open_envelope(delivery, "decode", MODEL)
+    return delivery
 
 
 # Deaths made by the broker
