@@ -21,11 +21,13 @@ answer had the same tokens on both sides.
 Neighbours that take the cores change it little, where the clock's figures swing by a factor of two; on a machine that
 others use it is the one to read. Where a GPU computes it says what the CPU does beside it.
 
-What the figures do not show: a model of real size. The demo model has 1.1 million parameters, of which llama.cpp
-computes a step of 8 in some milliseconds, so what is done per token weighs far more here than beside a step of 30 ms.
-MLX is slow on CPUs: its steps take that long already, and an accelerator's don't. On two cores the engine's Python and
-the model's arithmetic share the cores, which they do not on a GPU. Left out: schemas, sampling, who calls decode()
-while others are at it, and prompts that nobody has prefilled.
+Two models: the demo's, of 1.1 million weights, of which llama.cpp computes a step of 8 in some milliseconds, so that
+what is done per token and per job weighs far more than with a real one; and one of 40 million random weights, whose
+steps take about as long as those of a 30B on an accelerator.
+
+What the figures do not show: a model of real size, whose KV cache is a thousand times larger. On two cores the
+engine's Python and the model's arithmetic share the cores, which they do not on a GPU. Left out: schemas, sampling,
+who calls decode() while others are at it, and prompts that nobody has prefilled.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks import harness
+from benchmarks.decode_models import Model, models
 from engines import mlx_kv, mlx_model, slotfile
 from engines.hf_prompt import HFPrompt
 from engines.hf_weights import open_folder
@@ -60,13 +63,8 @@ from engines.registry import Engine, EngineOptions, open_engine
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, Window
 
-MODEL = Path(__file__).parents[1] / "examples" / "model"
-GGUF, FOLDER = MODEL / "kvasir-demo.gguf", MODEL / "kvasir-demo"
 SEQUENCES = 8
 CONTEXT = 2048
-# MLX is slow on CPUs.
-ANSWER_TOKENS = {"llamacpp": 256, "mlx": 128}
-QUICK_ANSWER_TOKENS = {"llamacpp": 256, "mlx": 32}
 ROUNDS, QUICK_ROUNDS = 11, 3
 WORDS = ("the", "program", "reads", "its", "input", "line", "by", "and", "prints", "out", "a", "report", "of", "what")
 
@@ -119,9 +117,9 @@ class Side(Protocol):
         """Unload."""
 
 
-def handed_over(seed: int) -> list[HandedOver]:
+def handed_over(gguf: Path, seed: int) -> list[HandedOver]:
     """Prompts of 90 to 620 tokens, prefilled in an engine that is gone when this returns."""
-    engine = open_engine("llamacpp", EngineOptions(str(GGUF), context=CONTEXT, slots=1))
+    engine = open_engine("llamacpp", EngineOptions(str(gguf), context=CONTEXT, slots=1))
     chosen = random.Random(seed)
     try:
         texts = [" ".join(chosen.choices(WORDS, k=60 * count)) for count in range(1, SEQUENCES + 1)]
@@ -141,11 +139,11 @@ def _prefilled(engine: Engine, tokens: tuple[int, ...]) -> HandedOver:
 class MLX:
     """The mlx engine, and BatchGenerator over a second copy of the weights, in a thread of its own as the engine."""
 
-    def __init__(self, batch: list[HandedOver], num_tokens: int) -> None:
-        self._batch, self._num_tokens = batch, num_tokens
+    def __init__(self, model: Model, batch: list[HandedOver]) -> None:
+        self._batch, self._num_tokens, self._folder = batch, model.answer_tokens["mlx"], str(model.folder)
         self._thread = ThreadPoolExecutor(1)  # MLX arrays belong to the thread that made them
         self._thread.submit(self._load).result()
-        self._engine = open_engine("mlx", EngineOptions(str(FOLDER), context=CONTEXT, slots=len(batch)))
+        self._engine = open_engine("mlx", EngineOptions(self._folder, context=CONTEXT, slots=len(batch)))
 
     def close(self) -> None:
         """See Side."""
@@ -162,7 +160,7 @@ class MLX:
         return self._thread.submit(self._timed).result()
 
     def _load(self) -> None:
-        folder = open_folder(str(FOLDER))
+        folder = open_folder(self._folder)
         self._end_ids = sorted(HFPrompt(folder.path).end_ids)
         self._loaded = mlx_model.load(folder)
         self._stream = mx.new_stream(mx.default_device())
@@ -208,9 +206,9 @@ class MLX:
 class LlamaCpp:
     """The llamacpp engine, and its server over HTTP."""
 
-    def __init__(self, batch: list[HandedOver], num_tokens: int) -> None:
-        self._batch, self._num_tokens = batch, num_tokens
-        self._backing = start(EngineOptions(str(GGUF), context=CONTEXT, slots=len(batch)))
+    def __init__(self, model: Model, batch: list[HandedOver]) -> None:
+        self._batch, self._num_tokens = batch, model.answer_tokens["llamacpp"]
+        self._backing = start(EngineOptions(str(model.gguf), context=CONTEXT, slots=len(batch)))
         try:
             self._engine = LlamaCppEngine(self._backing, len(batch))
             self._address = urlsplit(self._backing.server.url).netloc
@@ -318,9 +316,9 @@ def together(calls: Sequence[Callable[[], Answer]]) -> Timed:
 SIDES: dict[str, type[MLX] | type[LlamaCpp]] = {"mlx": MLX, "llamacpp": LlamaCpp}
 
 
-def measure(name: str, batch: list[HandedOver], num_tokens: int, num_rounds: int) -> list[tuple[Timed, Timed]]:
+def measure(name: str, model: Model, batch: list[HandedOver], num_rounds: int) -> list[tuple[Timed, Timed]]:
     """(engine, bare) of each round; which one goes first changes from round to round."""
-    side = SIDES[name](batch, num_tokens)
+    side = SIDES[name](model, batch)
     rounds = []
     try:
         for warm_up in (side.engine, side.bare):  # the first of each also pays for kernels and pages
@@ -334,11 +332,12 @@ def measure(name: str, batch: list[HandedOver], num_tokens: int, num_rounds: int
     return rounds
 
 
-def row(name: str, rounds: list[tuple[Timed, Timed]]) -> dict[str, Any]:
-    """The figures of one engine."""
+def row(name: str, model: str, rounds: list[tuple[Timed, Timed]]) -> dict[str, Any]:
+    """The figures of one engine with one model."""
     ratios = [engine.tokens_per_s / bare.tokens_per_s for engine, bare in rounds]
     return {
         "engine": name,
+        "model": model,
         "sequences": SEQUENCES,
         "tokens_per_s": statistics.median(engine.tokens_per_s for engine, _ in rounds),
         "bare_tokens_per_s": statistics.median(bare.tokens_per_s for _, bare in rounds),
@@ -355,7 +354,8 @@ def told(row: dict[str, Any]) -> str:
     """A row for people."""
     through, bare, ratios = row["tokens_per_s"], row["bare_tokens_per_s"], row["ratios"]
     return (
-        f"{row['engine']:9}{through:6,.0f} tokens/s through decode(), {bare:6,.0f} bare: ratio {row['ratio']:.3f}"
+        f"{row['engine']:9}{row['model']:4}{through:6,.0f} tokens/s through decode(), {bare:6,.0f} bare:"
+        f" ratio {row['ratio']:.3f}"
         f" ({ratios[0]:.3f} to {ratios[-1]:.3f}), of processor time {row['cpu_ratio']:.3f},"
         f" {'the same' if row['equal'] else 'other'} tokens"
     )
@@ -365,16 +365,17 @@ def main() -> int:
     """Measure, explain, and end with the line of JSON."""
     options = harness.options(__doc__)
     print(harness.machine())
-    batch = handed_over(options.seed)
-    lengths = ", ".join(str(len(each.tokens)) for each in batch)
-    print(f"{SEQUENCES} sequences at once, prompts of {lengths} tokens")
-    lengths_of_answers = QUICK_ANSWER_TOKENS if options.quick else ANSWER_TOKENS
     rows = []
-    for name in SIDES:
-        rounds = measure(name, batch, lengths_of_answers[name], QUICK_ROUNDS if options.quick else ROUNDS)
-        rows.append(row(name, rounds))
-        print(told(rows[-1]))
-    harness.finish(rows=rows, prompt_tokens=[len(each.tokens) for each in batch], seed=options.seed)
+    with models(options.seed, options.quick) as chosen:
+        for model in chosen:
+            batch = handed_over(model.gguf, options.seed)
+            lengths = [len(each.tokens) for each in batch]
+            print(f"{model.name}: {SEQUENCES} sequences at once, prompts of {', '.join(map(str, lengths))} tokens")
+            for name in SIDES:
+                rounds = measure(name, model, batch, QUICK_ROUNDS if options.quick else ROUNDS)
+                rows.append(row(name, model.name, rounds))
+                print(told(rows[-1]), flush=True)
+    harness.finish(rows=rows, prompt_tokens=lengths, seed=options.seed)
     return 0
 
 

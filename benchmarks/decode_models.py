@@ -1,0 +1,81 @@
+"""The two models that `benchmarks.decode` decodes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from examples.model.formats import NAME, Weights, write_folder, write_gguf
+from examples.model.shape import Shape
+from examples.model.tokens import SPECIALS
+
+DEMO = Path(__file__).parents[1] / "examples" / "model"
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 12, 512, 8, 4, 64, 1536
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The same weights in both forms, and how many tokens an answer has, by engine."""
+
+    name: str
+    gguf: Path
+    folder: Path
+    answer_tokens: dict[str, int]
+
+
+@contextmanager
+def models(seed: int, quick: bool) -> Iterator[list[Model]]:
+    """The demo model and, unless in a hurry, one of 40 million random weights, which is gone afterwards."""
+    # MLX is slow on CPUs.
+    demo = Model("1M", DEMO / f"{NAME}.gguf", DEMO / NAME, {"llamacpp": 256, "mlx": 32 if quick else 128})
+    if quick:
+        yield [demo]
+        return
+    with TemporaryDirectory() as name:
+        yield [demo, _medium(Path(name), demo, seed)]
+
+
+def _medium(folder: Path, demo: Model, seed: int) -> Model:
+    tokenizer = Tokenizer.from_file(str(demo.folder / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab_size()
+    sizes = (vocabulary, LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD)
+    shape = Shape(*sizes, context=4096, rope_theta=10_000.0, rms_epsilon=1e-6, tied=False)
+    weights = _random_weights(shape, [tokenizer.token_to_id(token) for token in SPECIALS], seed)
+    made = Model("40M", folder / "medium.gguf", folder / "medium", {"llamacpp": 128, "mlx": 64})
+    write_folder(made.folder, shape, tokenizer, weights)
+    write_gguf(made.gguf, shape, tokenizer, weights, "Random weights")
+    return made
+
+
+def _random_weights(shape: Shape, never: list[int], seed: int) -> Weights:
+    """By Hugging Face's names; the tokens of `never` are never said, so that all answers are of full length."""
+    random = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return random.standard_normal((rows, columns), np.float32) / np.float32(columns**0.5)
+
+    weights = {"model.embed_tokens.weight": random.standard_normal((shape.vocabulary, shape.hidden), np.float32)}
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            weights[f"{prefix}self_attn.{name}.weight"] = matrix(rows, shape.hidden)
+        for name in ("gate_proj", "up_proj"):
+            weights[f"{prefix}mlp.{name}.weight"] = matrix(shape.feed_forward, shape.hidden)
+        for name, columns in (("self_attn.o_proj", queries), ("mlp.down_proj", shape.feed_forward)):
+            weights[f"{prefix}{name}.weight"] = matrix(shape.hidden, columns)
+        norms = {"input_layernorm": shape.hidden, "post_attention_layernorm": shape.hidden}
+        norms |= {"self_attn.q_norm": shape.head_dim, "self_attn.k_norm": shape.head_dim}
+        for name, size in norms.items():
+            weights[f"{prefix}{name}.weight"] = np.ones(size, np.float32)
+    weights["model.norm.weight"] = np.ones(shape.hidden, np.float32)
+    output = matrix(shape.vocabulary, shape.hidden)
+    output[never] = 0  # loses against any positive score
+    weights["lm_head.weight"] = output
+    return {name: value.astype(np.float16) for name, value in weights.items()}
