@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -94,7 +95,18 @@ def _new_desk(_open: Callable[[], Backend]) -> Desk:
     backend = _open()
     for name in _FOR_TABLES:
         importlib.import_module(name)
+    _set_aside()
     return Desk(backend, Views(backend.request_of), FleetWatch(backend.fleet))
+
+
+def _set_aside() -> None:
+    """Take what is loaded by now out of the garbage collector's walks.
+
+    Streamlit collects after every run of a page, before it has sent all that the run drew: with the modules of pandas
+    and pyarrow to walk over, that took longer than the run itself.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 # Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread, since
