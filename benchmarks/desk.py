@@ -1,7 +1,8 @@
 """The grading desk with a big class: how long an interaction takes in the browser, and what the desk's memory does.
 
 A batch of made-up submissions is graded by simulated engines while headless Chromium clicks through the results and
-reviews. An interaction's time is the browser's own: from the click until what was asked for stands on the page.
+reviews. An interaction's time is the browser's own: from the click until what was asked for stands on the page, all of
+it: the desk has nothing more to draw.
 Memory is the desk process's, which the grading is no part of.
 
     python -m benchmarks.desk [--quick]
@@ -53,6 +54,8 @@ _TIMED = """
 })()
 """
 _BUTTON = "[...document.querySelectorAll('button')].find((each) => each.innerText.trim() === %s && !each.disabled)"
+# The page is drawn part by part, and parts of the last one stay until then.
+_WHOLE = "!!document.querySelector('[data-test-script-state=notRunning]')"
 _SECTION = "[...document.querySelectorAll('label')].find((each) => each.innerText.trim() === %s)"
 
 
@@ -136,21 +139,26 @@ def click_through(
 def interact(browser: Browser, turn: int) -> float:
     """One click and its milliseconds: the next submission, and every tenth time a look at the table and back."""
     if turn % 10 == 8:
-        return timed(browser, _SECTION % '"Results"', "!!document.querySelector('[data-testid=stDataFrame]')")
+        return timed(
+            browser, _SECTION % '"Results"', f"{_WHOLE} && !!document.querySelector('[data-testid=stDataFrame]')"
+        )
     if turn % 10 == 9:
-        return timed(browser, _SECTION % '"Review"', "document.body.innerText.includes('Points for cleaning')")
-    before = json.dumps(browser.evaluate(_CHOSEN))
+        return timed(browser, _SECTION % '"Review"', f"{_WHOLE} && {_FORM}")
     last = browser.evaluate(f"!({_BUTTON % json.dumps('Next')})")
-    label = json.dumps("Previous" if last else "Next")
-    return timed(browser, _BUTTON % label, f"({_CHOSEN}) !== {before} && !!document.querySelector('textarea')")
+    number = browser.evaluate(_CHOSEN) + (-1 if last else 1)
+    done = f"{_WHOLE} && {_CHOSEN} === {number} && {_SHOWN % number} && {_FORM}"
+    return timed(browser, _BUTTON % json.dumps("Previous" if last else "Next"), done)
 
 
-# The submission that the page is about, as its own select box says it.
+# The number of the submission that the page is about, as its own select box says it; -1: as yet of none.
 _CHOSEN = (
-    "([...document.querySelectorAll('[data-testid=stSelectbox]')]"
+    "Number(([...document.querySelectorAll('[data-testid=stSelectbox]')]"
     ".map((each) => each.innerText + ((each.querySelector('input') || {}).value || ''))"
-    ".find((each) => each.startsWith('Submission')) || '')"
+    ".map((each) => each.match(/^Submission\\s*student(\\d+)_/)).find(Boolean) || [0, -1])[1])"
 )
+_FORM = "!!document.querySelector('input[aria-label=\"Points for cleaning\"]')"
+# Whether its work is the one that can be read.
+_SHOWN = "[...document.querySelectorAll('pre')].some((each) => each.textContent.endsWith(' %d found.'))"
 
 
 def timed(browser: Browser, element: str, done: str) -> float:
