@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from infra import trace
-from infra.broker import Delivery, Message
+from infra.broker import Delivery, Header, Message
 from messages import checks, codec
 from messages.errors import InvalidMessage
 from messages.jobs import DecodeJob, Lane, PrefillJob, Stage
@@ -35,24 +35,27 @@ class Envelope:
     traceparent: str = ""  # passed on unchanged; "": none
 
     def seal(self, body: bytes) -> Message:
-        """A message with this identity."""
-        return Message(
-            body,
-            message_id=self.job_id,
-            correlation_id=self.batch_id,
-            reply_to=self.reply_to,
-            headers={
-                "kvasir-item": self.item_id,
-                "kvasir-model": self.model,
-                "kvasir-stage": self.stage,
-                "kvasir-run": self.run,
-                "kvasir-lane": self.lane,
-                "kvasir-attempts": self.attempts,
-                "kvasir-hand-overs": self.hand_overs,
-                "kvasir-returns": self.returns,
-                **({trace.HEADER: self.traceparent} if self.traceparent else {}),
-            },
-        )
+        """A message with this identity.
+
+        A counter at 0 and the usual lane are left out, and read as such: each header costs the broker about 2 µs.
+        """
+        headers: dict[str, Header] = {
+            "kvasir-item": self.item_id,
+            "kvasir-model": self.model,
+            "kvasir-stage": self.stage,
+            "kvasir-run": self.run,
+        }
+        if self.lane != "bulk":
+            headers["kvasir-lane"] = self.lane
+        if self.attempts:
+            headers["kvasir-attempts"] = self.attempts
+        if self.hand_overs:
+            headers["kvasir-hand-overs"] = self.hand_overs
+        if self.returns:
+            headers["kvasir-returns"] = self.returns
+        if self.traceparent:
+            headers[trace.HEADER] = self.traceparent
+        return Message(body, self.job_id, self.batch_id, self.reply_to, headers)
 
     def at(self, stage: Stage, attempts: int = 0, hand_overs: int | None = None, returns: int = 0) -> Envelope:
         """The same job at another stage: counters start anew, except those given and the failed hand-overs."""

@@ -118,7 +118,7 @@ def _writer(name: str, hint: Any) -> Callable[[Any], Any] | None:
     if any(kind in _NESTED for kind in (hint, *typing.get_args(hint))):
         return lambda value: None if value is None else _plain(value)
     if name == "tokens":
-        return lambda value: np.asarray(value, "<u4").tobytes()
+        return lambda value: np.asarray(value, "<u4").tobytes() if value else b""
     return None
 
 

@@ -16,6 +16,7 @@ from messages.errors import BatchError, InvalidMessage
 from messages.jobs import STATES, JobResult, State
 
 _TAIL_BYTES = 64 * 1024
+_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # json.dumps makes one for each row
 
 
 class Lines:
@@ -30,7 +31,7 @@ class Lines:
 
         Raises BatchError, with the file as it was before.
         """
-        lines = [(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n").encode() for row in rows]
+        lines = [(_as_json(row) + "\n").encode() for row in rows]
         if not lines:
             return []
         try:

@@ -25,6 +25,13 @@ _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5
 _FLAGS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP
 
+_pack_frame = struct.Struct(">BHI").pack  # type, channel, bytes of the payload
+_pack_content = struct.Struct(">HHQH").pack  # class, weight, bytes of the body, flags
+_pack_u8 = struct.Struct("B").pack
+_pack_u32 = struct.Struct(">I").pack
+_pack_i64 = struct.Struct(">q").pack
+_pack_u64 = struct.Struct(">Q").pack
+
 
 def publication(channel: int, to: Address, message: Message, kind: str, frame_max: int, mandatory: bool) -> bytes:
     """basic.publish of a message on a channel. `kind`: its property `type`; `frame_max`: most bytes of one frame.
@@ -32,8 +39,7 @@ def publication(channel: int, to: Address, message: Message, kind: str, frame_ma
     Raises struct.error or UnicodeEncodeError for what AMQP can't say: a name of more than 255 bytes, a number of more
     than 64 bits, half a surrogate pair.
     """
-    header = struct.pack(">HHQ", _BASIC, 0, len(message.body)) + _properties(message, kind)
-    parts = [_method(channel, to.exchange, to.key, mandatory), _frame(_HEADER, channel, header)]
+    parts = [_method(channel, to.exchange, to.key, mandatory), _frame(_HEADER, channel, _header(message, kind))]
     most = frame_max - _FRAME_BYTES
     if 0 < len(message.body) <= most:
         parts.append(_frame(_BODY, channel, message.body))
@@ -49,32 +55,32 @@ def _method(channel: int, exchange: str, key: str, mandatory: bool) -> bytes:
 
 
 def _frame(kind: int, channel: int, payload: bytes) -> bytes:
-    return struct.pack(">BHI", kind, channel, len(payload)) + payload + _END
+    return _pack_frame(kind, channel, len(payload)) + payload + _END
 
 
-def _properties(message: Message, kind: str) -> bytes:
-    """They say whose message it is, so that even an unreadable body can be answered."""
+def _header(message: Message, kind: str) -> bytes:
+    """The properties say whose message it is, so that even an unreadable body can be answered."""
     flags = _FLAGS
-    fields = [_short(CONTENT_TYPE), _table(message.headers)]
-    fields.append(bytes([PERSISTENT if message.persistent else TRANSIENT]))
-    for flag, text in (
-        (_CORRELATION_ID, message.correlation_id),
-        (_REPLY_TO, message.reply_to),
-        (_MESSAGE_ID, message.message_id),
-    ):
-        if text:
-            flags |= flag
-            fields.append(_short(text))
-    fields.append(struct.pack(">Q", int(time.time())))
+    fields = [_known(CONTENT_TYPE), _table(message.headers), _pack_u8(PERSISTENT if message.persistent else TRANSIENT)]
+    if message.correlation_id:
+        flags |= _CORRELATION_ID
+        fields.append(_known(message.correlation_id))
+    if message.reply_to:
+        flags |= _REPLY_TO
+        fields.append(_known(message.reply_to))
+    if message.message_id:
+        flags |= _MESSAGE_ID
+        fields.append(_short(message.message_id))
+    fields.append(_pack_u64(int(time.time())))
     if kind:
         flags |= _TYPE
         fields.append(_short(kind))
-    return struct.pack(">H", flags) + b"".join(fields)
+    return _pack_content(_BASIC, 0, len(message.body), flags) + b"".join(fields)
 
 
 def _table(headers: Mapping[str, Header]) -> bytes:
     pairs = b"".join([_pair(name, value) for name, value in headers.items()])
-    return struct.pack(">I", len(pairs)) + pairs
+    return _pack_u32(len(pairs)) + pairs
 
 
 @lru_cache(maxsize=1024, typed=True)  # a batch's messages differ in few of them; typed, since 1 == 1.0
@@ -86,12 +92,18 @@ def _value(value: Header) -> bytes:
     """pika reads floats as whole numbers, so a float travels as a small table."""
     if isinstance(value, str):
         encoded = value.encode()
-        return b"S" + struct.pack(">I", len(encoded)) + encoded
+        return b"S" + _pack_u32(len(encoded)) + encoded
     if isinstance(value, float):
         return b"F" + _table({"float": repr(value)})
-    return b"l" + struct.pack(">q", value)
+    return b"l" + _pack_i64(value)
 
 
 def _short(text: str) -> bytes:
     encoded = text.encode()
-    return struct.pack("B", len(encoded)) + encoded
+    return _pack_u8(len(encoded)) + encoded
+
+
+@lru_cache(maxsize=256)
+def _known(text: str) -> bytes:
+    """A short string that many messages have in common."""
+    return _short(text)

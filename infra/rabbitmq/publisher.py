@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 # many closings a message counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
+_WRITE_BYTES = 64 * 1024
 
 
 class Outgoing:
@@ -61,7 +62,8 @@ class Publisher:
         self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
         self._next_tag = 1
         self._unconfirmed: dict[int, Outgoing] = {}  # by delivery tag, in order
-        self._backlog: deque[Outgoing] = deque()
+        self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
+        self._woken = False
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
@@ -74,7 +76,10 @@ class Publisher:
 
     def send(self, outgoing: Outgoing) -> None:
         """From any thread: publish, now or once there is a connection. The stream hears how it ended."""
-        self._connection.submit(partial(self._send, outgoing))
+        self._backlog.append(outgoing)
+        if not self._woken:
+            self._woken = True
+            self._connection.submit(self._wake)
 
     def send_lossy(self, to: Address, message: Message) -> None:
         """From any thread: publish if that is possible right now."""
@@ -92,9 +97,16 @@ class Publisher:
         self._open_lossy()
 
     def drain(self) -> None:
-        """Publish what waited."""
+        """Publish what waits, if that is possible now: many messages in each write."""
         while self._backlog and (channel := self._usable()):
-            self._emit(channel, self._backlog.popleft())
+            frames: list[bytes] = []
+            size = 0
+            while self._backlog and size < _WRITE_BYTES:
+                frame = self._next_frames(channel)
+                frames.append(frame)
+                size += len(frame)
+            if size:
+                self._connection.raw.emit(b"".join(frames))
 
     def _open_channel(self) -> None:
         if self._connection.is_open and not self._closed:
@@ -111,13 +123,12 @@ class Publisher:
         self._next_tag = 1
         self.drain()
 
-    def _send(self, outgoing: Outgoing) -> None:
+    def _wake(self) -> None:
+        self._woken = False  # before the look: whoever appends after it wakes us again
         if self._closed:
-            self._fail(outgoing, self._connection.unavailable())
-        elif self._backlog or not (channel := self._usable()):
-            self._backlog.append(outgoing)
+            self._close()
         else:
-            self._emit(channel, outgoing)
+            self.drain()
 
     def _usable(self) -> pika.channel.Channel | None:
         """The confirming channel, if it may be published on now."""
@@ -125,20 +136,22 @@ class Publisher:
         usable = channel is not None and channel.is_open and self._connection.is_open and not self._connection.blocked
         return channel if usable else None
 
-    def _emit(self, channel: pika.channel.Channel, outgoing: Outgoing) -> None:
+    def _next_frames(self, channel: pika.channel.Channel) -> bytes:
+        """Take the next message, which is unconfirmed from now on; b"" if it can't or needn't be published."""
+        outgoing = self._backlog.popleft()
         if outgoing.stream.abandoned:
-            return
+            return b""
         try:
-            self._write(channel, outgoing.to, outgoing.message, str(self._next_tag))
+            frames = self._frames(channel, outgoing.to, outgoing.message, str(self._next_tag))
         except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
-            return
+            return b""
         self._unconfirmed[self._next_tag] = outgoing
         self._next_tag += 1
+        return frames
 
-    def _write(self, channel: pika.channel.Channel, to: Address, message: Message, tag: str = "") -> None:
-        raw = self._connection.raw
-        raw.emit(publication(channel.channel_number, to, message, tag, raw.frame_max, mandatory=bool(tag)))
+    def _frames(self, channel: pika.channel.Channel, to: Address, message: Message, tag: str = "") -> bytes:
+        return publication(channel.channel_number, to, message, tag, self._connection.raw.frame_max, bool(tag))
 
     def _confirmed(self, frame: Any) -> None:
         """basic.ack or basic.nack, of one message or of all up to one."""
@@ -220,16 +233,16 @@ class Publisher:
         if self._lossy is None or not self._lossy.is_open or self._connection.blocked:
             return
         try:
-            self._write(self._lossy, to, message)
+            self._connection.raw.emit(self._frames(self._lossy, to, message))
         except Exception as error:  # noqa: BLE001  nobody waits to hear of it
             log.debug("dropped a message to %s: %r", to, error)
 
     def _close(self) -> None:
         self._closed = True
-        waiting = [*self._unconfirmed.values(), *self._backlog]
+        self._backlog.extendleft(reversed(self._unconfirmed.values()))
         self._unconfirmed.clear()
-        self._backlog.clear()
-        for outgoing in waiting:
+        while self._backlog:
+            outgoing = self._backlog.popleft()
             self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: closed before it was confirmed"))
 
 

@@ -296,6 +296,6 @@ def test_a_job_of_a_newer_version_waits_while_others_are_done() -> None:
 
         assert pipeline.run(pipeline.job("of today")).state == "succeeded"
         (waiting,) = pipeline.lying_in("retry.1m")
-        assert waiting.headers["kvasir-attempts"] == 0
+        assert "kvasir-attempts" not in waiting.headers
         assert len(prefill.engine.prefilled) == 1
         assert pipeline.dead_letters(0) == []

@@ -33,6 +33,13 @@ def test_an_envelope_comes_back_as_it_was_sealed() -> None:
     assert open_envelope(delivered(COUNTED.seal(b"body")), "decode", MODEL) == COUNTED
 
 
+def test_a_header_that_says_nothing_is_left_out_and_read_as_such() -> None:
+    headers = of_job(replace(JOB, lane="bulk")).seal(b"").headers
+
+    assert headers.keys() == {"kvasir-item", "kvasir-model", "kvasir-stage", "kvasir-run", "traceparent"}
+    assert COUNTED.seal(b"").headers.keys() >= {"kvasir-lane", "kvasir-attempts", "kvasir-hand-overs", "kvasir-returns"}
+
+
 def test_a_new_jobs_envelope_carries_its_identity_and_starts_all_counters_at_zero() -> None:
     envelope = of_job(JOB)
 
