@@ -278,8 +278,9 @@ class Stream:
 
     def _make_room(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
-            # Down to half of it: the two threads then take turns seldom, with many messages each time.
-            while self._in_flight > self._window // 2:
+            # By a tenth of it: while the caller makes messages, the IO thread hardly gets to write them, and the broker
+            # must not run dry meanwhile. One by one the two threads would take turns for each message.
+            while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.done.empty():
             self._settle_one(on_confirmed)
