@@ -11,7 +11,7 @@ import streamlit as st
 from producers.app.shared import REFRESH_S, Desk, live, sentences
 from producers.desk import assignments, dry_runs
 from producers.desk.assignments import Inputs
-from producers.desk.estimate import duration, forecast_s, model_rates, remaining_s
+from producers.desk.estimate import duration, forecast_s, remaining_s
 from producers.desk.text import escaped
 from producers.desk.work import Work
 
@@ -90,8 +90,7 @@ def _findings(desk: Desk, found: dict[str, Any]) -> None:
 
 def _estimate(desk: Desk, found: dict[str, Any]) -> str:
     """From whatever this desk has measured."""
-    rates = model_rates(result for folder in desk.folders() for result in desk.views.of(folder).results)
-    seconds = forecast_s(found["prompt_tokens"], found["prompts"], dry_runs.repeated_tokens(found), rates)
+    seconds = forecast_s(found["prompt_tokens"], found["prompts"], dry_runs.repeated_tokens(found), desk.rates())
     return f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
 
 

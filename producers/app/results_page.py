@@ -86,12 +86,14 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
 
 
 def _act(chosen: list[Row], shown: list[Row]) -> None:
-    pick, open_one, regrade = st.columns([4, 1, 1], vertical_alignment="bottom")
     names = {row.number: row.name for row in (chosen or shown)}
-    number = pick.selectbox("Submission", list(names), format_func=names.__getitem__, key="open which")
-    if open_one.button("Open", type="primary") and number is not None:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        number = st.selectbox("Submission", list(names), format_func=names.__getitem__, key="open which")
+        opened = st.button("Open", type="primary")
+        regrade = st.button("Regrade selected", disabled=not chosen)
+    if opened and number is not None:
         go("Review", submission=number)
-    if regrade.button("Regrade selected", disabled=not chosen):
+    if regrade:
         st.session_state["regrade names"] = [row.name for row in chosen]
         go("Regrade")
 

@@ -55,12 +55,12 @@ def _pick(rows: list[Row]) -> int:
     if not 0 <= st.session_state.get("submission", 0) < len(rows):
         st.session_state["submission"] = 0
     numbers = range(len(rows))
-    back, choice, forward = st.columns([2, 8, 2], vertical_alignment="bottom")
-    number = int(
-        choice.selectbox("Submission", numbers, format_func=lambda index: rows[index].name, key="submission") or 0
-    )
-    back.button("Previous", disabled=number == 0, on_click=_turn_to, args=(number - 1,))
-    forward.button("Next", disabled=number == len(rows) - 1, on_click=_turn_to, args=(number + 1,))
+    # One element that lays out its own is half the work of columns, for the browser as for the desk.
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        back = st.session_state.get("submission", 0)
+        st.button("Previous", disabled=back == 0, on_click=_turn_to, args=(back - 1,))
+        number = int(st.selectbox("Submission", numbers, format_func=lambda at: rows[at].name, key="submission") or 0)
+        st.button("Next", disabled=number == len(rows) - 1, on_click=_turn_to, args=(number + 1,))
     return number
 
 
@@ -126,9 +126,9 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
                 wanted[item.id] = given
         summary = st.text_area("Summary", row.final.summary)
         reason = st.text_input("Reason for the change")
-        left, right = st.columns(2)
-        save = left.form_submit_button("Save the change", type="primary")
-        accept = right.form_submit_button("Leave it as it is")
+        with st.container(horizontal=True):
+            save = st.form_submit_button("Save the change", type="primary")
+            accept = st.form_submit_button("Leave it as it is")
     with sentences():
         if save:
             _keep(desk, folder, overrides(grade, decided, wanted, said, summary, reason, _reviewer()))

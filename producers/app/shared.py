@@ -16,6 +16,7 @@ from messages.errors import KvasirError
 from producers.desk.assignments import FILE, find_folders, read_inputs
 from producers.desk.backend import Backend
 from producers.desk.decisions import Decided, Decisions
+from producers.desk.estimate import ModelRate, model_rates
 from producers.desk.fleet import FleetWatch
 from producers.desk.progress import Stages
 from producers.desk.rows import Row, rows
@@ -37,6 +38,7 @@ class Desk:
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     _rows: dict[Path, tuple[tuple[int, int], list[Row]]] = field(default_factory=dict)
+    _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def folders(self) -> list[Path]:
@@ -76,6 +78,18 @@ class Desk:
             with self._lock:
                 self._rows[folder] = known
         return view, list(known[1]), decided
+
+    def rates(self) -> list[ModelRate]:
+        """How fast each model has been, over all assignments; counted anew only when a result has come."""
+        views = [self.views.of(folder) for folder in self.folders()]
+        stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
+        with self._lock:
+            known = self._rates
+        if known[0] != stamp:
+            known = (stamp, model_rates(result for view in views for result in view.results))
+            with self._lock:
+                self._rates = known
+        return known[1]
 
 
 def _changed(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -62,3 +63,20 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
 
     desk.decisions(out).add(accepted(view.grades[1]))
     assert [row.reviewed for row in desk.rows(out)[1]] == [False, True, False]
+
+
+def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> None:
+    from producers.app.shared import Desk
+
+    out, assignment = planned(tmp_path)
+    backend = SimpleNamespace(home=tmp_path / "home", more=[out])
+    desk = Desk(cast(Backend, backend), Views(request_of), FleetWatch(Fleet))
+    assert desk.rates() == []
+
+    answer(out, assignment, [0])
+    counted = desk.rates()
+    assert [(rate.model, rate.answers) for rate in counted] == [("coder", 1), ("writer", 1)]
+    assert desk.rates() is counted
+
+    answer(out, assignment, [1])
+    assert [rate.answers for rate in desk.rates()] == [2, 2]
