@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from producers.prompts import has_control_tokens
 from producers.submissions import Submission
@@ -70,7 +71,8 @@ _TAGS = re.compile(r"[\U000e0020-\U000e007e]")  # invisible twins of ASCII
 _LOOKALIKES = str.maketrans("аеорсухіІАЕОРСТХ0134@$", "aeopcyxiIAEOPCTXoleaas")
 
 
-def instruction_flags(submission: Submission) -> list[str]:
+@lru_cache(maxsize=1024)  # a watched batch is graded again with each result, and its submissions stay as they are
+def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """A sentence for each part, at most three, with a passage that reads as if it were addressed to the grader."""
     flags = []
     for part in submission.parts:
@@ -79,7 +81,7 @@ def instruction_flags(submission: Submission) -> list[str]:
             flags.append(f"reads like an instruction to the grader ({where}): “{passage}”")
         elif has_control_tokens(part.text):
             flags.append(f"holds a chat control token ({where})")
-    return flags[:MAX_FLAGS]
+    return tuple(flags[:MAX_FLAGS])
 
 
 def find_passage(text: str) -> str:

@@ -69,15 +69,18 @@ _FIND = """
 """
 
 # Where to press an element: [x, y] of its middle. null while it can't be pressed, something else lies there, or the
-# page is being drawn: an element that is moved or replaced between press and release would never hear of them.
+# page is being drawn. From then on the page notes whether a click reaches the element: it may still be moved or
+# replaced before the press, when a part of the page comes late.
 _SPOT = """
 function (e) {
   if (!e || e.disabled || document.querySelector("[data-test-script-state=running]")) return null;
   e.scrollIntoView({block: "center", behavior: "instant"});
   const r = e.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2;
-  const hit = document.elementFromPoint(x, y);
   const around = e.closest("[data-testid=stSelectbox]") || e;
-  return hit && (around.contains(hit) || hit.contains(e)) ? [x, y] : null;
+  if (!around.contains(document.elementFromPoint(x, y))) return null;
+  window.missed = true;
+  window.addEventListener("click", (event) => { if (around.contains(event.target)) window.missed = false; }, true);
+  return [x, y];
 }
 """
 
@@ -150,16 +153,16 @@ class Browser:
 
     def press(self, kind: str, label: str, nth: int = 0, timeout_s: float = PATIENCE_S) -> None:
         """Press the middle of an element: kind `button`, `field`, or `css` with a selector as label."""
-        looks: list[Any] = [None]
 
-        def rests() -> Any:
-            looks.append(self.evaluate(f"({_SPOT})({_find(kind, label, nth)})"))
-            return looks[-1] and looks[-1] == looks[-2] and looks[-1]
+        def reached() -> bool:
+            spot = self.evaluate(f"({_SPOT})({_find(kind, label, nth)})")
+            if not spot:
+                return False
+            for event in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=event, x=spot[0], y=spot[1], button="left", clickCount=1)
+            return not self.evaluate("window.missed")  # a page that has gone meanwhile knows nothing of it
 
-        x, y = self._until(rests, f"{kind} {label!r} can be pressed", timeout_s)
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        for event in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=event, x=x, y=y, button="left", clickCount=1)
+        self._until(reached, f"{kind} {label!r} can be pressed", timeout_s)
 
     def fill(self, label: str, text: str, nth: int = 0) -> None:
         """Put a text into the field with this label, in place of what is there, and leave it."""
@@ -231,9 +234,9 @@ class Browser:
         self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
         self._session = session
 
-    def _until(self, condition: Any, description: str, timeout_s: float) -> Any:
+    def _until(self, condition: Any, description: str, timeout_s: float) -> None:
         try:
-            return wait_until(condition, description, timeout_s, poll_s=0.05)
+            wait_until(condition, description, timeout_s, poll_s=0.05)
         except AssertionError as error:
             raise BrowserFailed(f"{error}\nThe page says:\n{self.text()[-4000:]}") from None
 
