@@ -15,15 +15,17 @@ The clock runs from when all threads are ready until the last one has its whole 
 its bare side is spared: importing the KV cache (for llama.cpp: building the slot file, writing it, clearing the seat),
 incremental text, and the hand-over of each token to the caller's thread. `ratio` is the median of the rounds' ratios,
 not the ratio of the medians: who else uses the machine slows both sides of one round. `equal` says whether every
-answer had the same tokens on both sides.
+answer had the same tokens on both sides; with random weights a near tie may fall otherwise, as sums depend on which
+sequences happen to share a step.
 
 `cpu_ratio` compares the processor seconds of this process instead, in which the llama.cpp server and MLX run as well.
 Neighbours that take the cores change it little, where the clock's figures swing by a factor of two; on a machine that
 others use it is the one to read. Where a GPU computes it says what the CPU does beside it.
 
 Two models: the demo's, of 1.1 million weights, of which llama.cpp computes a step of 8 in some milliseconds, so that
-what is done per token and per job weighs far more than with a real one; and one of 40 million random weights, whose
-steps take about as long as those of a 30B on an accelerator.
+what is done per token and per job weighs far more than with a real one; and one of 12 million random weights, whose
+steps take llama.cpp about as long as those of a 30B take an accelerator. MLX on a CPU gets the first one only, whose
+steps take it 30 ms already.
 
 What the figures do not show: a model of real size, whose KV cache is a thousand times larger. On two cores the
 engine's Python and the model's arithmetic share the cores, which they do not on a GPU. Left out: schemas, sampling,
@@ -371,7 +373,7 @@ def main() -> int:
             batch = handed_over(model.gguf, options.seed)
             lengths = [len(each.tokens) for each in batch]
             print(f"{model.name}: {SEQUENCES} sequences at once, prompts of {', '.join(map(str, lengths))} tokens")
-            for name in SIDES:
+            for name in model.answer_tokens:
                 rounds = measure(name, model, batch, QUICK_ROUNDS if options.quick else ROUNDS)
                 rows.append(row(name, model.name, rounds))
                 print(told(rows[-1]), flush=True)
