@@ -61,14 +61,13 @@ def _table(desk: Desk, folder: Path) -> None:
 
 
 def _filter() -> Filter:
-    text, states, reviewed, order, check = st.columns([3, 3, 2, 2, 2], vertical_alignment="bottom")
-    return Filter(
-        text.text_input("Name contains", key="name contains"),
-        tuple(states.multiselect("State", STATES, key="states")),
-        _REVIEWED[str(reviewed.selectbox("Reviewed", list(_REVIEWED), key="reviewed"))],
-        check.checkbox("To check only", key="to check"),
-        order.selectbox("Order", ORDERS, key="order"),
-    )
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = st.text_input("Name contains", key="name contains")
+        states = tuple(st.multiselect("State", STATES, key="states"))
+        reviewed = _REVIEWED[str(st.selectbox("Reviewed", list(_REVIEWED), key="reviewed"))]
+        order = st.selectbox("Order", ORDERS, key="order")
+        to_check = st.checkbox("To check only", key="to check")
+    return Filter(text, states, reviewed, to_check, order)
 
 
 def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
