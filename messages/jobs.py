@@ -106,8 +106,9 @@ class PrefillJob:
     shared_tokens: int = 0  # how many of `tokens` are the same for the whole class
 
     def __post_init__(self) -> None:
-        for name in ("job_id", "batch_id", "item_id"):
-            checks.identifier(name, getattr(self, name))
+        checks.identifier("job_id", self.job_id)
+        checks.identifier("batch_id", self.batch_id)
+        checks.identifier("item_id", self.item_id)
         checks.model_name("model", self.model)
         checks.text("prompt", self.shared, MAX_PROMPT_BYTES)
         checks.text("prompt", self.own, MAX_PROMPT_BYTES)
@@ -139,12 +140,9 @@ class PrefillJob:
 
 def job_id(batch_id: str, item_id: str, model: str, prompt: str, sampling: Sampling) -> str:
     """32 hex digits that name this work: a changed rubric, model or parameter is another job."""
-    digest = hashlib.blake2b(digest_size=16, person=b"kvasir.job")
-    parts = (batch_id, item_id, model, prompt, _sampling_text(sampling))
-    for part in parts:
-        data = part.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
+    parts = [part.encode() for part in (batch_id, item_id, model, prompt, _sampling_text(sampling))]
+    framed = b"".join([len(part).to_bytes(8, "little") + part for part in parts])
+    return hashlib.blake2b(framed, digest_size=16, person=b"kvasir.job").hexdigest()
 
 
 _KEPT = 64
