@@ -14,8 +14,11 @@ from pathlib import Path
 from examples.homework import class_notebooks as written
 from examples.homework.notebook import Output, R, code, notebook, printed, text
 
-SEED = 48113
+SEED = 48123
 ORDERS, DOUBLED, WITHOUT_AMOUNT = 4175, 37, 58  # as the solution counts them
+CUSTOMERS, MEAN_AMOUNT = 1180, 84
+# Of 1,000 orders, January to December. With this seed the rows give the solution's five results.
+MONTHS = (40, 40, 50, 60, 80, 72, 188, 80, 60, 100, 100, 130)
 CORRUPT_SHARE = 0.62  # of the file that reached the server
 
 
@@ -27,9 +30,9 @@ def huge() -> str:
     return notebook(
         R,
         text("# Riverside Outfitters\nMilo Marshgrove. I print the data at every step so that one can see it."),
-        code('orders <- read.csv("orders.csv")\nprint(orders, max = 1e6)', _printout(orders)),
-        code("orders <- orders[!duplicated(orders$order_id), ]\nprint(orders, max = 1e6)", _printout(unique)),
-        code("orders <- orders[!is.na(orders$amount), ]\nprint(orders, max = 1e6)", _printout(complete)),
+        code('source("report.R")\norders <- read.csv("orders.csv")\nprint(orders, max = 1e6)', _printout(orders)),
+        code("unique <- orders[!duplicated(orders$order_id), ]\nprint(unique, max = 1e6)", _printout(unique)),
+        code("complete <- unique[!is.na(unique$amount), ]\nprint(complete, max = 1e6)", _printout(complete)),
         *written.after_the_printout(),
     )
 
@@ -41,9 +44,10 @@ def _orders() -> list[str]:
     doubled = set(draw.sample(sorted(set(range(ORDERS)) - incomplete), DOUBLED))
     rows: list[str] = []
     for number in range(ORDERS):
-        day = f"2023-{draw.randint(1, 12):02d}-{draw.randint(1, 28):02d}"
-        amount = "      NA" if number in incomplete else f"{draw.gammavariate(2.0, 120.0):8.2f}"
-        customer, region = draw.randint(1, 1180), draw.choice(("North", "South", "Lakes"))
+        (month,) = draw.choices(range(1, 13), MONTHS)
+        day = f"2023-{month:02d}-{draw.randint(1, 28):02d}"
+        amount = "      NA" if number in incomplete else f"{draw.gammavariate(2.0, MEAN_AMOUNT / 2):8.2f}"
+        customer, region = draw.randint(1, CUSTOMERS), draw.choice(("North", "South", "Lakes"))
         row = f"R{100_001 + number}       C{customer:04d} {day}  {region} {amount}"
         rows += [row, f"{row} again"] if number in doubled else [row]
     return [f"{position:<4}  {row}" for position, row in enumerate(rows, 1)]

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from producers.prompts import build_prompt
+from producers.rubric import Role, load_rubric
+from producers.submissions import read_document, read_submissions
 from tests.support.processes import ROOT, Done, environment
 
 EXAMPLE = ROOT / "examples/homework"
@@ -50,6 +53,14 @@ def example(out: Path, *more: str) -> list[str]:
     files = {"rubric": "rubric.yaml", "solution": "solution.ipynb", "template": "template.ipynb"}
     inputs = [word for option, name in files.items() for word in (f"--{option}", str(EXAMPLE / name))]
     return [str(EXAMPLE / "submissions"), *inputs, "--out", str(out), *more]
+
+
+def example_prompt(role: Role, student: str) -> str:
+    """A prompt of the example class, of the submission whose name begins so; always the same."""
+    solution, template = (read_document(EXAMPLE / name) for name in ("solution.ipynb", "template.ipynb"))
+    submission = next(one for one in read_submissions(EXAMPLE / "submissions") if one.name.startswith(student))
+    prompt = build_prompt(role, load_rubric(EXAMPLE / "rubric.yaml"), solution, template, submission, "0123456789ab")
+    return prompt.shared + prompt.own
 
 
 def tiny_class(folder: Path, size: int = 3) -> Path:

@@ -64,15 +64,15 @@ def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
         assert_each_once(folder)
 
         browser.click("Review")
-        browser.wait_for("Points for cleaning")
-        browser.fill("Points for cleaning", "3")
-        browser.fill("Feedback on cleaning", "All of it is clean.")
+        browser.wait_for("Points for n_doubled")
+        browser.fill("Points for n_doubled", "2")
+        browser.fill("Feedback on n_doubled", "Your count is right.")
         browser.fill("Reason for the change", "I ran it")
         before = journal(folder)
         browser.click("Save the change")
         browser.wait_for("Decisions")
         (decision,) = read_overrides(folder)
-        assert (decision.points, decision.feedback, decision.reason) == (3, "All of it is clean.", "I ran it")
+        assert (decision.points, decision.feedback, decision.reason) == (2, "Your count is right.", "I ran it")
         assert journal(folder) == before
 
         browser.click("Results")
@@ -84,7 +84,7 @@ def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
         browser.click("Download grades.csv")
         rows = list(csv.DictReader(io.StringIO(browser.downloaded("grades.csv").read_text("utf-8"))))
         reviewed = next(row for row in rows if row["reviewed"] == "yes")
-        assert reviewed["cleaning"] == "3"
+        assert reviewed["n_doubled"] == "2"
         assert [row["points"] for row in rows if row["state"] == "failed"] == [""]
         browser.wait_for("larkspurlena_48112_910012_final.ipynb: failed")
         assert "Traceback" not in desk.text()

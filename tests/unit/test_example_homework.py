@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 from base64 import b64decode
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ from typing import Any
 import pytest
 
 from examples.homework import make
-from producers.rubric import load_rubric
+from producers.rubric import Role, load_rubric
 from producers.submissions import Submission, canvas_id, read_document, read_submissions
 
 HERE = Path(make.__file__).parent
 SUBMISSIONS = HERE / "submissions"
 MAX_FILE_BYTES = 1_000_000
 NUM_SUBMISSIONS = 16
+REPORT = re.compile(r"(?<!\w)([a-z]\w*)=(\d\d)(?!\d)")
+RESULTS = {"n_doubled": 37, "n_incomplete": 58, "share_churned": 31, "mean_amount": 84, "max_month": 62}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -40,6 +44,20 @@ def submissions() -> dict[str, Submission]:
 def all_outputs(path: Path) -> list[dict[str, Any]]:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return [output for cell in cells for output in cell.get("outputs", [])]
+
+
+def reports(texts: Iterable[str]) -> list[tuple[str, int]]:
+    """(name, value) of every `name=42` whose name the rubric asks for."""
+    found = [report for text in texts for report in REPORT.findall(text)]
+    return [(name, int(value)) for name, value in found if name in RESULTS]
+
+
+def read_by(role: Role, submission: Submission) -> list[str]:
+    """Where a report counts for this role: outputs or prose, and comments for both."""
+    kind = "output" if role == "code" else "text"
+    code = [line.strip() for part in submission.parts if part.kind == "code" for line in part.text.splitlines()]
+    comments = [line for line in code if line.startswith(("#", "--"))]
+    return [*(part.text for part in submission.parts if part.kind == kind), *comments]
 
 
 def test_git_tracks_every_file_of_the_class() -> None:
@@ -63,7 +81,7 @@ def test_the_generated_files_are_made_again_byte_for_byte(tmp_path: Path) -> Non
 def test_the_rubric_adds_up_and_both_models_have_work() -> None:
     rubric = load_rubric(HERE / "rubric.yaml")
 
-    assert rubric.total == sum(criterion.points for criterion in rubric.criteria) == 20
+    assert rubric.total == sum(criterion.points for criterion in rubric.criteria) == 10
     assert rubric.for_model("code")
     assert rubric.for_model("feedback")
 
@@ -80,6 +98,44 @@ def test_every_submission_has_a_label_within_the_rubric_best_first() -> None:
         assert label["total"] == sum(label["points"].values())
     totals = [label["total"] for label in readable]
     assert totals == sorted(totals, reverse=True)
+
+
+def test_the_solution_reports_every_result_where_it_counts() -> None:
+    solution = read_document(HERE / "solution.ipynb")
+
+    for criterion in load_rubric(HERE / "rubric.yaml").criteria:
+        reported = dict(reports(read_by(criterion.model, solution)))
+        assert reported[criterion.id] == RESULTS[criterion.id]
+        assert str(RESULTS[criterion.id]) in criterion.guidance
+
+
+@pytest.mark.parametrize("name", [name for name, label in LABELS.items() if label["points"] is not None])
+def test_the_labels_follow_from_the_files(name: str) -> None:
+    submission = submissions()[name]
+    everywhere = [reported for reported, _ in reports(part.text for part in submission.parts)]
+
+    assert len(everywhere) == len(set(everywhere)), "a result is reported once"
+    for criterion in load_rubric(HERE / "rubric.yaml").criteria:
+        found = dict(reports(read_by(criterion.model, submission))).get(criterion.id)
+        points = 0 if found is None else 2 if found == RESULTS[criterion.id] else 1
+        assert points == LABELS[name]["points"][criterion.id], criterion.id
+        assert points or criterion.id not in everywhere, "a report stands where it counts"
+
+
+def test_the_printed_rows_give_the_results_of_the_solution() -> None:
+    name = next(name for name in LABELS if "final-FINAL" in name)
+    printed = [part.text.splitlines()[1:] for part in submissions()[name].parts if part.kind == "output"]
+    orders, unique, complete = ([row.split() for row in rows] for rows in printed[:3])
+    active = {row[2] for row in complete if row[3] >= "2023-10-03"}
+    months: dict[str, float] = defaultdict(float)
+    for row in complete:
+        months[row[3][:7]] += float(row[5])
+
+    assert len(orders) - len(unique) == RESULTS["n_doubled"]
+    assert len(unique) - len(complete) == RESULTS["n_incomplete"]
+    assert round(100 * (1 - len(active) / make.CUSTOMERS)) == RESULTS["share_churned"]
+    assert round(sum(months.values()) / len(complete)) == RESULTS["mean_amount"]
+    assert round(max(months.values()) / 1000) == RESULTS["max_month"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -164,4 +220,5 @@ def test_solution_and_template_are_read_and_the_template_gives_nothing_away() ->
     code = [part.text for part in template.parts if part.kind == "code"]
 
     assert solution.language == template.language == "R"
-    assert not any("churned" in text or "summarise" in text for text in code)
+    assert not any("churned" in text or "duplicated" in text for text in code)
+    assert not any(REPORT.search(part.text) for part in template.parts)

@@ -1,20 +1,14 @@
-library(tidyverse)
-
-orders <- read_csv("orders.csv")
-n0 <- nrow(orders)
-orders <- orders %>% distinct(order_id, .keep_all = TRUE)
-n1 <- nrow(orders)
-orders <- orders %>% filter(!is.na(amount))
-cat(n0 - n1, "double,", n1 - nrow(orders), "without amount\n")
-
-rev <- orders %>%
-  filter(lubridate::year(order_date) == 2023) %>%
-  group_by(month = lubridate::month(order_date), region) %>%
-  summarise(revenue = sum(amount), .groups = "drop")
-ggplot(rev, aes(month, revenue, colour = region)) + geom_line() + labs(x = "Month of 2023", y = "Dollars")
-
-customers <- read_csv("customers.csv")
-joined <- left_join(customers, orders %>% group_by(customer_id) %>% summarise(last = max(order_date)))
-joined$churned <- joined$last < as.Date("2023-10-02")
-mean(joined$churned, na.rm = TRUE)
-aggregate(churned ~ member, joined, mean)
+source("report.R")
+orders <- read.csv("orders.csv")
+customers <- read.csv("customers.csv")
+n_doubled <- sum(duplicated(orders$order_id))
+n_incomplete <- sum(is.na(orders))
+clean <- na.omit(unique(orders))
+recent <- unique(clean$customer_id[clean$order_date >= "2023-10-03"])
+share_churned <- round(100 - 100 * length(recent) / nrow(customers))
+report(n_doubled)
+report(n_incomplete)
+report(share_churned)
+# n_doubled=37
+# n_incomplete=59
+# share_churned=31
