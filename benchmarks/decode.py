@@ -22,8 +22,8 @@ sequences happen to share a step.
 Neighbours that take the cores change it little, where the clock's figures swing by a factor of two; on a machine that
 others use it is the one to read. Where a GPU computes it says what the CPU does beside it.
 
-Two models: the demo's, of 1.1 million weights, of which llama.cpp computes a step of 8 in some milliseconds, so that
-what is done per token and per job weighs far more than with a real one; and one of 12 million random weights, whose
+Two models of random weights: one of a million, of which llama.cpp computes a step of 8 in some milliseconds, so that
+what is done per token and per job weighs far more than with a real one; and one of 12 million, whose
 steps take llama.cpp about as long as those of a 30B take an accelerator. MLX on a CPU gets the first one only, whose
 steps take it 30 ms already.
 

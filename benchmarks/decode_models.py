@@ -15,8 +15,10 @@ from examples.model.formats import NAME, Weights, write_folder, write_gguf
 from examples.model.shape import Shape
 from examples.model.tokens import SPECIALS
 
-DEMO = Path(__file__).parents[1] / "examples" / "model"
-LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 6, 384, 6, 2, 64, 1024
+TOKENIZER = Path(__file__).parents[1] / "examples" / "model" / NAME / "tokenizer.json"
+# Layers, hidden size, heads, KV heads, size of a head, feed-forward size.
+SMALL = (3, 128, 4, 2, 32, 256)
+MEDIUM = (6, 384, 6, 2, 64, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +33,22 @@ class Model:
 
 @contextmanager
 def models(seed: int, quick: bool) -> Iterator[list[Model]]:
-    """The demo model and, unless in a hurry, one of 12 million random weights, which is gone afterwards.
+    """One of about a million random weights and, unless in a hurry, one of 12 million; both are gone afterwards.
 
-    MLX is slow on CPUs: its steps of the demo model take 30 ms there already.
+    The demo model won't do: it says the end of its answer when it has answered. MLX is slow on CPUs: its steps of the
+    small model take 30 ms there already.
     """
-    demo = Model("1M", DEMO / f"{NAME}.gguf", DEMO / NAME, {"llamacpp": 256, "mlx": 32 if quick else 128})
-    if quick:
-        yield [demo]
-        return
     with TemporaryDirectory() as name:
-        yield [demo, _medium(Path(name), demo, seed)]
+        small = _made(Path(name), "1M", SMALL, seed, {"llamacpp": 256, "mlx": 32 if quick else 128})
+        yield [small] if quick else [small, _made(Path(name), "12M", MEDIUM, seed, {"llamacpp": 256})]
 
 
-def _medium(folder: Path, demo: Model, seed: int) -> Model:
-    tokenizer = Tokenizer.from_file(str(demo.folder / "tokenizer.json"))
+def _made(folder: Path, name: str, sizes: tuple[int, ...], seed: int, answer_tokens: dict[str, int]) -> Model:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
     vocabulary = tokenizer.get_vocab_size()
-    sizes = (vocabulary, LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD)
-    shape = Shape(*sizes, context=4096, rope_theta=10_000.0, rms_epsilon=1e-6, tied=False)
+    shape = Shape(vocabulary, *sizes, context=4096, rope_theta=10_000.0, rms_epsilon=1e-6, tied=False)
     weights = _random_weights(shape, _never_said(tokenizer), seed)
-    made = Model("12M", folder / "medium.gguf", folder / "medium", {"llamacpp": 256})
+    made = Model(name, folder / f"{name}.gguf", folder / name, answer_tokens)
     write_folder(made.folder, shape, tokenizer, weights)
     write_gguf(made.gguf, shape, tokenizer, weights, "Random weights")
     return made

@@ -1,5 +1,7 @@
 """Tiny random models, each written twice with the same weights: for llama.cpp as GGUF, for MLX and PyTorch as folders.
 
+And the demo model, which is trained, and lies in both forms in examples/model.
+
 All weights are float32. Greedy text is stable under rounding because only 30 tokens, the small letters and a few
 signs, have a row of their own in the output matrix: half of an answer's tokens are ahead of the next best by a third
 of the logits' standard deviation or more. What is said depends on the whole prompt and not on its last token alone,
@@ -27,8 +29,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 Array = NDArray[np.float32]
 Weights = dict[str, Array]
 
+DEMO = "kvasir-demo"
+_EXAMPLE = Path(__file__).parents[1] / "examples" / "model"
+DEMO_TOKENIZER = _EXAMPLE / DEMO / "tokenizer.json"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 2, 16, 96
-CONTEXT = 1024
+CONTEXT, DEMO_CONTEXT = 1024, 2048
 WINDOW = 16
 EXPERTS, EXPERTS_USED = 4, 2
 READ_BY_ROUTERS = 8  # the first features, which no layer writes to
@@ -74,8 +79,13 @@ KINDS = {
 }
 
 
+NAMES = (*KINDS, DEMO)
+
+
 def write(folder: Path, name: str, seed: int) -> None:
-    """Write the model into `folder`, one file or folder for each engine: see `weights_for`."""
+    """Write the model into `folder`, one file or folder for each engine: see `weights_for`. The demo model is there."""
+    if name == DEMO:
+        return
     kind = KINDS[name]
     weights = dict(_weights(kind, seed))
     for tensor, value in weights.items():
@@ -88,7 +98,15 @@ def write(folder: Path, name: str, seed: int) -> None:
 
 def weights_for(engine: str, folder: Path, name: str) -> Path:
     """What an engine is to load. MLX and PyTorch have folders of their own: they name a gpt-oss's experts otherwise."""
+    if name == DEMO:
+        dtype = {"llamacpp": ".gguf", "mlx": "?dtype=float32", "transformers": "?dtype=f32"}
+        return _EXAMPLE / f"{DEMO}{dtype[engine]}"
     return folder / (f"{name}.gguf" if engine == "llamacpp" else f"{name}-{engine}")
+
+
+def context_of(name: str) -> int:
+    """The context to load a model with, in tokens."""
+    return DEMO_CONTEXT if name == DEMO else CONTEXT
 
 
 def num_plain_tokens() -> int:

@@ -1,5 +1,7 @@
 """Prompts for the tiny models: random ids, chosen so that llama.cpp is never undecided about the answer.
 
+The demo model's are of held-out assignments, chosen likewise.
+
 llama.cpp's flash attention rounds keys and values to float16, whatever the cache holds, and rounds otherwise for a
 token that is evaluated alone than for one in a batch. On these models, where logits have a standard deviation of 4,
 its own cold and warm runs differ by 0.002 in a logit as a rule, and its cold run differs from PyTorch's by 0.02 (the
@@ -10,44 +12,65 @@ five times those 0.02. Then rounding decides nothing, and all 64 tokens have to 
 
 from __future__ import annotations
 
+import random
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from benchmarks import matrix_models
 from engines.llamacpp_http import LlamaServer
 from engines.llamacpp_start import start
 from engines.registry import EngineOptions
+from examples.model.assignments import make_class
+from examples.model.tokens import framed
+from examples.model.worlds import HELD_OUT
 
 LENGTHS = {"three windows": 3 * matrix_models.WINDOW + 2, "long": 333, "foreign": 333}
 ANSWERED = ("three windows", "long")
 ANSWER_TOKENS = 64
+FENCE = "0123456789ab"
 MARGIN = 0.1
 TRIES = 100
 
 Numbers = dict[str, int]  # which of a run's random prompts is taken for each of LENGTHS
 
 
-def prompt(name: str, seed: int, number: int) -> tuple[int, ...]:
-    """Random ids of text tokens; all children of a run draw the same."""
-    random = np.random.default_rng((seed, list(LENGTHS).index(name), number))
-    return tuple(random.integers(0, matrix_models.num_plain_tokens(), LENGTHS[name]).tolist())
+def prompt(model: str, name: str, seed: int, number: int) -> tuple[int, ...]:
+    """Random ids of text tokens; all children of a run draw the same. The demo model's are of its family."""
+    if model == matrix_models.DEMO:
+        return _class_prompt(f"{seed} {name} {number}")
+    source = np.random.default_rng((seed, list(LENGTHS).index(name), number))
+    return tuple(source.integers(0, matrix_models.num_plain_tokens(), LENGTHS[name]).tolist())
 
 
-def choose(weights: Path, seed: int) -> tuple[Numbers, float]:
+def _class_prompt(drawn_by: str) -> tuple[int, ...]:
+    made = make_class(HELD_OUT, random.Random(drawn_by).getrandbits(48), size=1, criteria=(5, 6))
+    before, own, _ = framed(*made.prompt("code", made.submissions[0], FENCE), "")
+    ids: list[int] = _tokenizer().encode(before + own, add_special_tokens=False).ids
+    return tuple(ids)
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(matrix_models.DEMO_TOKENIZER))
+
+
+def choose(model: str, weights: Path, seed: int) -> tuple[Numbers, float]:
     """The first prompts of sufficient margin, or else those of the widest; and the least margin among them."""
-    with closing(start(EngineOptions(str(weights), matrix_models.CONTEXT, slots=1, threads=1))) as backing:
-        found = {name: _first_clear(backing.server, name, seed) for name in ANSWERED}
+    with closing(start(EngineOptions(str(weights), matrix_models.context_of(model), slots=1, threads=1))) as backing:
+        found = {name: _first_clear(backing.server, model, name, seed) for name in ANSWERED}
     numbers = {name: number for name, (number, _) in found.items()}
     return numbers | dict.fromkeys(LENGTHS.keys() - numbers, 0), min(margin for _, margin in found.values())
 
 
-def _first_clear(server: LlamaServer, name: str, seed: int) -> tuple[int, float]:
+def _first_clear(server: LlamaServer, model: str, name: str, seed: int) -> tuple[int, float]:
     best = (0, 0.0)
     for number in range(TRIES):
-        margin = _margin(server, prompt(name, seed, number))
+        margin = _margin(server, prompt(model, name, seed, number))
         if margin > best[1]:
             best = (number, margin)
         if margin >= MARGIN:
