@@ -36,7 +36,8 @@ def main() -> int:
         print(f"demo: {problem}", file=sys.stderr)
     if not problems:
         print("\nAs expected: every submission has its grade or its reason. (kvasir grade itself returned 1, because")
-        print("one submission is broken on purpose.) The model's weights are random: these are not real grades.")
+        print("one submission is broken on purpose.) These are not real grades: the model knows this kind of toy")
+        print("assignment and nothing else.")
     return 1 if problems else 0
 
 

@@ -1,1 +1,1 @@
-"""A tiny random-weight model to try Kvasir with, and the script that makes it."""
+"""A tiny model to try Kvasir with, and how it was trained."""

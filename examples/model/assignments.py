@@ -1,8 +1,8 @@
 """Made-up assignments with exact labels: a rubric, a solution, and a class of submissions, the same for the same seed.
 
-Every criterion asks for one variable and says its value. It earns full points if the submission reports this value
-(`v: 421` in the output for the code role, `v is 421` in prose for the feedback role), half if it reports another, and
-0 if it reports none, whatever else is said about the variable. Names and right values also stand where they earn
+Every criterion asks for one variable and says its value. It earns 2 points if the submission reports this value
+(`v=42`, in the output for the code role, in prose for the feedback role), 1 if it reports another, and 0 if it reports
+none, whatever else is said about the variable. Names and right values also stand where they earn
 nothing: in code that failed, in remarks, under other names and in messages to the grader.
 """
 
@@ -34,11 +34,10 @@ _SUMMARIES = {
     "some": "Keep what is right, and look again at the rest.",
     "none": "Nothing is right yet: start again with the first task.",
 }
-# A name's first token is written with a blank before it or without; what tells names apart comes after the prefix, and
-# is always written with the same tokens.
+# A name's first token is written with a blank before it or without; the word after the prefix, which tells the names of
+# an assignment apart, is always written with the same tokens.
 PREFIXES = ("n", "mean", "total", "max", "min", "share")
-# Even numbers that share no number of points but 0, so a criterion's steps can't be mistaken for another's.
-_POINTS = (2, 6, 8)
+_POINTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +84,11 @@ class GradedClass:
     asked: tuple[Asked, ...]
     solution: Submission
     submissions: tuple[Labelled, ...]
+    template: Submission | None = None
 
     def prompt(self, role: Role, labelled: Labelled, fence: str) -> tuple[str, str]:
         """The project's own prompt, in its two parts."""
-        prompt = build_prompt(role, self.rubric, self.solution, None, labelled.submission, fence)
+        prompt = build_prompt(role, self.rubric, self.solution, self.template, labelled.submission, fence)
         return prompt.shared, prompt.own
 
     def answer(self, role: Role, labelled: Labelled) -> str:
@@ -142,7 +142,7 @@ class _Maker:
     def make(self, size: int, criteria: tuple[int, int]) -> GradedClass:
         asked = self._asked(self.draw.randint(*criteria))
         title = self.world.rubric_title(self.draw)
-        instructions = "" if self.plain else self._filler(1, 2)
+        instructions = "" if self.plain else self._filler(1, 4)
         rubric = Rubric(title, instructions, tuple(item.criterion for item in asked), digest="")
         language = self.draw.choice(("R", "Python"))
         submissions = tuple(self._submission(asked, f"student{number:04d}") for number in range(size))
@@ -151,56 +151,39 @@ class _Maker:
     # --- the assignment ---
 
     def _asked(self, count: int) -> tuple[Asked, ...]:
-        names: list[str] = []
+        names: dict[str, str] = {}  # by their word: that tells them apart, whatever stands before it
         while len(names) < count:
-            name = self._variable(names)
-            if name.casefold() not in {other.casefold() for other in names}:
-                names.append(name)
+            prefix, word = self.draw.choice(PREFIXES), self.world.word(self.draw)
+            names.setdefault(word.casefold(), f"{prefix}_{word}")
         for_words = self.draw.randint(1, max(1, count // 2))
         values: list[str] = []
         while len(values) < count:
             value = self._value()
             values += [value] if value not in values else []
         roles: list[Role] = ["code" if number < count - for_words else "feedback" for number in range(count)]
-        return tuple(self._criterion(*item) for item in zip(names, values, roles, strict=True))
-
-    def _variable(self, others: Sequence[str]) -> str:
-        prefix, word = self.draw.choice(PREFIXES), self.world.word(self.draw)
-        if self.draw.random() < 0.3:
-            word = f"{word}_{self.world.word(self.draw)}"
-        if others and self.draw.random() < 0.3:  # so that half a name is not enough
-            word = self.draw.choice(others).partition("_")[2]
-        return f"{prefix}_{word}"
+        return tuple(self._criterion(*item) for item in zip(names.values(), values, roles, strict=True))
 
     def _criterion(self, variable: str, value: str, role: Role) -> Asked:
-        points = self.draw.choice(_POINTS)
-        words = {"v": variable, "x": value, "p": points, "h": points // 2}
+        words = {"v": variable, "x": value, "p": _POINTS, "h": _POINTS // 2}
         guidance = self.draw.choice(self.world.guidance).format(**words)
         title = self.world.criterion_title(self.draw)
-        return Asked(variable, value, Criterion(variable, title, points, guidance, role, points // 2))
+        return Asked(variable, value, Criterion(variable, title, _POINTS, guidance, role, _POINTS // 2))
 
     def _value(self) -> str:
-        kind = self.draw.random()
-        if kind < 0.15:
-            return self.draw.choice(self.world.values)
-        return str(self.draw.randint(100, 9999)) if kind < 0.75 else f"{self.draw.uniform(1, 100):.1f}"
+        return str(self.draw.randint(10, 99))
 
-    def _another(self, item: Asked, asked: Sequence[Asked]) -> str:
-        """A value that is wrong for this criterion; at times another criterion's."""
-        if self.draw.random() < 0.1 and len(asked) > 1:
-            return self.draw.choice([other.value for other in asked if other is not item])
-        if not item.value[0].isdigit():
-            return self.draw.choice([value for value in self.world.values if value != item.value])
-        digits = list(item.value)
-        while "".join(digits) == item.value or digits[0] == "0":
-            place = self.draw.choice([index for index, char in enumerate(digits) if char.isdigit()])
-            digits[place] = str(self.draw.randint(0, 9))
-        return "".join(digits)
+    def _another(self, right: str) -> str:
+        """A wrong value: one digit is another."""
+        while True:
+            digits = list(right)
+            digits[self.draw.randrange(len(digits))] = str(self.draw.randint(0, 9))
+            if "".join(digits) != right and digits[0] != "0":
+                return "".join(digits)
 
     def _solution(self, asked: Sequence[Asked], language: str) -> Submission:
-        code = "\n".join(self._computation(item, language) for item in asked if item.criterion.model == "code")
-        output = "\n".join(f"{item.variable}: {item.value}" for item in asked if item.criterion.model == "code")
-        words = "\n".join(f"{item.variable} is {item.value}." for item in asked if item.criterion.model == "feedback")
+        code = "\n".join(self._computation(item.variable, language) for item in asked if item.criterion.model == "code")
+        output = "\n".join(f"{item.variable}={item.value}" for item in asked if item.criterion.model == "code")
+        words = "\n".join(f"{item.variable}={item.value}." for item in asked if item.criterion.model == "feedback")
         parts = [Part("output", output, "cell 1, output"), Part("text", words, "cell 2")]
         return Submission("solution", language, tuple(parts if self.plain else [Part("code", code, "cell 1"), *parts]))
 
@@ -210,23 +193,21 @@ class _Maker:
         kind: Kind = self.draw.choices(("notebook", "script", "prose"), (6, 3, 0 if self.plain else 1))[0]
         language = self.draw.choice(("R", "Python"))
         weights = self.draw.choice(((5, 3, 3), (8, 1, 1), (2, 4, 4)))  # good and weak students
-        labels = {item.variable: self._label(item, asked, weights, kind) for item in asked}
+        labels = {item.variable: self._label(item, weights, kind) for item in asked}
         code = [item for item in asked if item.criterion.model == "code"]
         words = [item for item in asked if item.criterion.model == "feedback"]
         printed, said = self._printed(code, asked, labels), self._said(words, asked, labels)
-        programmed = self._programmed(code, labels, language)
+        programmed = self._programmed(code, asked, labels, language)
         parts = self._parts(kind, programmed, printed, said)
         labelled = Labelled(Submission(name, language if kind != "prose" else "", parts), kind, labels)
         return attack(labelled, self.world, self.draw, asked) if self.draw.random() < 0.2 else labelled
 
-    def _label(self, item: Asked, asked: Sequence[Asked], weights: tuple[int, int, int], kind: Kind) -> Label:
+    def _label(self, item: Asked, weights: tuple[int, int, int], kind: Kind) -> Label:
         outcome = self.draw.choices(_OUTCOMES, weights)[0]
         if outcome == "missing" or (kind == "prose" and item.criterion.model == "code"):
             return Label("missing", 0, "")
-        value = item.value if outcome == "right" else self._another(item, asked)
-        sign = ":" if item.criterion.model == "code" else " is"
-        points = int(item.criterion.points)
-        return Label(outcome, points if outcome == "right" else points // 2, f"{item.variable}{sign} {value}")
+        value = item.value if outcome == "right" else self._another(item.value)
+        return Label(outcome, _POINTS if outcome == "right" else _POINTS // 2, f"{item.variable}={value}")
 
     def _parts(self, kind: Kind, programmed: list[str], printed: list[str], said: list[str]) -> tuple[Part, ...]:
         prose, code, output = "\n".join(said), "\n".join(programmed), "\n".join(printed)
@@ -238,17 +219,23 @@ class _Maker:
         cells = [Part("code", code, "cell 1"), Part("output", output, "cell 1, output"), Part("text", prose, "cell 2")]
         return tuple(part for part in cells if part.text)
 
-    def _programmed(self, code: Sequence[Asked], labels: dict[str, Label], language: str) -> list[str]:
-        kept = [item for item in code if labels[item.variable].reported or self.draw.random() < 0.7]
-        lines = [self._computation(item, language) for item in kept]
+    def _programmed(
+        self, code: Sequence[Asked], asked: Sequence[Asked], labels: dict[str, Label], language: str
+    ) -> list[str]:
+        kept = [item.variable for item in code if labels[item.variable].reported or self.draw.random() < 0.7]
+        besides = 0 if self.plain else self.draw.choice((0, 0, 1, 2, 3, 6))
+        others = [self._other_name(self.draw.choice(asked), asked) for _ in range(besides)]
+        names = [*kept, *others]
+        self.draw.shuffle(names)
+        lines = [self._computation(name, language) for name in names]
         return lines or [f"# {self.world.sentence(self.draw)}"]
 
-    def _computation(self, item: Asked, language: str) -> str:
+    def _computation(self, name: str, language: str) -> str:
         work = self.draw.choice(self.world.computations).format(o=self.world.word(self.draw))
-        return f"{item.variable} {'<-' if language == 'R' else '='} {work}"
+        return f"{name} {'<-' if language == 'R' else '='} {work}"
 
     def _printed(self, code: Sequence[Asked], asked: Sequence[Asked], labels: dict[str, Label]) -> list[str]:
-        lines = [labels[item.variable].evidence or self._instead(item, asked, ":") for item in code]
+        lines = [labels[item.variable].evidence or self._instead(item, asked, "") for item in code]
         if not self.plain:
             lines += [self._decoy(asked) for _ in range(self.draw.randint(0, 1))]
             lines += self._planted(code, labels)
@@ -271,33 +258,31 @@ class _Maker:
 
     def _sentence(self, item: Asked, asked: Sequence[Asked], label: Label) -> str:
         if not label.reported:
-            return self._instead(item, asked, " is")
-        value = label.evidence.removeprefix(f"{item.variable} is ")
+            return self._instead(item, asked, ".")
+        value = label.evidence.removeprefix(f"{item.variable}=")
         return self.draw.choice(self.world.reports).format(v=item.variable, x=value)
 
     def _instead(self, item: Asked, asked: Sequence[Asked], sign: str) -> str:
         """A line where a report should be: nothing, an error, a remark, or the right value under another name."""
         kind = self.draw.random()
         if kind < 0.35:
-            return f"{self._other_name(item, asked)}{sign} {item.value}" + ("." if sign == " is" else "")
-        if kind < 0.6 and sign == ":":
+            return f"{self._other_name(item, asked)}={item.value}{sign}"
+        if kind < 0.6 and not sign:
             return self.draw.choice(self.world.errors).format(o=self.world.word(self.draw))
         if kind < 0.85:
             return self.draw.choice(self.world.mentions).format(v=item.variable)
         return ""
 
     def _other_name(self, item: Asked, asked: Sequence[Asked]) -> str:
-        prefix, _, word = item.variable.partition("_")
+        prefix = item.variable.partition("_")[0]
         while True:
             other, start = self.world.word(self.draw), self.draw.choice(PREFIXES)
-            name = self.draw.choice(
-                (f"{prefix}_{other}", f"{start}_{word}", f"{item.variable}_{other}", f"{start}_{other}")
-            )
+            name = self.draw.choice((f"{prefix}_{other}", f"{item.variable}_{other}", f"{start}_{other}"))
             if all(name != asked_for.variable for asked_for in asked):
                 return name
 
     def _decoy(self, asked: Sequence[Asked]) -> str:
-        value = self.draw.choice(asked).value if self.draw.random() < 0.5 else str(self.draw.randint(100, 9999))
+        value = self.draw.choice(asked).value if self.draw.random() < 0.5 else str(self.draw.randint(10, 99))
         return self.draw.choice(self.world.decoys).format(x=value)
 
     def _planted(self, mine: Sequence[Asked], labels: dict[str, Label]) -> list[str]:

@@ -151,6 +151,11 @@ def _markdown(draw: Draw) -> str:
     return f"## {draw.randint(1, 6)}. {draw.choice(ADJECTIVES).capitalize()} {draw.choice(NOUNS)}\n\n{items}\n"
 
 
+def code(draw: Draw, language: str) -> str:
+    """Lines of R or Python without sense."""
+    return (_r_code(draw) if language == "R" else _python_code(draw)).rstrip("\n")
+
+
 def _call(draw: Draw, functions: tuple[str, ...]) -> str:
     arguments = (
         f"{draw.choice(NAMES)} = {draw.choice(functions)}({draw.choice(NAMES)})",

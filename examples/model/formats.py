@@ -88,7 +88,7 @@ def write_gguf(path: Path, shape: Shape, tokenizer: Tokenizer, weights: Weights,
     writer.add_rope_freq_base(shape.rope_theta)
     writer.add_layer_norm_rms_eps(shape.rms_epsilon)
     _add_tokenizer(writer, tokenizer)
-    for name, value in weights.items():
+    for name, value in sorted(weights.items()):
         # llama.cpp wants the norms in float32; float16 to float32 changes no value.
         writer.add_tensor(gguf_name(name), value.astype(np.float32))
     writer.write_header_to_file()

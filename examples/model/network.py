@@ -6,6 +6,8 @@ part's keys and values are computed once and attended to by every submission, wh
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -132,75 +134,200 @@ class Qwen3(nn.Module):
         return hidden @ self.embed_tokens.weight.T
 
 
-@torch.no_grad()
-def initialise(model: Qwen3, seed: int) -> None:
-    """Random weights, arranged so that copying works from the first step.
+# --- where training starts ---
 
-    Feature 0 is the same for all tokens; 1 to 64 say which token it is; layer 0 writes which token came one before
-    to 65 to 96, and two before to 97 to 128. Layers 1 and 2 each hold a head that looks for an earlier place with the
-    same two last tokens and copies what followed there (an induction head). The last layer holds one that takes the
-    current token out again, since tied embeddings would else repeat it. All of it is only where training starts.
+# Features of the residual stream: which token this is, which ones came one to three before, ...
+_TOKEN, _ONE, _TWO, _THREE = slice(1, 49), slice(49, 73), slice(73, 97), slice(97, 117)
+# ... the last two tokens of a criterion's name, which sign was last passed, whether this token is "=", ...
+_NAMED, _NAMED_BEFORE, _PLACE, _EQUALS = slice(117, 130), slice(130, 143), slice(143, 146), 146
+# ... and what comparing has found, here and a few tokens later.
+_FOUND, _FOUND_BEFORE = slice(147, 150), slice(150, 153)
+_IDENTITY = torch.eye(48)
+_SHARP_PAIRS = 7  # RoPE's pairs up to here turn so fast that they tell neighbours apart
+_PLACE_WEIGHTS = torch.tensor([0.0, 1.2, 0.0])  # what lies in the submission is looked at first
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Ids of the tokens that part a prompt, and of the one between a variable and its value."""
+
+    solution: int  # stands before each part of the solution
+    submission: int  # before each part of the submission
+    answer: int  # ends the prompt
+    equals: int
+
+
+@torch.no_grad()
+def initialise(model: Qwen3, seed: int, signs: Signs) -> None:
+    """Random weights, arranged so that every step of grading is there from the start, though roughly.
+
+    Layer 0 writes what came before each token and which sign was last passed. Layers 1 and 2 hold induction heads: they
+    look for an earlier place with the same three last tokens, in the submission first, and copy what followed there
+    (Olsson et al., In-context Learning and Induction Heads, 2022). A head of layer 1 fetches a criterion's name to
+    where its evidence begins; two of layer 2 look there whether the submission has that name with a value, and after a
+    value whether the solution has the same. Layer 3 takes the current token out again, since tied embeddings would else
+    repeat it, and fetches what was found to where points and feedback begin. What follows from it is left to training.
     """
     random = torch.Generator().manual_seed(seed)
     shape = model.shape
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
-            wide = 0.02 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.5 * shape.hidden**-0.5
+            wide = 0.004 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.5 * shape.hidden**-0.5
             weight.copy_(torch.randn(weight.shape, generator=random) * wide)
-    token, one, two = slice(1, 65), slice(65, 97), slice(97, 129)
-    embedding = model.embed_tokens.weight
-    embedding *= 0.02 / (0.5 * shape.hidden**-0.5)
-    embedding[:, token] = torch.randn(shape.vocabulary, 64, generator=random) * 0.5
-    embedding[:, 0] = 1.0
-    code = torch.randn(32, 64, generator=random) / 8
-    size = shape.head_dim
-    first = model.layers[0].self_attn
-    for head, offset, place in ((0, 1, one), (1, 2, two)):
-        _look_back(first, head, offset, shape)
-        first.o_proj.weight[place, head * size : (head + 1) * size] = code * 1.5
-    first.v_proj.weight[:size] = 0
-    first.v_proj.weight[:size, token] = torch.eye(64)
-    for number in (1, 2):
-        _induction(model.layers[number].self_attn, code, token, one, two, size)
-    last = model.layers[-1].self_attn
-    _look_back(last, 0, 0, shape)
-    last.v_proj.weight[:size] = 0
-    last.v_proj.weight[:size, token] = torch.eye(64)
-    last.o_proj.weight[token, :size] = -0.3 * torch.eye(64)
+    _embed(model.embed_tokens.weight, signs, random)
+    code = torch.randn(24, 48, generator=random) / 48**0.5
+    first, second, third, last = (layer.self_attn for layer in model.layers)
+    _look_around(first, code)
+    _induction(second, code)
+    _induction(third, code)
+    _fetch_name(second)
+    _compare(third)
+    _conclude(last)
     model.norm.weight.fill_(0.3)
 
 
-def _look_back(attention: Attention, head: int, offset: int, shape: Shape) -> None:
-    """Make a head attend to the token `offset` before: q turned back by as much as k lies behind."""
-    size, half = shape.head_dim, shape.head_dim // 2
-    pairs = torch.arange(7)
-    angles = -offset * shape.rope_theta ** (-2.0 * pairs / size)
-    q, k = torch.zeros(size), torch.zeros(size)
-    q[pairs], q[pairs + half], k[pairs] = angles.cos(), angles.sin(), 1.0
-    kv = head // (shape.heads // shape.kv_heads)
-    for projection, vector, start in ((attention.q_proj, q, head * size), (attention.k_proj, k, kv * size)):
-        projection.weight[start : start + size] *= 0.2
-        projection.weight[start : start + size, 0] = vector * 3
+def _embed(embedding: Tensor, signs: Signs, random: torch.Generator) -> None:
+    embedding *= 0.02
+    embedding[:, _TOKEN] = torch.randn(embedding.shape[0], 48, generator=random) * 0.6
+    embedding[:, 0] = 1.0
+    embedding[:, _PLACE.start : _EQUALS + 1] = 0.0
+    for number, sign in enumerate((signs.solution, signs.submission, signs.answer)):
+        embedding[sign, _PLACE.start + number] = 1.0
+    embedding[signs.equals, _EQUALS] = 1.0
+
+
+def _look_around(attention: Attention, code: Tensor) -> None:
+    """What came one, two and three tokens before; and, by head 3, the last sign: later ones outweigh earlier ones."""
+    size = attention.shape.head_dim
+    for head, offset in enumerate((1, 2, 3)):
+        _look_back(attention, head, offset)
+    for group in (0, 1):
+        _values(attention, group)[:48, _TOKEN] = _IDENTITY
+    attention.v_proj.weight[size + 48 : size + 51, _PLACE] = torch.eye(3)
+    for head, place in enumerate((_ONE, _TWO, _THREE)):
+        attention.o_proj.weight[place, head * size : head * size + 48] = code[: place.stop - place.start] * 0.5
+    k, q = _keys(attention, 1), _queries(attention, 3)
+    steady = size // 2 - 2
+    k[[steady, size - 1]] = 0.0
+    k[size - 1, _PLACE] = torch.tensor([1.5, 3.0, 5.0])
+    k[steady, 0] = 2.0
+    q *= 0.1
+    q[size - 1, 0] = 8.0
+    attention.o_proj.weight[_PLACE, 3 * size + 48 : 3 * size + 51] = 0.5 * torch.eye(3)
+    attention.q_norm.weight.fill_(2.8)
+    attention.k_norm.weight.fill_(2.2)
+
+
+def _induction(attention: Attention, code: Tensor) -> None:
+    """Key: the three tokens before. Query of both heads of the group: this token and two before. Value: the token."""
+    size = attention.shape.head_dim
+    near, middle, far = _content(size)
+    _keys_of_the_three_before(attention, 0)
+    _values(attention, 0)[:48, _TOKEN] = _IDENTITY
+    for head in (0, 1):
+        q = _queries(attention, head)
+        q *= 0.1
+        q[near, _TOKEN] += code[: len(near)] * 1.5
+        _match(q, middle, _ONE)
+        _match(q, far, _TWO)
+        q[size - 1, 0] = 1.5
+        attention.o_proj.weight[_TOKEN, head * size : head * size + 48] = 0.3 * _IDENTITY
+    attention.q_norm.weight.fill_(1.8)
+    attention.k_norm.weight.fill_(1.5)
+
+
+def _fetch_name(attention: Attention) -> None:
+    """To the end of `name": {"evidence":`, from the token after the name, what came one and two before that."""
+    size, width = attention.shape.head_dim, _NAMED.stop - _NAMED.start
+    _look_back(attention, 2, 3)
+    values = _values(attention, 1)
+    for number, (source, target) in enumerate(((_ONE, _NAMED), (_TWO, _NAMED_BEFORE))):
+        rows = slice(number * width, (number + 1) * width)
+        values[rows, source.start : source.start + width] = torch.eye(width)
+        attention.o_proj.weight[target, 2 * size + rows.start : 2 * size + rows.stop] = torch.eye(width)
+
+
+def _compare(attention: Attention) -> None:
+    """Head 2 looks for a criterion's name in the submission, head 3 for the three tokens just written anywhere."""
+    size = attention.shape.head_dim
+    near, middle, far = _content(size)
+    _keys_of_the_three_before(attention, 1)
+    name, written = _queries(attention, 2), _queries(attention, 3)
+    name *= 0.1
+    _match(name, near, _NAMED)
+    _match(name, middle, _NAMED_BEFORE)
+    name[size - 1, 0] = 1.5
+    written *= 0.1
+    for places, features in ((near, _ONE), (middle, _TWO), (far, _THREE)):
+        _match(written, places, features)
+    values = _values(attention, 1)
+    values[0, _EQUALS] = 1.0
+    values[1:4, _PLACE] = torch.eye(3)
+    out = attention.o_proj.weight[_FOUND, 2 * size :]
+    out[:, :4] = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    out[2, size : size + 4] = torch.tensor([0.0, 3.0, 0.0, 0.0])
+
+
+def _conclude(attention: Attention) -> None:
+    """Head 0 takes the current token out; heads 2 and 3 fetch what was found four and five tokens before."""
+    size = attention.shape.head_dim
+    for head, offset in ((0, 0), (2, 4), (3, 5)):
+        _look_back(attention, head, offset)
+    for group in (0, 1):
+        _values(attention, group)[:48, _TOKEN] = _IDENTITY
+    attention.v_proj.weight[size + 48 : size + 51, _FOUND] = torch.eye(3)
+    attention.o_proj.weight[_TOKEN, :48] = -0.3 * _IDENTITY
+    attention.o_proj.weight[_FOUND_BEFORE, 2 * size + 48 : 2 * size + 51] = torch.eye(3)
     attention.q_norm.weight.fill_(2.5)
     attention.k_norm.weight.fill_(2.0)
 
 
-def _induction(attention: Attention, code: Tensor, token: slice, one: slice, two: slice, size: int) -> None:
-    """Key: the two tokens before. Query of both heads of the group: this token and the one before. Value: the token."""
+def _look_back(attention: Attention, head: int, offset: int) -> None:
+    """Make a head attend to the token `offset` before: q turned back by as much as k lies behind."""
+    shape = attention.shape
+    size, half = shape.head_dim, shape.head_dim // 2
+    pairs = torch.arange(_SHARP_PAIRS)
+    angles = -offset * shape.rope_theta ** (-2.0 * pairs / size)
+    q, k = _queries(attention, head), _keys(attention, head // (shape.heads // shape.kv_heads))
+    q *= 0.1
+    q[pairs, 0], q[pairs + half, 0] = angles.cos() * 3, angles.sin() * 3
+    if k[0, 0] != 3:  # else it was done for the other head of the group
+        k *= 0.1
+        k[pairs, 0] = 3
+
+
+def _keys_of_the_three_before(attention: Attention, group: int) -> None:
+    k = _keys(attention, group)
+    k *= 0.1
+    for places, features in zip(_content(attention.shape.head_dim), (_ONE, _TWO, _THREE), strict=True):
+        _match(k, places, features)
+    k[-1, _PLACE] = _PLACE_WEIGHTS
+
+
+def _match(rows: Tensor, places: Tensor, features: slice) -> None:
+    """Put the first of these features into these places."""
+    width = min(len(places), features.stop - features.start)
+    rows[places[:width], torch.arange(features.start, features.start + width)] += 1.0
+
+
+def _content(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The places of a head in which tokens one, two and three before are matched; its last place is another's."""
     half = size // 2
-    places = torch.cat([torch.arange(CONTENT_PAIRS, half), torch.arange(half + CONTENT_PAIRS, size)])
-    near, far = places[:20], places[20:]
-    k, q = torch.zeros(size, attention.k_proj.weight.shape[1]), torch.zeros(size, attention.k_proj.weight.shape[1])
-    k[near, torch.arange(one.start, one.start + 20)] = 1.0
-    k[far, torch.arange(two.start, two.start + len(far))] = 1.0
-    q[near, token] = code[:20] * 1.5
-    q[far, torch.arange(one.start, one.start + len(far))] = 1.0
-    attention.k_proj.weight[:size] = attention.k_proj.weight[:size] * 0.1 + k
-    attention.v_proj.weight[:size] = 0
-    attention.v_proj.weight[:size, token] = torch.eye(64)
-    for head in (0, 1):
-        rows = slice(head * size, (head + 1) * size)
-        attention.q_proj.weight[rows] = attention.q_proj.weight[rows] * 0.1 + q
-        attention.o_proj.weight[token, rows] = 0.3 * torch.eye(64)
-    attention.q_norm.weight.fill_(1.8)
-    attention.k_norm.weight.fill_(1.4)
+    places = torch.cat([torch.arange(CONTENT_PAIRS, half - 1), torch.arange(half + CONTENT_PAIRS, size - 1)])
+    return places[:13], places[13:25], places[25:34]
+
+
+def _queries(attention: Attention, head: int) -> Tensor:
+    size = attention.shape.head_dim
+    return attention.q_proj.weight[head * size : (head + 1) * size]
+
+
+def _keys(attention: Attention, group: int) -> Tensor:
+    size = attention.shape.head_dim
+    return attention.k_proj.weight[group * size : (group + 1) * size]
+
+
+def _values(attention: Attention, group: int) -> Tensor:
+    """The rows of a group, emptied."""
+    size = attention.shape.head_dim
+    return attention.v_proj.weight[group * size : (group + 1) * size].zero_()

@@ -1,11 +1,11 @@
 """Train the demo model: `python -m examples.model.train --out DIR [--device cuda] [--resume]`.
 
-A curriculum of four lessons, each on training assignments made on the fly from the seed: two or three criteria in a
-shortened prompt, the same among filler, the project's whole prompt with few criteria, the whole prompt with all. The
-loss is on the answers only. It ends after `--steps` or `--minutes`, whichever is first, and the learning rate falls to
-zero towards it. The checkpoint in DIR is replaced every two minutes and at SIGTERM; `--resume` goes on from it. At the
-end DIR holds what `examples.model.export` reads: weights.npz, tokenizer.json and the loss curve. Needs PyTorch, NumPy
-and tokenizers.
+A curriculum of five lessons, each on training assignments made on the fly from the seed: two or three criteria in a
+shortened prompt, the same among filler, the project's whole prompt with few criteria, the whole prompt with all and
+with longer submissions, and that with names of any letters. The loss is on the answers only. It ends after `--steps` or
+`--minutes`, whichever is first, and the learning rate falls to zero towards it. The checkpoint in DIR is replaced every
+two minutes and at SIGTERM; `--resume` goes on from it. At the end DIR holds what `examples.model.export` reads:
+weights.npz, tokenizer.json and the loss curve. Needs PyTorch, NumPy and tokenizers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from examples.model.assignments import make_class
-from examples.model.network import Qwen3, initialise
+from examples.model.network import Qwen3, Signs, initialise
 from examples.model.shape import TRAINED
-from examples.model.tokens import framed, learn_bpe, training_texts
-from examples.model.worlds import HELD_OUT, TRAINING, World
+from examples.model.tokens import END, framed, learn_bpe, training_texts
+from examples.model.variety import vary
+from examples.model.worlds import HELD_OUT, TRAINING, WIDE_TRAINING, World
 from producers.rubric import Role
 
 SEED = 20260
@@ -49,13 +50,16 @@ class Lesson:
     whole: bool  # the project's whole prompt, or only rubric, solution and submission without fence
     plain: bool  # without filler
     share: float = 1.0  # of the batches; the rest are as in the lesson before
+    varied: bool = False  # as `variety` has it
+    world: World = TRAINING
 
 
 LESSONS = (
-    Lesson(800, (2, 3), whole=False, plain=True),
-    Lesson(1600, (2, 4), whole=False, plain=False),
-    Lesson(2400, (2, 4), whole=True, plain=False, share=0.6),
-    Lesson(1_000_000, (3, 6), whole=True, plain=False, share=0.85),
+    Lesson(300, (2, 3), whole=False, plain=True),
+    Lesson(600, (2, 4), whole=False, plain=False),
+    Lesson(900, (2, 4), whole=True, plain=False, share=0.6),
+    Lesson(1543, (3, 6), whole=True, plain=False, share=0.85, varied=True),
+    Lesson(1_000_000, (3, 6), whole=True, plain=False, share=0.85, varied=True, world=WIDE_TRAINING),
 )
 
 
@@ -87,9 +91,12 @@ class Plan:
 
 
 class Lessons(Dataset[Batch]):
-    """The batch of every step: the same for the same seed and step, wherever training was resumed."""
+    """The batch of every step, of its lesson's world unless another is given.
 
-    def __init__(self, tokenizer: Tokenizer, plan: Plan, world: World = TRAINING, first: int = 0) -> None:
+    The same for the same seed and step, wherever training was resumed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, plan: Plan, world: World | None = None, first: int = 0) -> None:
         self._tokenizer, self._plan, self._world, self._first = tokenizer, plan, world, first
 
     def __len__(self) -> int:
@@ -107,7 +114,9 @@ class Lessons(Dataset[Batch]):
         return self._collate([self._class(draw, lesson) for _ in range(self._plan.classes)])
 
     def _class(self, draw: random.Random, lesson: Lesson) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
-        made = make_class(self._world, draw.getrandbits(60), self._plan.each, lesson.criteria, lesson.plain)
+        world, seed = self._world or lesson.world, draw.getrandbits(60)
+        made = make_class(world, seed, self._plan.each, lesson.criteria, lesson.plain)
+        made = vary(made, draw) if lesson.varied else made
         role: Role = draw.choice(("code", "code", "feedback"))
         shared_ids: list[int] = []
         rows = []
@@ -116,7 +125,7 @@ class Lessons(Dataset[Batch]):
             shared, own = made.prompt(role, labelled, fence)
             if not lesson.whole:
                 shared = shared[shared.index("# Rubric") : shared.index("# Answer")]
-                own = own[own.index("Language") : own.rindex(f"=== {fence} end")].replace(f"=== {fence} ", "")
+                own = own[own.index("===") : own.rindex("===")].replace(f"{fence} ", "")
             parts = [self._ids(text) for text in framed(shared, own, made.answer(role, labelled))]
             shared_ids = parts[0]
             rows.append((parts[1], parts[2]))
@@ -141,6 +150,15 @@ class Lessons(Dataset[Batch]):
         return Batch(shared, lengths, own, targets)
 
 
+def signs(tokenizer: Tokenizer) -> Signs:
+    """What `initialise` needs to know of the vocabulary. Raises ValueError if a sign is no token of its own."""
+    ids = {token: tokenizer.token_to_id(token) for token in ("---", "===", END, "=")}
+    missing = [token for token, number in ids.items() if number is None]
+    if missing:
+        raise ValueError(f"the tokenizer has no token of its own for {' and '.join(missing)}; learn it from prompts")
+    return Signs(*ids.values())
+
+
 class Training:
     """A model, its optimiser and its place in the curriculum."""
 
@@ -152,7 +170,7 @@ class Training:
             learn_bpe(training_texts(plan.seed), TRAINED.vocabulary).save(str(path))
         self.tokenizer = Tokenizer.from_file(str(path))
         self.model = Qwen3(TRAINED)
-        initialise(self.model, plan.seed)
+        initialise(self.model, plan.seed, signs(self.tokenizer))
         self.model.to(plan.device)
         decayed = [weight for weight in self.model.parameters() if weight.ndim == 2]
         others = [weight for weight in self.model.parameters() if weight.ndim != 2]
@@ -230,7 +248,7 @@ class Training:
             "tokens_right": round(means[1].item(), 4),
             "answers_right": round(means[2].item(), 4),
         }
-        if self.step % 500 == 0:
+        if self.step % 250 == 0:
             row["held_out_answers_right"] = round(self.held_out(), 4)
         self.curve.append(row)
         print(json.dumps({**row, "seconds": round(time.monotonic() - started)}), flush=True)

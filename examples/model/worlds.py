@@ -7,8 +7,9 @@ can't learn it by heart. The held-out world is one harbour town and its orchards
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from examples.model import corpus
 
@@ -16,6 +17,7 @@ Draw = random.Random
 
 _ONSETS = corpus.words("b br c ch d dr f fl g gr h j k l m n p pl qu r s sh st t tr v w y z")
 _VOWELS = corpus.words("a e i o u ai ea ee ou")
+_ENDINGS = corpus.words("th sh ch ck ft ght rt nk lm st nd rd ll ss rch dge ng mp ct er el or ar on an et it us in")
 _CODAS = ("", "", "", *corpus.words("b d g k l m n p r s t x ck nd st"))
 
 
@@ -37,7 +39,6 @@ class World:
     attacks: tuple[str, ...]  # lines addressed to the grader
     errors: tuple[str, ...]  # what is printed where a value should be
     computations: tuple[str, ...]  # right-hand sides of assignments
-    values: tuple[str, ...]  # words that a variable may have as value
 
 
 def invented_word(draw: Draw) -> str:
@@ -45,6 +46,19 @@ def invented_word(draw: Draw) -> str:
     syllables = draw.choice((1, 2, 2))
     word = "".join(draw.choice(_ONSETS) + draw.choice(_VOWELS) for _ in range(syllables))
     return word + draw.choice(_CODAS)
+
+
+def _any_word(draw: Draw) -> str:
+    """As in training before, or with endings such as English has, or without sense or sound."""
+    kind = draw.random()
+    if kind < 0.3:
+        return _training_word(draw)
+    if kind < 0.45:
+        word = "".join(draw.choice(string.ascii_lowercase) for _ in range(draw.randint(2, 7)))
+    else:
+        syllables = draw.randint(1, 2)
+        word = "".join(draw.choice(part) for _ in range(syllables) for part in (_ONSETS, _VOWELS, ("", *_ENDINGS)))
+    return _any_word(draw) if word in HELD_OUT_WORDS else word
 
 
 def _training_word(draw: Draw) -> str:
@@ -65,19 +79,19 @@ TRAINING = World(
     rubric_title=_training_title,
     criterion_title=_training_title,
     guidance=(
-        "{p} points if {v} is {x}, {h} if it is anything else, 0 without it.",
-        "Expected: {v}: {x}. Another value earns {h}.",
-        "The right result is {v}: {x}; half of the points for a different one.",
+        "{p} points if {v}={x}, {h} if it is anything else, 0 without it.",
+        "Expected: {v}={x}. Another value earns {h}.",
+        "The right result is {v}={x}; half of the points for a different one.",
         "{v} must be {x}. Other values: {h} points. Not reported: 0.",
-        "Full points for {v} = {x}, otherwise {h}, and none if it is missing.",
-        "We found {v}: {x}. Give {h} for every other number.",
+        "Full points for {v}={x}, otherwise {h}, and none if it is missing.",
+        "We found {v}={x}. Give {h} for every other number.",
     ),
     reports=(
-        "{v} is {x}.",
-        "We see that {v} is {x}.",
-        "As computed above, {v} is {x}, as I expected.",
-        "So {v} is {x} here.",
-        "The result: {v} is {x}.",
+        "{v}={x}.",
+        "We see that {v}={x}.",
+        "As computed above, {v}={x}, as I expected.",
+        "So {v}={x} here.",
+        "The result: {v}={x}.",
     ),
     mentions=(
         "I could not compute {v}.",
@@ -98,8 +112,10 @@ TRAINING = World(
     ),
     errors=("Error: object '{o}' not found", "NameError: name '{o}' is not defined", "Error in {o}: no such column"),
     computations=("sum({o})", "mean({o})", "nrow({o})", "len({o})", "max({o}) - min({o})", "{o} * 2", "model({o})"),
-    values=corpus.words("North South Lakes March July Monday linear high low yes no red blue weekly rising"),
 )
+
+# The same with names of any letters: a name that was never seen must be copied as surely as others.
+WIDE_TRAINING = replace(TRAINING, word=lambda draw: _any_word(draw))
 
 HELD_OUT_WORDS = corpus.words(
     "harbour ferry tide cargo pilot anchor vessel dock lantern beacon orchard cider barrel harvest blossom herring "
@@ -135,14 +151,14 @@ HELD_OUT = World(
     rubric_title=_held_out_title,
     criterion_title=_held_out_title,
     guidance=(
-        "Correct when {v} is {x}. Somebody with another figure gets {h}, somebody with none gets 0.",
-        "Look for {v}: {x}, which earns {p}; a wrong figure is worth {h}.",
-        "Our own count gave {v}: {x}. Students who differ receive {h}.",
+        "Correct when {v}={x}. Somebody with another figure gets {h}, somebody with none gets 0.",
+        "Look for {v}={x}, which earns {p}; a wrong figure is worth {h}.",
+        "Our own count gave {v}={x}. Students who differ receive {h}.",
     ),
     reports=(
-        "It turns out that {v} is {x}.",
-        "Counting all boats, {v} is {x}.",
-        "{v} is {x}, which surprised my family.",
+        "It turns out that {v}={x}.",
+        "Counting all boats, {v}={x}.",
+        "{v}={x}, which surprised my family.",
     ),
     mentions=(
         "My computer refused to show {v}.",
@@ -159,5 +175,4 @@ HELD_OUT = World(
     ),
     errors=("could not find function for {o}", "KeyError: '{o}'"),
     computations=("median({o})", "length({o})", "sd({o}) / 10", "count({o})"),
-    values=corpus.words("East Harbourside April August Friday steep flat never green daily"),
 )

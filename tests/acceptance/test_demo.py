@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from examples.model.scores import kendall_tau
 from tests.support.homework import EXAMPLE, Demo, assert_each_once, journal
 
 pytestmark = pytest.mark.system  # minutes, not seconds
@@ -31,6 +32,17 @@ def test_every_submission_is_in_the_grades_with_points_or_the_expected_reason(de
     graded = [row for row in rows.values() if row["state"] == "graded"]
     assert len(graded) == len(rows) - len(expected["failed"]) - len(expected["empty"])
     assert all(0 <= float(row["points"]) <= float(row["max_points"]) for row in graded)
+
+
+def test_the_grades_rank_the_class_as_its_labels_do(demo: Demo) -> None:
+    labels = json.loads((EXAMPLE / "labels.json").read_text("utf-8"))["submissions"]
+
+    with (demo.out / "grades.csv").open(encoding="utf-8", newline="") as file:
+        given = {row["submission"]: float(row["points"]) for row in csv.DictReader(file) if row["points"]}
+    pairs = [(float(label["total"]), given[name]) for name, label in labels.items() if label["points"] is not None]
+
+    assert len(pairs) == len(given) == 15
+    assert kendall_tau(pairs) >= 0.8
 
 
 def test_the_report_says_that_these_are_no_real_grades(demo: Demo) -> None:

@@ -15,17 +15,14 @@ from infra.settings import load_settings
 from kvasir import connect
 from messages.jobs import JobResult, PrefillJob, Sampling
 from producers.client import Client
+from tests.support.homework import example_prompt
 from tests.support.processes import DEMO, Cluster, Worker
 from tests.support.waiting import wait_until
 
 # llama.cpp rounds a token's attention otherwise when it is evaluated alone than in a batch (to the third digit, with
-# an f16 cache). Random weights are often undecided to the third digit: of the prompts tried this one is never so, its
-# best two candidates for each of 48 tokens being 4% apart. Another model needs another prompt.
+# an f16 cache). Of what it was trained for the demo model is surer than that, of other prompts it often is not.
 GREEDY = Sampling(max_tokens=48, temperature=0)
-PROMPT = "".join(
-    f"Student {number} computes churn by region, and a churn rate of {number % 9 + 20} percent for members.\n"
-    for number in range(72)
-)
+PROMPT = example_prompt("code", "fairweatherada")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from examples.model import corpus
 from examples.model.assignments import PREFIXES, GradedClass, Labelled, attack, make_class
 from examples.model.evaluate import make_exam
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, handed_in, write_class
+from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, HELD_OUT_WORDS, TRAINING, World
 from producers.grading import check_evidence, parse_answer
 from producers.rubric import ROLES, load_rubric
@@ -66,8 +67,7 @@ def test_the_evidence_of_every_label_stands_in_its_submission_once_as_a_report(c
 def test_a_label_is_full_for_the_asked_value_half_for_another_and_0_without_report(classes: list[GradedClass]) -> None:
     for made, labelled in every(classes):
         for asked in made.asked:
-            sign = ":" if asked.criterion.model == "code" else " is"
-            reports = re.findall(rf"(?<!\w){asked.variable}{sign} ([\w.]*\w)", text_of(labelled))
+            reports = re.findall(rf"(?<!\w){asked.variable}=(\w+)", text_of(labelled))
             points = {True: asked.criterion.points, False: asked.criterion.points // 2}
             expected = points[reports[0] == asked.value] if reports else 0
             assert len(reports) <= 1
@@ -109,6 +109,22 @@ def test_a_message_to_the_grader_is_added_and_changes_neither_labels_nor_outputs
         assert kept[0] == kept[1]
 
 
+def test_varied_classes_report_what_their_labels_say_and_nothing_else(classes: list[GradedClass]) -> None:
+    for seed, plain in enumerate(classes):
+        for asked in plain.asked:
+            for labelled in vary(plain, random.Random(seed)).submissions:
+                found = re.findall(rf"(?<!\w){asked.variable}=\w+", text_of(labelled))
+                assert found == [label for label in [labelled.labels[asked.variable].evidence] if label]
+
+
+def test_varied_classes_are_longer_and_some_have_a_template(classes: list[GradedClass]) -> None:
+    varied = [vary(plain, random.Random(seed)) for seed, plain in enumerate(classes)]
+
+    lengths = [sum(len(text_of(labelled)) for _made, labelled in every(some)) for some in (classes, varied)]
+    assert lengths[1] > 1.2 * lengths[0]
+    assert {bool(made.template) for made in varied} == {True, False}
+
+
 # --- prompts, answers and files ---
 
 
@@ -142,9 +158,8 @@ def test_what_is_written_to_disk_is_read_back_as_the_same_class(tmp_path: Path, 
 # --- held out ---
 
 
-def test_held_out_and_training_share_no_sentence_template_and_no_word_of_a_value() -> None:
+def test_held_out_and_training_share_no_sentence_template() -> None:
     assert not templates(TRAINING) & templates(HELD_OUT)
-    assert not {value.lower() for value in TRAINING.values} & {value.lower() for value in HELD_OUT.values}
     assert not set(TRAINING.computations) & set(HELD_OUT.computations)
 
 

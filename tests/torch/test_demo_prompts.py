@@ -1,0 +1,78 @@
+"""The demo's own prompts, with the schema: the same answer from every engine, and through every pair of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from engines.registry import Engine, EngineOptions, open_engine
+from infra.settings import load_settings
+from kvasir.grading import open_assignment, request_from
+from messages.kv import Block, KVCache
+from producers.batch import Batch
+from producers.grade import Task
+from tests.support.homework import EXAMPLE
+
+pytestmark = [pytest.mark.torch, pytest.mark.system]
+
+MODEL = EXAMPLE.parent / "model"
+FOLDER = f"{MODEL / 'kvasir-demo'}?dtype="
+WEIGHTS = {"llamacpp": str(MODEL / "kvasir-demo.gguf"), "mlx": f"{FOLDER}float32", "transformers": f"{FOLDER}f32"}
+CONTEXT = 8192
+LONG_TOKENS = 3000  # of the student who printed everything: minutes on a CPU
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, Engine]]:
+    """Each with the same weights."""
+    opened = {
+        name: open_engine(name, EngineOptions(weights, context=CONTEXT, slots=1, threads=2))
+        for name, weights in WEIGHTS.items()
+    }
+    yield opened
+    for engine in opened.values():
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    """What `make demo` asks, of both roles."""
+    settings = load_settings(config=EXAMPLE.parent / "demo.toml", environ={})
+    names = ("submissions", "rubric.yaml", "solution.ipynb", "template.ipynb")
+    folder, rubric, solution, template = (EXAMPLE / name for name in names)
+    with Batch(tmp_path_factory.mktemp("class") / "out") as batch:
+        return list(open_assignment(batch, request_from(settings, folder, rubric, solution, template)).tasks)
+
+
+def tokens_of(engine: Engine, task: Task) -> tuple[int, ...]:
+    return engine.tokenize(task.prompt.shared, task.prompt.own, 0.0).ids
+
+
+def handed_over(sender: Engine, tokens: tuple[int, ...]) -> KVCache:
+    blocks: list[Block] = []
+    sender.prefill(tokens[:-1], lambda record: blocks.append(record) if isinstance(record, Block) else None)
+    assert sender.info.layout is not None
+    return KVCache(sender.info.layout, tuple(blocks))
+
+
+def test_every_engine_answers_every_prompt_of_the_demo_alike(engines: dict[str, Engine], tasks: list[Task]) -> None:
+    assert len(tasks) == 28
+    for task in tasks:
+        tokens = tokens_of(engines["llamacpp"], task)
+        if len(tokens) < LONG_TOKENS:
+            answers = {name: engine.decode(tokens, None, task.sampling).text for name, engine in engines.items()}
+            assert len(set(answers.values())) == 1, (task.item_id, answers)
+
+
+@pytest.mark.parametrize(("sender", "receiver"), product(WEIGHTS, WEIGHTS))
+def test_a_hand_over_changes_no_answer(
+    sender: str, receiver: str, engines: dict[str, Engine], tasks: list[Task]
+) -> None:
+    for task in tasks[:4]:
+        tokens = tokens_of(engines[sender], task)
+        cold = engines["llamacpp"].decode(tokens, None, task.sampling)
+        warm = engines[receiver].decode(tokens, handed_over(engines[sender], tokens), task.sampling)
+        assert warm.evaluated_tokens == 1
+        assert warm.text == cold.text
