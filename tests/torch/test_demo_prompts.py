@@ -66,7 +66,7 @@ def test_every_engine_answers_every_prompt_of_the_demo_alike(engines: dict[str, 
             assert len(set(answers.values())) == 1, (task.item_id, answers)
 
 
-@pytest.mark.parametrize(("sender", "receiver"), product(WEIGHTS, WEIGHTS))
+@pytest.mark.parametrize(("sender", "receiver"), list(product(WEIGHTS, WEIGHTS)))
 def test_a_hand_over_changes_no_answer(
     sender: str, receiver: str, engines: dict[str, Engine], tasks: list[Task]
 ) -> None:
