@@ -1,6 +1,6 @@
 """Training classes made more like what is handed in: longer code, more cells, a template, other languages.
 
-Labels stay: what is added reports no variable. For the training world only; exams stay as `make_class` makes them.
+Labels stay: what is added reports no variable, and is made of training words. Exams stay as `make_class` makes them.
 """
 
 from __future__ import annotations
