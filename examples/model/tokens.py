@@ -1,4 +1,4 @@
-"""Byte-level BPE with Qwen2's split, and the chat template: what both demo models' tokenizers have in common."""
+"""Byte-level BPE with Qwen2's split, and the chat template: the demo model's tokenizer, and what it learns from."""
 
 from __future__ import annotations
 
