@@ -20,7 +20,7 @@ from typing import Any
 import pika.channel  # type: ignore[import-untyped]
 from pika import spec
 
-from infra.broker import Consumer, Delivery
+from infra.broker import Consumer, Delivery, Message
 from infra.rabbitmq.channel import await_result, settle
 from infra.rabbitmq.connection import Backoff, Connection
 from infra.rabbitmq.delivery import Holder, RabbitDelivery
@@ -72,6 +72,7 @@ class Subscription(Holder):
         channel.basic_qos(prefetch_count=self._prefetch)
         # Always a fresh tag: a re-used one leaves messages stuck on quorum queues of older brokers.
         self._tag = f"kvasir-{uuid.uuid4().hex}"
+        self._connection.raw.reader.takers[channel.channel_number, self._tag.encode()] = self._taken
         consumer = self._consumer
         channel.basic_consume(
             consumer.queue,
@@ -88,7 +89,10 @@ class Subscription(Holder):
             self.stop()
 
     def _delivered(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
-        self._consumer.deliver(self.hold(self._consumer.queue, method, properties, body))
+        self._consumer.deliver(self.hold_raw(self._consumer.queue, method, properties, body))
+
+    def _taken(self, tag: int, message: Message, returns: int) -> None:
+        self._consumer.deliver(self.hold(self._consumer.queue, tag, message, returns))
 
     def _acked(self) -> None:
         if not self.flowing:
@@ -121,6 +125,8 @@ class Subscription(Holder):
     def _ended(self) -> None:
         self.flowing = False
         self.lose()
+        if self.raw is not None and self._connection.is_open:
+            self._connection.raw.reader.takers.pop((self.raw.channel_number, self._tag.encode()), None)
 
 
 class RabbitConsumer(Consumer):
@@ -182,6 +188,11 @@ class RabbitConsumer(Consumer):
         with self._changed:
             self._nudged = True
             self._changed.notify_all()
+
+    def widen(self, prefetch: int) -> None:
+        """See `Consumer`. A subscription's own prefetch can't be changed: a further one takes the difference."""
+        self._prefetch = prefetch
+        self._connection.submit(self.fill)
 
     def pause(self) -> list[Delivery]:
         """See `Consumer`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pika.channel  # type: ignore[import-untyped]
@@ -11,6 +11,7 @@ from pika import spec
 
 from infra.broker import Message
 from infra.rabbitmq.connection import Connection
+from infra.rabbitmq.frames import acks
 from infra.rabbitmq.properties import returns, to_message
 
 
@@ -45,16 +46,27 @@ class Holder:
         self._connection = connection
         self._on_acked = on_acked
         self._unacked: set[int] = set()  # any thread
-        self.held = 0  # (IO) deliveries whose ack has not been sent
+        self._acks: deque[int] = deque()  # any thread appends, the IO thread takes
+        self._woken = False
+        self._held: dict[int, None] = {}  # (IO) tags whose ack has not been sent, in order
         self.raw: pika.channel.Channel | None = None
         self.lost = False
 
-    def hold(self, queue: str, method: Any, properties: spec.BasicProperties, body: bytes) -> RabbitDelivery:
+    @property
+    def held(self) -> int:
+        """(IO) Deliveries whose ack has not been sent."""
+        return len(self._held)
+
+    def hold(self, queue: str, tag: int, message: Message, returns: int) -> RabbitDelivery:
         """A delivery that came on this channel."""
-        self._unacked.add(method.delivery_tag)
-        self.held += 1
+        self._unacked.add(tag)
+        self._held[tag] = None
+        return RabbitDelivery(queue, message, returns, self, tag)
+
+    def hold_raw(self, queue: str, method: Any, properties: spec.BasicProperties, body: bytes) -> RabbitDelivery:
+        """The same, as pika gives it."""
         count = returns(properties, method.redelivered)
-        return RabbitDelivery(queue, to_message(properties, body), count, self, method.delivery_tag)
+        return self.hold(queue, method.delivery_tag, to_message(properties, body), count)
 
     def ack(self, tag: int) -> bool:
         """Hand the ack to the IO thread, once; False if the channel is gone."""
@@ -64,13 +76,16 @@ class Holder:
             self._unacked.remove(tag)  # atomic: of two threads that ack the same delivery one comes through
         except KeyError:
             return not self.lost
-        self._connection.submit(partial(self._ack, tag))
+        self._acks.append(tag)
+        if not self._woken:
+            self._woken = True
+            self._connection.submit(self._send_acks)
         return True
 
     def lose(self) -> None:
         """The channel is gone, and with it the right to ack."""
         self.lost = True
-        self.held = 0
+        self._held.clear()
         self._unacked.clear()
 
     def close(self) -> None:
@@ -78,9 +93,12 @@ class Holder:
         if self.raw is not None and self.raw.is_open:
             self.raw.close()
 
-    def _ack(self, tag: int) -> None:
-        if self.raw is not None and self.raw.is_open:
-            self.raw.basic_ack(tag)
+    def _send_acks(self) -> None:
+        self._woken = False  # before the look: whoever appends after it wakes us again
+        tags = [self._acks.popleft() for _ in range(len(self._acks))]
+        if tags and self.raw is not None and self.raw.is_open:
+            self._connection.raw.emit(acks(self.raw.channel_number, tags, self._held))
             self._connection.acked()
-            self.held -= 1
+            for tag in tags:
+                self._held.pop(tag, None)
             self._on_acked()

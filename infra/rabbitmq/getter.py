@@ -79,7 +79,7 @@ class _GetChannel(Holder):
         channel.basic_get(self._queue, self._got)
 
     def _got(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
-        if not settle(self._future, self.hold(self._queue, method, properties, body)):
+        if not settle(self._future, self.hold_raw(self._queue, method, properties, body)):
             self.close()  # the caller gave up waiting: the broker takes it back
 
     def _empty(self, _frame: Any) -> None:

@@ -69,10 +69,15 @@ def is_brokers(name: str) -> bool:
     return name.startswith(_BROKERS_OWN)
 
 
+def is_ours(name: str) -> bool:
+    """Whether a header belongs to the message: ours, or the summary of its first death."""
+    return not is_brokers(name) or name in _DEATH_SUMMARY
+
+
 def _readable(headers: Mapping[Any, Any] | None) -> dict[str, Header]:
     found: dict[str, Header] = {}
     for name, value in (headers or {}).items():
-        if not isinstance(name, str) or (is_brokers(name) and name not in _DEATH_SUMMARY):
+        if not isinstance(name, str) or not is_ours(name):
             continue
         plain = _plain(value)
         if plain is not None:

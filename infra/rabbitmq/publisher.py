@@ -119,6 +119,7 @@ class Publisher:
 
     def _ready(self, channel: pika.channel.Channel, _answer: Any) -> None:
         self._channel = channel
+        self._connection.raw.reader.confirmers[channel.channel_number] = self._acked
         self._tell_if_ready()
         self._next_tag = 1
         self.drain()
@@ -154,10 +155,13 @@ class Publisher:
         return publication(channel.channel_number, to, message, tag, self._connection.raw.frame_max, bool(tag))
 
     def _confirmed(self, frame: Any) -> None:
-        """basic.ack or basic.nack, of one message or of all up to one."""
+        """basic.ack or basic.nack."""
         answer = frame.method
-        refused = isinstance(answer, spec.Basic.Nack)
-        for outgoing in self._take(answer.delivery_tag, answer.multiple):
+        self._acked(answer.delivery_tag, answer.multiple, refused=isinstance(answer, spec.Basic.Nack))
+
+    def _acked(self, tag: int, multiple: bool, refused: bool = False) -> None:
+        """Of one message or of all up to one."""
+        for outgoing in self._take(tag, multiple):
             if outgoing.returned:
                 self._fail(outgoing, _no_queue(outgoing))
             elif refused:
@@ -186,6 +190,8 @@ class Publisher:
     def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
         """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
         self._channel = None
+        if self._connection.is_open:
+            self._connection.raw.reader.confirmers.clear()
         again = [outgoing for outgoing in self._unconfirmed.values() if not self._is_refused(outgoing, reason)]
         self._unconfirmed.clear()
         self._backlog.extendleft(reversed(again))
