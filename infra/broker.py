@@ -84,6 +84,10 @@ class Consumer(ABC):
         """Let the `receive` that waits now, or the next one that would, return None at once. From any thread."""
 
     @abstractmethod
+    def widen(self, prefetch: int) -> None:
+        """From now on hold at most `prefetch` unacked deliveries, which must be more than before."""
+
+    @abstractmethod
     def pause(self) -> list[Delivery]:
         """Stop the flow; returns what had arrived and nobody received, for the caller to settle. Idempotent."""
 

@@ -86,6 +86,12 @@ class EmbeddedConsumer(Consumer):
             self._nudged = True
             self._arrived.notify_all()
 
+    def widen(self, prefetch: int) -> None:
+        """See `Consumer`."""
+        with self._arrived:
+            self._prefetch = prefetch
+            self._broker.server.dispatch(self.queue)
+
     def pause(self) -> list[Delivery]:
         """See `Consumer`."""
         with self._arrived:

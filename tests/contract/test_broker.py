@@ -221,6 +221,36 @@ def test_a_consumer_never_holds_more_than_its_prefetch(site: Site, broker: Broke
     assert consumer.receive(0.3) is None
 
 
+def test_a_consumer_that_is_widened_holds_more_and_gives_nothing_back(site: Site, broker: Broker) -> None:
+    publish(broker, site.work, 10)
+    consumer = broker.consume(site.work.key, prefetch=2)
+    held = receive(consumer, 2)
+
+    consumer.widen(6)
+
+    held += receive(consumer, 4)
+    assert consumer.receive(0.3) is None
+    assert broker.depth(site.work.key).ready == 4
+    for delivery in held:
+        delivery.ack()
+    rest = receive(consumer, 4)
+    assert [delivery.returns for delivery in held + rest] == [0] * 10
+    assert sorted(numbers(held + rest)) == sorted(f"job-{n}" for n in range(10))
+
+
+def test_acks_in_any_order_settle_what_was_acked_and_nothing_else(site: Site, broker: Broker) -> None:
+    publish(broker, site.work, 60)
+    client = site.client()
+    held = receive(client.consume(site.work.key, prefetch=60), 60)
+    acked = held[3:1:-1] + held[::5] + held[40:]
+    for delivery in acked:
+        assert delivery.ack()
+    client.close()
+
+    left = receive(broker.consume(site.work.key, prefetch=60), 60 - len(set(map(id, acked))))
+    assert sorted(numbers(left)) == sorted(set(numbers(held)) - set(numbers(acked)))
+
+
 def test_a_pause_hands_back_what_nobody_received_and_nothing_flows_until_resume(site: Site, broker: Broker) -> None:
     publish(broker, site.work, 5)
     consumer = broker.consume(site.work.key, prefetch=3)
