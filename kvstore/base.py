@@ -17,6 +17,8 @@ from messages.kv import Block, KVLayout, Window
 # A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
 TTL_S = 24 * 3600
 
+Run = tuple[str, int]  # job_id, run
+
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
@@ -99,10 +101,15 @@ class Board(ABC):
     def get_result(self, job_id: str, run: int) -> bytes | None:
         """The result stored for this run, or None."""
 
-    def take_up(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> tuple[bytes | None, bool]:
-        """`get_result`, and where there is none `claim`, in one round trip if the store can: result, and if claimed."""
-        body = self.get_result(job_id, run)
-        return (body, False) if body is not None else (None, self.claim(job_id, run, worker_id, ttl_s))
+    def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
+        """For each (job_id, run) its result, and whether we hold its claim; a claim only where there is no result.
+
+        In one round trip if the store can.
+        """
+        results = [self.get_result(*run) for run in runs]
+        return [
+            (body, body is None and self.claim(*run, worker_id, ttl_s)) for run, body in zip(runs, results, strict=True)
+        ]
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """`put_result` and then `release` for each (job_id, run, body), in one round trip if the store can."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from kvstore.base import TTL_S, Board
+from kvstore.base import TTL_S, Board, Run
 from messages.cards import WorkerCard
 from messages.errors import StoreUnavailable
 
@@ -62,10 +62,10 @@ class BestEffortBoard(Board):
         """A stored result, if there is one and the store can say so."""
         return self._try(lambda: self._board.get_result(job_id, run), None)
 
-    def take_up(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> tuple[bytes | None, bool]:
-        """A stored result, or the claim; no result and granted if nobody can say."""
+    def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
+        """Stored results, or claims; no result and granted if nobody can say."""
         nobody_can_say: tuple[bytes | None, bool] = (None, True)
-        return self._try(lambda: self._board.take_up(job_id, run, worker_id, ttl_s), nobody_can_say)
+        return self._try(lambda: self._board.take_up(worker_id, runs, ttl_s), [nobody_can_say] * len(runs))
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """Keep results, if possible; claims run out."""

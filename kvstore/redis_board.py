@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstore.base import TTL_S, Board
+from kvstore.base import TTL_S, Board, Run
 from kvstore.cards import readable_cards
 from kvstore.redis_client import TIMEOUT_S, errors_mapped, open_client, place
 from messages import codec
@@ -44,16 +44,22 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
+# Results and claims take turns, here and below. Of each pair: the result, or 1 if the claim is ours now, or 0.
 _TAKE_UP = """
-local result = redis.call('GET', KEYS[1])
-if result then return result end
-local owner = redis.call('GET', KEYS[2])
-if owner and owner ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-return 1
+local answers = {}
+for i = 1, #KEYS, 2 do
+  local answer = redis.call('GET', KEYS[i])
+  if not answer then
+    local owner = redis.call('GET', KEYS[i + 1])
+    answer = (owner and owner ~= ARGV[1]) and 0 or 1
+    if answer == 1 then redis.call('SET', KEYS[i + 1], ARGV[1], 'PX', ARGV[2]) end
+  end
+  answers[#answers + 1] = answer
+end
+return answers
 """
 
-# Results and claims take turns; a claim that is somebody else's by now is left alone.
+# A claim that is somebody else's by now is left alone.
 _FINISH = """
 for i, body in ipairs({unpack(ARGV, 3)}) do
   redis.call('SET', KEYS[2 * i - 1], body, 'PX', ARGV[2])
@@ -157,16 +163,16 @@ class RedisBoard(Board):
             body: Any = self._client.get(f"result:{job_id}:{run}")
         return None if body is None else bytes(body)
 
-    def take_up(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> tuple[bytes | None, bool]:
+    def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """See Board."""
-        keys = [f"result:{job_id}:{run}", f"claim:{job_id}:{run}"]
+        keys = _results_and_claims(runs)
         with errors_mapped(self._place):
-            answer: Any = self._take_up(keys, [worker_id, _milliseconds(ttl_s)])
-        return (bytes(answer), False) if isinstance(answer, bytes) else (None, bool(answer))
+            answers: Any = self._take_up(keys, [worker_id, _milliseconds(ttl_s)])
+        return [(answer, False) if isinstance(answer, bytes) else (None, bool(answer)) for answer in answers]
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """See Board."""
-        keys = [f"{what}:{job_id}:{run}" for job_id, run, _ in results for what in ("result", "claim")]
+        keys = _results_and_claims([(job_id, run) for job_id, run, _ in results])
         with errors_mapped(self._place):
             self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in results)])
 
@@ -215,6 +221,10 @@ class RedisBoard(Board):
     def close(self) -> None:
         """See Board."""
         self._client.close()
+
+
+def _results_and_claims(runs: Sequence[Run]) -> list[str]:
+    return [f"{what}:{job_id}:{run}" for job_id, run in runs for what in ("result", "claim")]
 
 
 def _milliseconds(ttl_s: float) -> int:

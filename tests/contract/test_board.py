@@ -165,12 +165,15 @@ def test_of_many_that_claim_at_once_one_wins(room: Room) -> None:
 
 
 def test_who_takes_a_job_up_gets_its_claim_or_its_result(room: Room) -> None:
-    assert room.board.take_up(room.token, 1, "worker-a", ttl_s=30) == (None, True)
-    assert room.board.take_up(room.token, 1, "worker-b", ttl_s=30) == (None, False)
+    first, second = (room.token, 1), (room.token, 2)
+    assert room.board.take_up("worker-a", [first], ttl_s=30) == [(None, True)]
+    assert room.board.take_up("worker-b", [first, second], ttl_s=30) == [(None, False), (None, True)]
+    assert room.board.take_up("worker-a", [first, second], ttl_s=30) == [(None, True), (None, False)]
 
     room.board.finish("worker-a", [(room.token, 1, b"body"), (f"{room.token}-2", 1, b"")])
 
-    assert room.board.take_up(room.token, 1, "worker-b", ttl_s=30) == (b"body", False)
+    assert room.board.take_up("worker-b", [first, second], ttl_s=30) == [(b"body", False), (None, True)]
+    assert room.board.take_up("worker-b", [], ttl_s=30) == []
     assert room.board.get_result(f"{room.token}-2", 1) == b""
     assert room.board.claim(room.token, 1, "worker-b", ttl_s=30), "its claim is free"
 

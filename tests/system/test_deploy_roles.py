@@ -182,7 +182,7 @@ def test_what_happens_rarely_is_allowed_too(deployed: Deployed) -> None:
     producer.cancel("batch")
     decode.finish("w", [("job", 1, b"body")])
 
-    assert decode.take_up("job", 1, "w", 60) == (b"body", False)
+    assert decode.take_up("w", [("job", 1)], 60) == [(b"body", False)]
     assert [board.is_cancelled("batch") for board in boards.values()] == [True] * len(boards)
     assert [board.reserved_bytes() for board in boards.values()] == [10] * len(boards)
     assert [board.cards() for board in boards.values()] == [[]] * len(boards)
