@@ -7,15 +7,16 @@ that can't be read raises InvalidMessage; no input makes it raise something else
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
+from array import array
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgpack
-import numpy as np
 
 from messages.cards import WorkerCard
 from messages.errors import InvalidMessage, NewerMessage
@@ -36,6 +37,8 @@ from messages.kv import KVLayout
 VERSION = 1
 OLDEST_READ = 1
 MAX_MESSAGE_BYTES = 12 * MIB  # below the 16 MiB that RabbitMQ 4 takes
+
+_U32 = "I" if array("I").itemsize == 4 else "L"
 
 _KINDS: dict[str, type] = {
     "prefill": PrefillJob,
@@ -118,14 +121,15 @@ def _writer(name: str, hint: Any) -> Callable[[Any], Any] | None:
     if any(kind in _NESTED for kind in (hint, *typing.get_args(hint))):
         return lambda value: None if value is None else _plain(value)
     if name == "tokens":
-        return lambda value: np.asarray(value, "<u4").tobytes() if value else b""
+        return _packed_ids
     return None
 
 
 @cache
-def _readers(cls: type) -> dict[str, Callable[[str, Any], Any] | None]:
-    """How each field is made from what msgpack gave; None: it is that. Found once: type hints are slow to read."""
-    return {name: _reader(name, hint) for name, hint in typing.get_type_hints(cls).items()}
+def _readers(cls: type) -> tuple[frozenset[str], list[tuple[str, Callable[[str, Any], Any]]]]:
+    """All fields, and how those are made that are not what msgpack gave. Found once: type hints are slow to read."""
+    hints = typing.get_type_hints(cls)
+    return frozenset(hints), [(name, reader) for name, hint in hints.items() if (reader := _reader(name, hint))]
 
 
 def _reader(name: str, hint: Any) -> Callable[[str, Any], Any] | None:
@@ -142,15 +146,12 @@ def _reader(name: str, hint: Any) -> Callable[[str, Any], Any] | None:
 def _build(cls: type, fields: Any) -> Any:
     if not isinstance(fields, dict):
         raise InvalidMessage(f"{cls.__name__} must be a map, not {type(fields).__name__}")
-    known = _readers(cls)
-    values: dict[str, Any] = {}
-    for name, value in fields.items():
-        if name not in known:
-            raise InvalidMessage(f"{cls.__name__} has no field {name!r:.60}")
-        reader = known[name]
-        values[name] = reader(name, value) if reader else value
+    known, readers = _readers(cls)
+    if not fields.keys() <= known:
+        raise InvalidMessage(f"{cls.__name__} has no field {min(fields.keys() - known, key=str)!r:.60}")
+    read = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
-        return cls(**values)
+        return cls(**{**fields, **read})
     except TypeError as error:  # a required field is missing, or a value has a type its check did not expect
         raise InvalidMessage(f"{cls.__name__}: {error}") from None
 
@@ -161,7 +162,17 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _packed_ids(ids: tuple[int, ...]) -> bytes:
+    packed = array(_U32, ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
 def _token_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, bytes) or len(value) % 4:
         raise InvalidMessage("tokens must be packed 32-bit integers")
-    return tuple(np.frombuffer(value, "<u4").tolist())
+    ids = array(_U32, value)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return tuple(ids)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -42,6 +43,8 @@ class Metrics:
         self._models: set[str] = set()
         self._taken_up_to: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
+        # Series are few, and finding one takes longer than counting there.
+        self._at = lru_cache(maxsize=None)(lambda metric, *labels: metric.labels(*labels))
         self._make_counters()
         self._make_histograms()
         self._handlers: dict[Step, Callable[[Moment, str], None]] = {
@@ -162,70 +165,70 @@ class Metrics:
     def _prefill_started(self, moment: Moment, model: str) -> None:
         waited_s = _number(moment.facts, "queue_s")
         self._note_taken(moment, model, waited_s)
-        self._queue_wait.labels(model, "prefill", _lane(moment)).observe(waited_s)
+        self._at(self._queue_wait, model, "prefill", _lane(moment)).observe(waited_s)
 
     def _kv_stored(self, moment: Moment, model: str) -> None:
         facts = moment.facts
-        self._prefill_seconds.labels(model).observe(_number(facts, "prefill_s"))
-        self._put_seconds.labels(model).observe(_number(facts, "put_s"))
-        self._put_bytes.labels(model).inc(_number(facts, "put_bytes"))
-        self._prefill_tokens.labels(model, "computed").inc(_number(facts, "computed_tokens"))
-        self._prefill_tokens.labels(model, "stored").inc(_number(facts, "restored_tokens"))
+        self._at(self._prefill_seconds, model).observe(_number(facts, "prefill_s"))
+        self._at(self._put_seconds, model).observe(_number(facts, "put_s"))
+        self._at(self._put_bytes, model).inc(_number(facts, "put_bytes"))
+        self._at(self._prefill_tokens, model, "computed").inc(_number(facts, "computed_tokens"))
+        self._at(self._prefill_tokens, model, "stored").inc(_number(facts, "restored_tokens"))
 
     def _decode_started(self, moment: Moment, model: str) -> None:
         self._note_taken(moment, model, _number(moment.facts, "queue_s"))
         waited_s = _number(moment.facts, "waited_s")
-        self._queue_wait.labels(model, "decode", _lane(moment)).observe(waited_s)
+        self._at(self._queue_wait, model, "decode", _lane(moment)).observe(waited_s)
 
     def _stolen(self, moment: Moment, model: str) -> None:
         """Where nobody was at home there is no waiting to compare with, and so no saving."""
         unserved = _number(moment.facts, "end_there_s") >= NEVER_S
-        self._steals.labels(model, "unserved" if unserved else "home_busy").inc()
-        self._steal_saved.labels(model).inc(0.0 if unserved else _number(moment.facts, "saving_s"))
+        self._at(self._steals, model, "unserved" if unserved else "home_busy").inc()
+        self._at(self._steal_saved, model).inc(0.0 if unserved else _number(moment.facts, "saving_s"))
 
     def _first_token(self, moment: Moment, model: str) -> None:
-        self._ttft.labels(model, _lane(moment)).observe(_number(moment.facts, "ttft_s"))
+        self._at(self._ttft, model, _lane(moment)).observe(_number(moment.facts, "ttft_s"))
 
     def _answered(self, moment: Moment, model: str) -> None:
         facts = moment.facts
         tokens, handed_over = _number(facts, "completion_tokens"), _number(facts, "handed_over_tokens")
-        self._decode_tokens.labels(model).inc(tokens)
-        self._decode_seconds.labels(model).observe(_number(facts, "decode_s"))
-        self._total.labels(model, _lane(moment)).observe(_number(facts, "total_s"))
-        self._prompt_tokens.labels(model, "handed_over").inc(handed_over)
-        self._prompt_tokens.labels(model, "evaluated").inc(_number(facts, "evaluated_tokens"))
+        self._at(self._decode_tokens, model).inc(tokens)
+        self._at(self._decode_seconds, model).observe(_number(facts, "decode_s"))
+        self._at(self._total, model, _lane(moment)).observe(_number(facts, "total_s"))
+        self._at(self._prompt_tokens, model, "handed_over").inc(handed_over)
+        self._at(self._prompt_tokens, model, "evaluated").inc(_number(facts, "evaluated_tokens"))
         short = 0 < _number(facts, "prompt_tokens") <= SHORT_PROMPT_TOKENS
-        self._hand_overs.labels(model, "kv" if handed_over else "short" if short else "none").inc()
+        self._at(self._hand_overs, model, "kv" if handed_over else "short" if short else "none").inc()
         if handed_over:
-            self._get_seconds.labels(model).observe(_number(facts, "get_s"))
-            self._get_bytes.labels(model).inc(_number(facts, "get_bytes"))
+            self._at(self._get_seconds, model).observe(_number(facts, "get_s"))
+            self._at(self._get_bytes, model).inc(_number(facts, "get_bytes"))
         if tokens > 1:
             after_first_s = _number(facts, "total_s") - _number(facts, "ttft_s")
-            self._tpot.labels(model).observe(max(0.0, after_first_s) / (tokens - 1))
+            self._at(self._tpot, model).observe(max(0.0, after_first_s) / (tokens - 1))
 
     def _ended(self, moment: Moment, model: str) -> None:
         state = _word(moment.facts, "state", STATES)
-        self._jobs.labels(model, _stage(moment), state).inc()
+        self._at(self._jobs, model, _stage(moment), state).inc()
         if state == "succeeded":
             _, _, question = str(moment.facts.get("item_id", "")).rpartition(".")
-            self._answers.labels(model, question if question in QUESTIONS else OTHER).inc()
+            self._at(self._answers, model, question if question in QUESTIONS else OTHER).inc()
 
     def _failed(self, moment: Moment, model: str) -> None:
         self._ended(moment, model)
-        self._dead_letters.labels(model, _stage(moment)).inc()
+        self._at(self._dead_letters, model, _stage(moment)).inc()
 
     def _note_taken(self, moment: Moment, model: str, age_s: float) -> None:
         key = (model, _stage(moment), _lane(moment))
         with self._lock:
             newest = max(self._clock() - age_s, self._taken_up_to.get(key, 0.0))
             self._taken_up_to[key] = newest
-        self._taken.labels(*key).set(newest)
+        self._at(self._taken, *key).set(newest)
 
 
 def _number(facts: Facts, name: str) -> float:
     """A fact that is a sane number; 0 for anything else, since a figure must never end an observer."""
     value = facts.get(name, 0.0)
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0.0
 
 
 def _word(facts: Facts, name: str, known: tuple[str, ...]) -> str:

@@ -76,7 +76,7 @@ def test_each_step_is_a_line_with_job_batch_model_and_stage(written: Read) -> No
         assert (line["batch"], line["model"]) == (job.batch_id, job.model)
         assert line["stage"] in ("prefill", "decode")
     seconds = {line["event"]: [name for name in line if name.endswith("_s")] for line in told}
-    for event in ("prefill_started", "kv_stored", "decode_started", "first_token", "answered", "replied"):
+    for event in ("prefill_started", "kv_stored", "decode_started", "answered", "replied"):
         assert seconds[event], event
 
 
