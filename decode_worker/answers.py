@@ -16,7 +16,7 @@ from infra.endings import Endings, Outgoing, replying
 from infra.envelope import Envelope
 from infra.fault_points import reached
 from infra.group import Group
-from infra.intake import HELD_IF_QUICK
+from infra.intake import HELD_IF_INSTANT
 from kvstore.base import Board, KVStore
 from messages.errors import BrokerUnavailable, StoreUnavailable
 from messages.jobs import DecodeJob, DecodeReport, JobResult
@@ -54,7 +54,7 @@ class Answers:
         self._worker_id = worker_id
         self._running = running
         self._see = see
-        self._group = Group("answers", self.settle, HELD_IF_QUICK)
+        self._group = Group("answers", self.settle, HELD_IF_INSTANT)
         self.add = self._group.add
         self.unfinished = self._group.unfinished
         self.finish = self._group.finish

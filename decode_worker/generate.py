@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import cast
 
 from decode_worker.fetching import AheadFetch, fetch, stored_refs, why_foreign
 from engines.base import Answer, DecodeEngine, DecodesText
@@ -126,8 +128,8 @@ class Generation:
         """The engine's answer. A job that no prefill worker tokenized travels as text, and is tokenized here."""
         job = self._job.job
         sampling = replace(job.sampling, seed=(job.sampling.seed + number) % 2**32, answers=1)
-        if isinstance(self._engine, DecodesText):
-            return self._engine.decode_text(job.shared + job.own, sampling, on_text, self._stop)
+        if _decodes_text(type(self._engine)):
+            return cast(DecodesText, self._engine).decode_text(job.shared + job.own, sampling, on_text, self._stop)
         tokens = job.tokens or self._engine.tokenize(job.shared, job.own, job.submitted_at).ids
         return self._engine.decode(tokens, cache, sampling, on_text, self._stop)
 
@@ -152,6 +154,12 @@ class Generation:
 
     def _since_submission(self) -> float:
         return self._job.job.waited_s(self._board.now())
+
+
+@cache
+def _decodes_text(kind: type) -> bool:
+    """`isinstance` asks the same of each engine, with every job anew and not quickly."""
+    return issubclass(kind, DecodesText)
 
 
 class _Stream:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
 from decode_worker.fetching import AheadFetch
 from decode_worker.residency import Loaded
-from decode_worker.slots import Seat
 from infra.broker import Delivery
 from messages.jobs import DecodeJob
 
@@ -19,10 +19,9 @@ Why = Literal["", "cancelled", "expired", "leaving"]
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a job is decoded with: its model, its place, and its KV cache if that was fetched ahead."""
+    """What a job is decoded with: its model, and its KV cache if that was fetched ahead."""
 
     loaded: Loaded
-    seat: Seat
     ahead: AheadFetch | None = None
 
 
@@ -40,10 +39,9 @@ class Running:
     stop: threading.Event = field(default_factory=threading.Event)
     why: Why = ""
 
-    def leave_slot(self) -> None:
-        """Its answer is complete: the next job may begin while this one is settled."""
+    def answered(self) -> None:
+        """Its answer is complete: what follows takes no slot."""
         self.ends_at = math.inf
-        self.means.seat.leave()
 
     def end(self, why: Why) -> None:
         """Stop it; the first reason counts."""
@@ -57,6 +55,7 @@ class RunningJobs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[tuple[str, int], Running] = {}
+        self._models: Counter[str] = Counter()
 
     def start(self, job: DecodeJob, held: list[Delivery], means: Means, expected_s: float) -> Running | None:
         """A new entry, or None if the job runs already: its entry then holds these deliveries too."""
@@ -69,12 +68,14 @@ class RunningJobs:
             ends_at = time.monotonic() + expected_s
             running = Running(key, job.job.batch_id, job.job.model, job.job.deadline, held, means, ends_at)
             self._jobs[key] = running
+            self._models[running.model] += 1
             return running
 
     def end(self, running: Running, settled: bool) -> None:
         """Take it out. If it was `settled`, what was adopted since then is acked; if not, all is left to the broker."""
         with self._lock:
-            self._jobs.pop(running.key, None)
+            if self._jobs.pop(running.key, None):
+                self._models[running.model] -= 1
             late = list(running.held) if settled else []
         for delivery in late:
             delivery.ack()
@@ -91,4 +92,5 @@ class RunningJobs:
 
     def foreign(self, model: str) -> bool:
         """Whether a job of another model runs."""
-        return any(running.model != model for running in self.all())
+        with self._lock:
+            return any(count for other, count in self._models.items() if other != model)

@@ -22,7 +22,7 @@ from decode_worker.slots import Slots
 from decode_worker.stealing import leave_to_faster
 from decode_worker.thief import Thief
 from infra.broker import Broker, Delivery
-from infra.intake import HELD_IF_QUICK, QUICK_S, Intake
+from infra.intake import Intake, held_if, in_one_go
 from infra.topology import model_of
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
@@ -109,8 +109,9 @@ class Supply(Intake):
         self._hand_back = hand_back
         self._model = model
         self._flows = True
-        self._quick = False  # so the flow brings many at once
+        self._held = 1  # how many quick jobs the flow brings at once; 1: they are not quick
         self._full_since = 0.0  # 0: a slot was free at the last look
+        self._width = slots.count  # how many deliveries of the flow may be unacked
         self._room = slots.count  # how many more the flow may bring; of long jobs, at least
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
@@ -122,6 +123,12 @@ class Supply(Intake):
         """The next job for a free slot, none of which is urgent."""
         self._full_since = 0.0
         return self._take_ahead() or self._home(timeout_s) or self._thief.steal()
+
+    def along(self, first: Delivery) -> list[Delivery]:
+        """See Intake."""
+        if self._held == 1 or not self._flows or first.queue != self.bulk:
+            return []
+        return in_one_go(self.consumer, self._outlook.service_s(self._model))
 
     def full(self) -> None:
         """No slot is free: let nothing flow that would only lie here; fetch the next job's KV cache in time."""
@@ -151,14 +158,15 @@ class Supply(Intake):
     def _are_short(self) -> bool:
         return self._outlook.service_s(self._model) < LONG_S and not self._running.foreign(self._model)
 
-    def _are_quick(self) -> bool:
-        limit_s = 2 * QUICK_S if self._quick else QUICK_S  # or it would change with every job
-        return self._outlook.service_s(self._model) < limit_s and not self._running.foreign(self._model)
+    def _held_if_quick(self) -> int:
+        if self._running.foreign(self._model):
+            return 1
+        return held_if(self._outlook.service_s(self._model), self._held)
 
     def _holds_too_long(self) -> bool:
         now = time.monotonic()
         self._full_since = self._full_since or now
-        return self._quick and self._flows and now - self._full_since > _FULL_S
+        return self._held > 1 and self._flows and now - self._full_since > _FULL_S
 
     # The worker's own model
 
@@ -182,10 +190,7 @@ class Supply(Intake):
         if self._slots.free > self._room and not self._are_short():
             self._stop_flow()  # it does not know of a slot that is free again
             return self._pulled()
-        if self._are_quick() != self._quick:
-            self._quick = not self._quick
-            self._stop_flow()
-            self._start_flow()
+        self._take_in(self._held_if_quick())
         delivery = self.consumer.receive(timeout_s)
         self._room -= bool(delivery)
         if delivery and self._tail.leaves(in_hand=1):
@@ -194,10 +199,23 @@ class Supply(Intake):
             return None
         return delivery
 
+    def _take_in(self, wanted: int) -> None:
+        """Hold so many quick jobs at once from now on."""
+        if wanted == self._held:
+            return
+        narrower, self._held = wanted < self._held, wanted
+        if narrower:
+            self._stop_flow()
+            self._start_flow()
+        elif wanted > self._width:
+            self._room += wanted - self._width
+            self._width = wanted
+            self.consumer.widen(wanted)
+
     def _start_flow(self) -> None:
-        self._room = self._slots.count if self._are_short() else max(1, self._slots.free)
-        self._room = HELD_IF_QUICK if self._quick else self._room
-        self.consumer = self.broker.consume(self.bulk, self._room)
+        width = self._slots.count if self._are_short() else max(1, self._slots.free)
+        self._width = self._room = max(width, self._held)
+        self.consumer = self.broker.consume(self.bulk, self._width)
         self._flows = True
 
     def _stop_flow(self) -> None:

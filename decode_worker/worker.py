@@ -7,8 +7,10 @@ decoded again; it is confirmed before the delivery is acked; and only then are t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 from decode_worker.answers import Answered, Answers
@@ -30,9 +32,10 @@ from infra.endings import Endings
 from infra.envelope import Envelope, open_envelope, read_job
 from infra.fault_points import reached
 from infra.hours import Hours
+from infra.intake import PATIENCE_S
 from infra.station import Station, must_run_alone
 from infra.topology import model_of, work_queue
-from kvstore.base import Board, KVStore
+from kvstore.base import Board, KVStore, Run
 from kvstore.best_effort import BestEffortBoard
 from kvstore.heartbeat import CLAIM_TTL_S, Heartbeat, new_worker_id
 from kvstore.takes import taking
@@ -56,6 +59,30 @@ log = logging.getLogger(__name__)
 # A prompt this short is prefilled here sooner than it is sent back and fetched again.
 LOCAL_PREFILL_TOKENS = 256
 MAX_HAND_OVERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A delivery that was read, and is to be decoded now."""
+
+    held: list[Delivery]
+    envelope: Envelope
+    job: DecodeJob
+
+    @property
+    def key(self) -> Run:
+        """What claims and results go by."""
+        return self.job.job.job_id, self.job.job.run
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that is ours to decode: `claimed`, unless another worker is on it."""
+
+    job: DecodeJob
+    envelope: Envelope
+    running: Running
+    claimed: bool
 
 
 class DecodeWorker:
@@ -106,7 +133,7 @@ class DecodeWorker:
 
     def run(self) -> None:
         """Serve until stopped."""
-        heartbeat = Heartbeat(self._board, self.card, lambda: [running.key for running in self._running.all()])
+        heartbeat = Heartbeat(self._board, self.card, self._renew_claims)
         try:
             self._station.run(self)
         finally:
@@ -131,36 +158,79 @@ class DecodeWorker:
         self._supply = Supply(self._broker, self._model, *parts, self._kv, hand_back)
         return self._supply
 
-    def _handle(self, delivery: Delivery, ahead: AheadFetch | None, seat: Seat) -> None:
-        """One delivery, from arrival to ack, in a slot's thread."""
-        envelope = open_envelope(delivery, "decode", model_of(delivery.queue))
-        self._endings.received(delivery, envelope)
-        held = [delivery]
+    def _handle(self, deliveries: list[Delivery], ahead: AheadFetch | None, seat: Seat) -> None:
+        """Deliveries of one model, from arrival to answers on their way out, one after the other in a slot's thread."""
         try:
-            with (
-                taking(self._board, "decode", envelope.job_id, envelope.run, envelope.returns) as fallen,
-                self._residency.job(envelope.model) as loaded,
-            ):
-                self._serve(delivery, held, envelope, Means(loaded, seat, ahead), fallen)
-        except NotResident:  # evicted between its get and now
-            self._endings.hand_back(held, envelope, begun=False)
+            with ExitStack() as until_done:
+                loaded = until_done.enter_context(self._residency.job(model_of(deliveries[0].queue)))
+                taken = [one for delivery in deliveries if (one := self._open(delivery, until_done))]
+                answers = self._answer(self._start(taken, Means(loaded, ahead)))
+        except NotResident:  # evicted between their get and now
+            return self._endings.hand_back_all(deliveries, "decode")
+        seat.leave()
+        if answers:
+            self._answers.add(*answers)
+
+    @contextmanager
+    def _ending(self, held: list[Delivery], envelope: Envelope) -> Iterator[None]:
+        """Whatever goes wrong with a job ends its deliveries."""
+        try:
+            yield
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
             log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
         except Exception as error:  # noqa: BLE001  sorted out there
             self._end_failed(held, envelope, error)
 
-    def _serve(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, means: Means, fallen: int) -> None:
-        reached("decode.taken", envelope.job_id)
-        job = read_job(delivery, DecodeJob)
-        if self._settled_early(job, delivery, held, envelope, fallen):
-            return
-        stored, claimed = self._take_up(job)
-        if stored:
-            self._endings.reply(held, envelope, stored)
-            return self._answers.delete_own_blocks([job])
-        running = self._running.start(job, held, means, self._pace.expected_s(job))
-        if running:
-            self._run(job, running, envelope, claimed)
+    def _open(self, delivery: Delivery, until_done: ExitStack) -> Taken | None:
+        """Read and check a delivery; None if it has been settled."""
+        envelope = open_envelope(delivery, "decode", model_of(delivery.queue))
+        self._endings.received(delivery, envelope)
+        held = [delivery]
+        with self._ending(held, envelope):
+            fallen = self._note_take(envelope, until_done) if envelope.returns else 0
+            reached("decode.taken", envelope.job_id)
+            job = read_job(delivery, DecodeJob)
+            if not self._settled_early(job, delivery, held, envelope, fallen):
+                return Taken(held, envelope, job)
+        return None
+
+    def _note_take(self, envelope: Envelope, until_done: ExitStack) -> int:
+        """Say that we have a job in hand that came back; how many workers have fallen with it, at most."""
+        take = taking(self._board, "decode", envelope.job_id, envelope.run, envelope.returns)
+        return until_done.enter_context(take)
+
+    def _start(self, taken: list[Taken], means: Means) -> list[Started]:
+        """Those of them that are ours to decode. The others are answered, or run already."""
+        started = []
+        for one, (body, claimed) in zip(taken, self._take_up(taken), strict=True):
+            with self._ending(one.held, one.envelope):
+                if body and (stored := _readable(body)):
+                    self._endings.reply(one.held, one.envelope, stored)
+                    self._answers.delete_own_blocks([one.job])
+                elif running := self._running.start(one.job, one.held, means, self._pace.expected_s(one.job)):
+                    started.append(Started(one.job, one.envelope, running, claimed or bool(body)))
+        return started
+
+    def _renew_claims(self) -> None:
+        """All in one round trip; those that have their results need no claim any more."""
+        self._board.take_up(self.worker_id, [running.key for running in self._running.all()], CLAIM_TTL_S)
+
+    def _take_up(self, taken: list[Taken]) -> list[tuple[bytes | None, bool]]:
+        """For each the stored result of an earlier delivery, and whether we hold the claim to decode it."""
+        if not taken:
+            return []
+        return self._board.take_up(self.worker_id, [one.key for one in taken], CLAIM_TTL_S)
+
+    def _answer(self, jobs: list[Started]) -> list[Answered]:
+        """Decode them, one after the other; those behind a slow one go back."""
+        began = time.monotonic()
+        answers = []
+        for number, one in enumerate(jobs):
+            if self._aborting or (number and time.monotonic() - began > PATIENCE_S):
+                one.running.end("leaving")
+            with self._ending(one.running.held, one.envelope):
+                answers += self._run(one)
+        return answers
 
     def _settled_early(
         self, job: DecodeJob, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int
@@ -178,48 +248,37 @@ class DecodeWorker:
         self._answers.delete_own_blocks([job])
         return True
 
-    def _take_up(self, job: DecodeJob) -> tuple[JobResult | None, bool]:
-        """The stored result of an earlier delivery; or none, and whether we hold the claim to decode it."""
-        key = (job.job.job_id, job.job.run)
-        body, claimed = self._board.take_up(*key, self.worker_id, CLAIM_TTL_S)
+    def _run(self, one: Started) -> list[Answered]:
+        """Its answer, to be sent; none when all deliveries of the job are settled. Raises only if they are not."""
+        answers, settled = [], False
         try:
-            return (codec.decode(body, JobResult) if body else None), claimed
-        except (InvalidMessage, NewerMessage):
-            return None, self._board.claim(*key, self.worker_id, CLAIM_TTL_S)
-
-    def _run(self, job: DecodeJob, running: Running, envelope: Envelope, claimed: bool) -> None:
-        if self._aborting:
-            running.end("leaving")
-        answered, settled = None, False
-        try:
-            answered = self._attempt(job, running, envelope, claimed)
+            answers = self._attempt(one)
             settled = True
         finally:
-            if not answered:
-                self._running.end(running, settled)
-                self._board.release(*running.key, self.worker_id)
-        if answered:
-            self._answers.add(answered)
+            if not answers:
+                self._running.end(one.running, settled)
+                self._board.release(*one.running.key, self.worker_id)
+        return answers
 
-    def _attempt(self, job: DecodeJob, running: Running, envelope: Envelope, claimed: bool) -> Answered | None:
-        """An answer to be sent; None when all deliveries of the job are settled. Raises only if they are not."""
+    def _attempt(self, one: Started) -> list[Answered]:
+        job, envelope, held = one.job, one.envelope, one.running.held
         try:
-            if claimed:
+            if one.claimed:
                 reached("decode.claimed", envelope.job_id)
-                return self._decode(job, running, envelope)
-            self._endings.defer(running.held, envelope)
+                return self._decode(job, one.running, envelope)
+            self._endings.defer(held, envelope)
         except Cancelled:
-            self._end_stopped(job, running, envelope)
+            self._end_stopped(job, one.running, envelope)
         except BrokerUnavailable:
             raise
         except Exception as error:  # noqa: BLE001  sorted out there
-            self._end_failed(running.held, envelope, error)
+            self._end_failed(held, envelope, error)
             if not isinstance(error, Retry):  # nobody will need them again
                 self._answers.delete_own_blocks([job])
-        return None
+        return []
 
-    def _decode(self, job: DecodeJob, running: Running, envelope: Envelope) -> Answered | None:
-        """Load and generate; None if the job went back to prefill."""
+    def _decode(self, job: DecodeJob, running: Running, envelope: Envelope) -> list[Answered]:
+        """Load and generate; none if the job went back to prefill."""
         engine, why_no_kv = running.means.loaded.engine, running.means.loaded.why_no_kv
         ahead = running.means.ahead
         generation = Generation(engine, self._kv, self._broker, self._board, job, running.stop, self._see, ahead)
@@ -231,13 +290,13 @@ class DecodeWorker:
             generation.drop_damaged()
             if self._better_prefilled_again(job, envelope):
                 self._prefill_again(job, running, envelope)
-                return None
+                return []
             made = generation.without_kv(str(gone))
-        running.leave_slot()
+        running.answered()
         self._pace.note(envelope.model, made.report)
         result = self._result(job, envelope, made)
         reached("decode.generated", envelope.job_id)
-        return Answered(job, running, envelope, result, codec.encode(result))
+        return [Answered(job, running, envelope, result, codec.encode(result))]
 
     def _better_prefilled_again(self, job: DecodeJob, envelope: Envelope) -> bool:
         if envelope.hand_overs + 1 >= MAX_HAND_OVERS or len(job.job.tokens) <= LOCAL_PREFILL_TOKENS:
@@ -298,10 +357,10 @@ class DecodeWorker:
         """Jobs that are not settled."""
         return self._slots.holding + len(self._answers.unfinished())
 
-    def take(self, delivery: Delivery) -> None:
-        """Give the delivery a slot."""
-        ahead = self._supply.fetched(delivery) if self._supply else None
-        self._slots.take(partial(self._handle, delivery, ahead))
+    def take(self, deliveries: list[Delivery]) -> None:
+        """Give the deliveries a slot."""
+        ahead = self._supply.fetched(deliveries[0]) if self._supply else None
+        self._slots.take(partial(self._handle, deliveries, ahead))
 
     def finish(self) -> None:
         """Wait for all slots, and for their answers to be settled."""
@@ -332,6 +391,14 @@ class DecodeWorker:
         running = [running.key[0] for running in self._running.all()]
         card = decode_card(self._identity, self._residency, self._pace, self._slots, self._thief, self._tail, running)
         return replace(card, off=self._station.off)
+
+
+def _readable(body: bytes) -> JobResult | None:
+    """A stored result, unless it is of no use to us."""
+    try:
+        return codec.decode(body, JobResult)
+    except (InvalidMessage, NewerMessage):
+        return None
 
 
 def _waited_s(job: DecodeJob, queue_s: float) -> float:

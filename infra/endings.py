@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra import topology
 from infra.broker import Address, Broker, Delivery, Message
-from infra.envelope import Envelope, of_job
+from infra.envelope import Envelope, of_job, open_envelope
 from infra.fault_points import reached
 from messages import codec
 from messages.errors import AttemptsExhausted, BrokerUnavailable, KvasirError, NewerMessage, NoQueue, Retry
-from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, State
+from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, Stage, State
 from messages.lifecycle import Moment, Step
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Outgoing:
     envelope: Envelope
     to: Address | None  # None: nobody is to be told
     message: Message
-    step: Step
+    step: Step | None  # None: it has not left its queue, as far as its lifecycle goes
     place: str
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -49,6 +50,12 @@ def passing_on(held: Deliveries, envelope: Envelope, job: DecodeJob) -> Outgoing
     to = topology.work("decode", envelope.model, envelope.lane)
     message = envelope.at("decode").seal(codec.encode(job))
     return Outgoing(held, envelope, to, message, Step.PASSED_ON, "prefill.passed")
+
+
+def _handing_back(delivery: Delivery, stage: Stage) -> Outgoing:
+    envelope = open_envelope(delivery, stage, topology.model_of(delivery.queue))
+    message = envelope.seal(delivery.message.body)
+    return Outgoing([delivery], envelope, Address(topology.WORK, delivery.queue), message, None, "")
 
 
 def replying(held: Deliveries, envelope: Envelope, result: JobResult, body: bytes = b"") -> Outgoing:
@@ -109,8 +116,9 @@ class Endings:
 
     def _confirmed(self, one: Outgoing) -> None:
         try:
-            self._seen(one.step, one.envelope, **one.facts)
-            reached(one.place, one.envelope.job_id)
+            if one.step:
+                self._seen(one.step, one.envelope, **one.facts)
+                reached(one.place, one.envelope.job_id)
         except Exception as error:  # noqa: BLE001  one job's trouble, not its neighbours'
             return self.error(one.held, one.envelope, error)
         self._ack(one.held)
@@ -157,16 +165,17 @@ class Endings:
         self._seen(Step.ISOLATED, envelope)
         self._ack(held)
 
-    def hand_back(self, held: Deliveries, envelope: Envelope, begun: bool = True) -> None:
-        """Not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere.
-
-        A job that was not `begun` has not left its queue, as far as its lifecycle goes.
-        """
+    def hand_back(self, held: Deliveries, envelope: Envelope) -> None:
+        """Not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere."""
         where = Address(topology.WORK, held[-1].queue)
         self._publish(where, envelope.seal(held[-1].message.body))
-        if begun:
-            self._seen(Step.REDELIVERED, envelope)
+        self._seen(Step.REDELIVERED, envelope)
         self._ack(held)
+
+    def hand_back_all(self, deliveries: Iterable[Delivery], stage: Stage) -> None:
+        """Deliveries that nobody has begun. If the broker is gone, it has them and will hand them out again."""
+        with suppress(BrokerUnavailable):
+            self.settle(*(_handing_back(delivery, stage) for delivery in deliveries))
 
     def defer(self, held: Deliveries, envelope: Envelope) -> None:
         """Somebody else is on it, or has died on it: look again in a second. Counts nowhere.

@@ -103,6 +103,11 @@ def open_envelope(delivery: Delivery, stage: Stage, model: str) -> Envelope:
     )
 
 
+def came_back(delivery: Delivery) -> bool:
+    """Whether the broker took this run back from somebody, this copy of it or an earlier one."""
+    return bool(delivery.returns or delivery.message.headers.get("kvasir-returns"))
+
+
 def read_job(delivery: Delivery, kind: type[codec.M]) -> codec.M:
     """The message in a delivery. Raises InvalidMessage or NewerMessage."""
     return codec.decode(delivery.message.body, kind)

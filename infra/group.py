@@ -17,7 +17,7 @@ T = TypeVar("T")
 class Group(Generic[T]):
     """Gives items to `work` in a thread of its own, as many as there are, in order. What `work` raises is logged.
 
-    At most `most` are unfinished: `add` waits beyond that. Thread-safe.
+    While `most` or more are unfinished `add` waits. Thread-safe.
     """
 
     def __init__(self, name: str, work: Callable[[list[T]], None], most: int) -> None:
@@ -30,11 +30,11 @@ class Group(Generic[T]):
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, item: T) -> None:
-        """Have it done soon."""
+    def add(self, *items: T) -> None:
+        """Have these done soon."""
         with self._changed:
             self._changed.wait_for(lambda: self._count() < self._most)
-            self._waiting.append(item)
+            self._waiting += items
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)

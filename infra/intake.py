@@ -18,9 +18,35 @@ _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
 
-# Of quick jobs so many are held at once: together they take a second or two.
-HELD_IF_QUICK = 32
-QUICK_S = 0.05
+# Of quick jobs so many are held at once, by the time that one takes: together they take a second or two.
+QUICK_S, HELD_IF_QUICK = 0.05, 32
+INSTANT_S, HELD_IF_INSTANT = 0.005, 256
+# Jobs that arrived together are done in one go if they take no longer than this together.
+GO_S = 0.02
+# After so long the rest of them goes back: somebody else may be free, and what is ready waits for them.
+PATIENCE_S = 0.5
+
+
+def held_if(mean_s: float, held: int) -> int:
+    """How many jobs that take `mean_s` to hold at once; 1: they are not quick. `held`: how many are now.
+
+    A level is left at twice the time at which it is entered, or it would change with every job.
+    """
+    for limit_s, count in ((INSTANT_S, HELD_IF_INSTANT), (QUICK_S, HELD_IF_QUICK)):
+        if mean_s < limit_s * (2 if held >= count else 1):
+            return count
+    return 1
+
+
+def in_one_go(consumer: Consumer, mean_s: float) -> list[Delivery]:
+    """What has arrived, as far as it is done in one go with one delivery more."""
+    taken: list[Delivery] = []
+    while (len(taken) + 2) * mean_s < GO_S and len(taken) + 1 < HELD_IF_QUICK:
+        delivery = consumer.receive(0)
+        if delivery is None:
+            break
+        taken.append(delivery)
+    return taken
 
 
 class Intake:
@@ -52,6 +78,10 @@ class Intake:
     def routine(self, timeout_s: float) -> Delivery | None:
         """What comes when nothing is urgent or suspect: bulk."""
         return self.consumer.receive(timeout_s)
+
+    def along(self, first: Delivery) -> list[Delivery]:
+        """What has arrived besides `first`, and is done with it in one go: none as a rule."""
+        return []
 
     def full(self) -> None:
         """Called again and again while there is no room."""

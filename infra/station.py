@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from typing import Protocol
 
@@ -17,10 +16,10 @@ from infra.broker import Broker, Delivery
 from infra.control import ControlListener
 from infra.deaths import answer_deaths
 from infra.endings import POISON_AFTER_FALLS, SUSPECT_AFTER_FALLS, Endings
-from infra.envelope import open_envelope
+from infra.envelope import came_back
 from infra.hours import Hours
 from infra.intake import Intake
-from infra.topology import WorkStage, model_of, queues
+from infra.topology import WorkStage, queues
 from messages.errors import BrokerUnavailable, NoQueue, Poison
 
 log = logging.getLogger(__name__)
@@ -41,8 +40,8 @@ class Handler(Protocol):
     def holding(self) -> int:
         """How many deliveries are being worked on."""
 
-    def take(self, delivery: Delivery) -> None:
-        """Work on a delivery, here or in another thread; never raises."""
+    def take(self, deliveries: list[Delivery]) -> None:
+        """Work on deliveries of one model, one after the other, here or in another thread; never raises."""
 
     def finish(self) -> None:
         """Return when everything taken has been settled."""
@@ -124,10 +123,10 @@ class Station:
         if self._stopping.is_set():
             return self._hand_back([delivery])
         if not intake.is_suspect(delivery):
-            return handler.take(delivery)
+            return _give(handler, [delivery, *intake.along(delivery)])
         # Nothing else is held while a suspect runs, so nothing else can fall with it.
         self._hand_back(intake.pause())
-        handler.take(delivery)
+        handler.take([delivery])
         handler.finish()
 
     def _next(self, intake: Intake, handler: Handler) -> Delivery | None:
@@ -145,11 +144,7 @@ class Station:
             self._broker.declare([self._model])
 
     def _hand_back(self, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            # If the broker is gone, it has the message and will hand it out again.
-            with suppress(BrokerUnavailable):
-                envelope = open_envelope(delivery, self._stage, model_of(delivery.queue))
-                self._endings.hand_back([delivery], envelope, begun=False)
+        self._endings.hand_back_all(deliveries, self._stage)
 
     def _on_pause(self, worker: str) -> None:
         if self._is_me(worker):
@@ -179,6 +174,15 @@ class Station:
             handler.tick()
         if control:
             control.close()
+
+
+def _give(handler: Handler, deliveries: list[Delivery]) -> None:
+    """One that came back goes by itself: if it takes the worker along, its neighbours shall not count as fallen."""
+    if together := [delivery for delivery in deliveries if not came_back(delivery)]:
+        handler.take(together)
+    for delivery in deliveries:
+        if came_back(delivery):
+            handler.take([delivery])
 
 
 def must_run_alone(delivery: Delivery, fallen: int) -> bool:

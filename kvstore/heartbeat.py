@@ -24,14 +24,12 @@ def new_worker_id() -> str:
 
 
 class Heartbeat:
-    """Publishes `card()` and renews the claims in `claimed()` once a second until closed; then removes the card."""
+    """Publishes `card()` and lets `renew()` renew claims once a second until closed; then removes the card."""
 
-    def __init__(
-        self, board: Board, card: Callable[[], WorkerCard], claimed: Callable[[], list[tuple[str, int]]]
-    ) -> None:
+    def __init__(self, board: Board, card: Callable[[], WorkerCard], renew: Callable[[], object]) -> None:
         self._board = board
         self._card = card
-        self._claimed = claimed
+        self._renew = renew
         self._closed = threading.Event()
         self._worker_id = card().worker_id
         self._board.put_card(card(), CARD_TTL_S)
@@ -47,5 +45,4 @@ class Heartbeat:
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
             self._board.put_card(self._card(), CARD_TTL_S)
-            for job_id, run in self._claimed():
-                self._board.claim(job_id, run, self._worker_id, CLAIM_TTL_S)
+            self._renew()

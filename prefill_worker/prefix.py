@@ -19,7 +19,7 @@ _LOOK_EVERY_S = 0.1
 
 
 class PrefixLeases:
-    """The leases of one worker. Its heartbeat renews what `held` lists."""
+    """The leases of one worker, whose heartbeat calls `renew`."""
 
     def __init__(self, board: Board, worker_id: str) -> None:
         self._board = board
@@ -27,8 +27,13 @@ class PrefixLeases:
         self._held: list[tuple[str, int]] = []
 
     def held(self) -> list[tuple[str, int]]:
-        """Claims to renew."""
+        """Claims that are ours."""
         return list(self._held)
+
+    def renew(self) -> None:
+        """Keep what is held."""
+        for name in self.held():
+            self._board.claim(*name, self._worker_id, CLAIM_TTL_S)
 
     @contextmanager
     def turn(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +21,7 @@ from infra.envelope import Envelope, open_envelope, read_job
 from infra.fault_points import reached
 from infra.group import Group
 from infra.hours import Hours
-from infra.intake import HELD_IF_QUICK
+from infra.intake import HELD_IF_INSTANT, PATIENCE_S
 from infra.station import Station, must_run_alone
 from infra.topology import work_queue
 from kvstore.base import Board, KVStore
@@ -79,7 +80,7 @@ class PrefillWorker:
         )
         self._tombstones = Tombstones(self._board)
         self._endings = Endings(broker, [model], observe)
-        self._passing = Group("passing on", self._pass_on, HELD_IF_QUICK)
+        self._passing = Group("passing on", self._pass_on, HELD_IF_INSTANT)
         self._station = Station(
             broker, self._endings, "prefill", model, self.worker_id, 1, lambda back: Supply(broker, model, back)
         )
@@ -90,7 +91,7 @@ class PrefillWorker:
 
     def run(self) -> None:
         """Serve until stopped."""
-        heartbeat = Heartbeat(self._board, self.card, self._hand_overs.leases.held)
+        heartbeat = Heartbeat(self._board, self.card, self._hand_overs.leases.renew)
         try:
             self._station.run(self)
         finally:
@@ -109,23 +110,36 @@ class PrefillWorker:
         if abort and current:
             current.stop.set()
 
-    def take(self, delivery: Delivery) -> None:
-        """One delivery, from arrival to a decode job that is about to be published; the ack follows that."""
+    def take(self, deliveries: list[Delivery]) -> None:
+        """Deliveries, from arrival to decode jobs that are about to be published; the acks follow that."""
+        started = time.monotonic()
+        ready: list[Outgoing] = []
+        for number, delivery in enumerate(deliveries):
+            ready += self._take_one(delivery)
+            if time.monotonic() - started > PATIENCE_S:  # they are slower than was thought
+                self._endings.hand_back_all(deliveries[number + 1 :], "prefill")
+                break
+        if ready:
+            self._passing.add(*ready)
+
+    def _take_one(self, delivery: Delivery) -> list[Outgoing]:
+        """Its decode job; none if the delivery has been settled otherwise."""
         envelope = open_envelope(delivery, "prefill", self._model)
         self._endings.received(delivery, envelope)
         try:
             with taking(self._board, "prefill", envelope.job_id, envelope.run, envelope.returns) as fallen:
-                self._settle(delivery, envelope, fallen)
+                return self._settle(delivery, envelope, fallen)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
             log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
         finally:
             self._current = None
             self._done += 1
+        return []
 
-    def _settle(self, delivery: Delivery, envelope: Envelope, fallen: int) -> None:
+    def _settle(self, delivery: Delivery, envelope: Envelope, fallen: int) -> list[Outgoing]:
         held = [delivery]
         try:
-            self._handle(delivery, held, envelope, fallen)
+            return self._handle(delivery, held, envelope, fallen)
         except BrokerUnavailable:
             raise
         except NoRoom:
@@ -137,21 +151,32 @@ class PrefillWorker:
         except Exception as error:  # a bug of ours: logged with its traceback, and not run again
             log.exception("job %s: bug while prefilling", envelope.job_id)
             self._endings.error(held, envelope, error)
+        return []
 
-    def _handle(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int) -> None:
+    def _handle(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int) -> list[Outgoing]:
         reached("prefill.taken", envelope.job_id)
         job = read_job(delivery, PrefillJob)
-        if self._tombstones.has(job.batch_id):
-            return self._endings.drop(held)
-        if job.deadline and self._board.now() > job.deadline:
-            return self._endings.expire(held, envelope)
-        if must_run_alone(delivery, fallen):
-            return self._endings.isolate(held, envelope)
+        if self._settled_early(job, delivery, held, envelope, fallen):
+            return []
         self._current = _Current(job.batch_id, job.job_id)
         if self._aborting:
             self._current.stop.set()
         decode_job = self._prefill(job, self._current)
-        self._passing.add(passing_on(held, envelope, decode_job))
+        return [passing_on(held, envelope, decode_job)]
+
+    def _settled_early(
+        self, job: PrefillJob, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int
+    ) -> bool:
+        """Whether this job is not for us to prefill now; its delivery has been settled then."""
+        if self._tombstones.has(job.batch_id):
+            self._endings.drop(held)
+        elif job.deadline and self._board.now() > job.deadline:
+            self._endings.expire(held, envelope)
+        elif must_run_alone(delivery, fallen):
+            self._endings.isolate(held, envelope)
+        else:
+            return False
+        return True
 
     def _pass_on(self, ready: list[Outgoing]) -> None:
         """Publish decode jobs, confirmed; then ack. The next job is under way meanwhile."""

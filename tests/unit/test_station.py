@@ -42,10 +42,10 @@ class Desk:
     def holding(self) -> int:
         return len(self._held)
 
-    def take(self, delivery: Delivery) -> None:
+    def take(self, deliveries: list[Delivery]) -> None:
         self.seat.acquire()
-        self._held.append(delivery)
-        self.taken.append(delivery.message.message_id)
+        self._held += deliveries
+        self.taken += [delivery.message.message_id for delivery in deliveries]
 
     def settle(self) -> None:
         """Done with what is held."""

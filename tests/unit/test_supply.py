@@ -11,13 +11,13 @@ from decode_worker.outlook import Outlook
 from decode_worker.pace import Pace
 from decode_worker.residency import Loaded, Residency, Resident
 from decode_worker.running import Means, RunningJobs
-from decode_worker.slots import Seat, Slots
+from decode_worker.slots import Slots
 from decode_worker.supply import Supply, Tail
 from decode_worker.thief import Thief
 from infra.broker import Delivery
 from infra.embedded import EmbeddedBroker
 from infra.endings import Endings
-from infra.envelope import open_envelope, read_job
+from infra.envelope import read_job
 from kvstore.blocks import BlockRef
 from messages.jobs import DecodeJob, DecodeReport
 from messages.kv import Block, KVLayout
@@ -62,7 +62,7 @@ class Bench:
         self.broker = EmbeddedBroker(pipeline.server)
         self.slots, self.running, self.pace = Slots(1), RunningJobs(), Pace()
         outlook = Outlook(self.broker, pipeline.board, self.pace, "me")
-        self.means = Means(Loaded(WatchedEngine()), Seat(lambda: None))
+        self.means = Means(Loaded(WatchedEngine()))
         residency = Residency(Resident(MODEL, 0, self.means.loaded))
         thief = Thief(self.broker, outlook, residency, pipeline.observe)
         tail = Tail(outlook, self.pace, MODEL)
@@ -70,9 +70,7 @@ class Bench:
         self.supply = Supply(self.broker, MODEL, *parts, self.hand_back)
 
     def hand_back(self, deliveries: list[Delivery]) -> None:
-        endings = Endings(self.broker, [MODEL], self.pipeline.observe)
-        for delivery in deliveries:
-            endings.hand_back([delivery], open_envelope(delivery, "decode", MODEL), begun=False)
+        Endings(self.broker, [MODEL], self.pipeline.observe).hand_back_all(deliveries, "decode")
 
     def run(self, delivery: Delivery, expected_s: float) -> None:
         """A job is in the slot, and is expected to take so long."""
