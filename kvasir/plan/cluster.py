@@ -9,9 +9,10 @@ from infra.settings import MachineSettings, ModelSettings, Role, Settings
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
 from messages.errors import ConfigError
 
-# A job's own share of workers and services: what slots and prefill workers were seen to spend between jobs.
-PREFILL_OVERHEAD_S = 0.02
-DECODE_OVERHEAD_S = 0.02
+# What a job takes of a prefill worker's time, and of a slot's, beyond the engine at its rate: a few milliseconds of
+# engine start and end, and a few of the way between the stages (benchmarks.overhead).
+PREFILL_OVERHEAD_S = 0.01
+DECODE_OVERHEAD_S = 0.01
 
 _SHARE_FOR_WEIGHTS = 0.8  # of a machine's memory; a decode worker's own rule
 

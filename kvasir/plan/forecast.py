@@ -10,7 +10,8 @@ from infra.settings import Settings
 from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import Decoder, Fleet, Job
 from kvasir.plan.policy import Stealing
-from kvasir.plan.simulate import Run, simulate
+from kvasir.plan.simulate import Run
+from kvasir.plan.typical import typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Forecast:
 
 def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[Job], submissions: int) -> Forecast:
     """Simulate the class. `jobs` must not be empty."""
-    run = simulate(fleet, jobs, Stealing())
+    run = typical(fleet, jobs, Stealing)
     makespan_s = run.makespan_s
     energy_kwh = _energy_kwh(settings, fleet, makespan_s)
     price = settings.costs.price_per_kwh
@@ -107,7 +108,7 @@ def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[Job], submissions:
         computed_tokens=_computed(jobs),
         answer_tokens=sum(job.answer_tokens for job in jobs),
         makespan_s=makespan_s,
-        without_stealing_s=simulate(fleet, jobs).makespan_s,
+        without_stealing_s=typical(fleet, jobs).makespan_s,
         bound_s=lower_bound(fleet, jobs),
         steals=run.steals,
         limit=_limit(fleet, run, jobs),
@@ -166,7 +167,7 @@ def _what_if(fleet: Fleet, jobs: Sequence[Job], machine: str, makespan_s: float)
     prefillers = tuple(replace(each, machine=f"{machine} 2") for each in fleet.prefillers if each.machine == machine)
     decoders = tuple(replace(each, machine=f"{machine} 2") for each in fleet.decoders if each.machine == machine)
     more = replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)
-    after_s = simulate(more, jobs, Stealing()).makespan_s
+    after_s = typical(more, jobs, Stealing).makespan_s
     stages = [f"prefill of {each.model}" for each in prefillers] + [_home(each) for each in decoders]
     return WhatIf(machine, ", ".join(stages), after_s, makespan_s - after_s)
 

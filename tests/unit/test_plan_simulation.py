@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import Decoder, Fleet, Job, Prefiller
 from kvasir.plan.policy import Stealing
 from kvasir.plan.simulate import Policy, simulate
+from kvasir.plan.typical import typical
 from kvasir.plan.workload import CODE, drawn
 
 A, B = "a", "b"
@@ -193,3 +195,29 @@ def test_drawn_lengths_follow_the_workload_table() -> None:
         assert draw(CODE, share) == pytest.approx(value)
     assert draw(CODE, 0.0) < 1306 < draw(CODE, 0.3) < 10839
     assert drawn(20, "c", "f", 1) == drawn(20, "c", "f", 1) != drawn(20, "c", "f", 2)
+
+
+def test_the_typical_run_is_the_middle_of_many_and_always_the_same() -> None:
+    # Given a class whose makespan hangs on who gets the one long job
+    fleet = _fleet(Decoder("mac1", A, 2, {A: 10.0}), Decoder("mac2", A, 2, {A: 9.0}))
+    jobs = [*_jobs(40, own=10), *_jobs(1, answer=900, own=10)]
+    # When it is simulated as the plan does
+    run = typical(fleet, jobs, Stealing)
+    # Then all jobs are in it, it is near the exact one, and asked again it is the same
+    assert len(run.timings) == len(jobs)
+    assert run.makespan_s == pytest.approx(simulate(fleet, jobs, Stealing()).makespan_s, rel=0.1)
+    assert run == typical(fleet, jobs, Stealing)
+
+
+def test_the_typical_run_does_not_jump_with_the_last_digit_of_a_rate() -> None:
+    def spread(makespan: Callable[[Fleet, list[Job]], float]) -> float:
+        found = []
+        for hair in range(10):
+            rate = 28.0 + hair / 100
+            fleet = _fleet(Decoder("mac1", A, 4, {A: rate, B: 97.0}), Decoder("mac2", B, 4, {A: 18.7, B: 65.0}))
+            found.append(makespan(fleet, drawn(60, A, B, 1)))
+        return max(found) - min(found)
+
+    one = spread(lambda fleet, jobs: simulate(fleet, jobs, Stealing()).makespan_s)
+    middle = spread(lambda fleet, jobs: typical(fleet, jobs, Stealing).makespan_s)
+    assert middle < one
