@@ -46,8 +46,8 @@ from tests.support.servers import Process
 from tests.support.services import Pair
 
 LATENCY_JOBS, QUICK_LATENCY_JOBS = 400, 60
-JOBS, QUICK_JOBS = 2000, 300
-ROUNDS, QUICK_ROUNDS = 3, 1
+JOBS, QUICK_JOBS = 3000, 300
+ROUNDS, QUICK_ROUNDS = 5, 1
 SLOTS = 4  # decode threads; prefill has one
 PROMPT_BYTES = 1024
 SAMPLING = Sampling(max_tokens=16)

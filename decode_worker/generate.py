@@ -127,7 +127,9 @@ class Generation:
     def _answer(self, cache: KVCache | None, number: int, on_text: Callable[[str], None] | None = None) -> Answer:
         """The engine's answer. A job that no prefill worker tokenized travels as text, and is tokenized here."""
         job = self._job.job
-        sampling = replace(job.sampling, seed=(job.sampling.seed + number) % 2**32, answers=1)
+        sampling = job.sampling
+        if number or sampling.answers > 1:
+            sampling = replace(sampling, seed=(sampling.seed + number) % 2**32, answers=1)
         if _decodes_text(type(self._engine)):
             return cast(DecodesText, self._engine).decode_text(job.shared + job.own, sampling, on_text, self._stop)
         tokens = job.tokens or self._engine.tokenize(job.shared, job.own, job.submitted_at).ids
@@ -168,9 +170,9 @@ class _Stream:
     def __init__(self, broker: Broker, job: DecodeJob) -> None:
         self._broker = broker
         self._job = job.job
-        self._delivery = secrets.token_hex(8)
-        self._index = 0
         self.wanted = bool(self._job.stream_to)
+        self._delivery = secrets.token_hex(8) if self.wanted else ""
+        self._index = 0
 
     def piece(self, text: str) -> None:
         """Send one piece."""

@@ -42,6 +42,7 @@ from kvstore.takes import taking
 from kvstore.tombstones import Tombstones
 from messages import codec
 from messages.cards import WorkerCard
+from messages.change import changed
 from messages.errors import (
     BrokerUnavailable,
     Cancelled,
@@ -321,7 +322,7 @@ class DecodeWorker:
             more_texts=made.more_texts,
             attempts=envelope.attempts + 1,
             prefill=job.prefill,
-            decode=replace(made.report, worker_id=self.worker_id),
+            decode=changed(made.report, worker_id=self.worker_id),
         )
 
     def _end_failed(self, held: list[Delivery], envelope: Envelope, error: Exception) -> None:

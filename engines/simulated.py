@@ -18,7 +18,6 @@ import json
 import random
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -213,8 +212,7 @@ class SimulatedEngine:
 
     def _answer(self, tokens: Sequence[int], sampling: Sampling) -> tuple[str, str]:
         """Text and finish reason; a text under a schema always closes, whatever max_tokens says."""
-        seed = hashlib.blake2b(array("Q", tokens).tobytes() + sampling.seed.to_bytes(4, "little"), digest_size=8)
-        source = random.Random(int.from_bytes(seed.digest(), "little"))
+        source = random.Random(hash((sampling.seed, *tokens)))  # of whole numbers: the same in every process
         if sampling.json_schema:
             return json_text(_schema(sampling.json_schema), source), "stop"
         wanted = source.randint(*self._model.lengths)

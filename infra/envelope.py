@@ -6,11 +6,12 @@ survive re-publishing unchanged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from infra import trace
 from infra.broker import Delivery, Header, Message
 from messages import checks, codec
+from messages.change import changed
 from messages.errors import InvalidMessage
 from messages.jobs import DecodeJob, Lane, PrefillJob, Stage
 
@@ -60,7 +61,7 @@ class Envelope:
     def at(self, stage: Stage, attempts: int = 0, hand_overs: int | None = None, returns: int = 0) -> Envelope:
         """The same job at another stage: counters start anew, except those given and the failed hand-overs."""
         kept = self.hand_overs if hand_overs is None else hand_overs
-        return replace(self, stage=stage, attempts=attempts, hand_overs=kept, returns=returns)
+        return changed(self, stage=stage, attempts=attempts, hand_overs=kept, returns=returns)
 
 
 def of_job(job: PrefillJob | DecodeJob) -> Envelope:

@@ -10,6 +10,7 @@ Off unless KVASIR_FAULT_POINT is set when the process starts; `reached` then is 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -54,6 +55,8 @@ def _is_meant(which: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
+    for handler in logging.getLogger().handlers:  # what was logged before this place is to be read
+        handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

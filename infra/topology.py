@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from infra.broker import Address
@@ -42,6 +43,7 @@ def suspects_queue(stage: WorkStage, model: str) -> str:
     return f"suspects.{stage}.{model}"
 
 
+@lru_cache(maxsize=256)
 def model_of(queue: str) -> str:
     """The model of a work or suspects queue. Raises ValueError for another queue's name."""
     for stage in WORK_STAGES:

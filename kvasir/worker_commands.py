@@ -97,8 +97,8 @@ def decode_worker(given: Globals, /, **options: Any) -> int:
 
 
 def _serve(given: Globals, role: Role, metrics_port: int | None, metrics_host: str, **options: Any) -> int:
-    if given.log_level == "warning":  # a worker's log is its only face
-        logs.configure("info", "json" if given.log_style == "json" else "console")
+    level = "info" if given.log_level == "warning" else given.log_level  # a worker's log is its only face
+    logs.configure(level, "json" if given.log_style == "json" else "console", background=True)
     page = PageOptions(metrics_port, metrics_host)
     serve(given.settings(), WorkerOptions(role, page=page, **options), given.observer())
     return 0

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from messages import checks
+from messages.change import changed
 from messages.errors import InvalidMessage
 from messages.kv import KVLayout
 
@@ -135,7 +136,7 @@ class PrefillJob:
 
     def tokenized(self, tokens: tuple[int, ...], shared_tokens: int) -> PrefillJob:
         """The same job with its token ids."""
-        return replace(self, tokens=tokens, shared_tokens=shared_tokens)
+        return changed(self, tokens=tokens, shared_tokens=shared_tokens)
 
 
 def job_id(batch_id: str, item_id: str, model: str, prompt: str, sampling: Sampling) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import re
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -34,16 +37,20 @@ _WORD = re.compile(r"[A-Za-z0-9._:/\-]{1,128}\Z")
 _WARNED_OF = (Step.RETRIED, Step.KV_GONE, Step.REDELIVERED, Step.ISOLATED, Step.FAILED)
 _LEVELS = {
     **dict.fromkeys(_WARNED_OF, logging.WARNING),
-    # What they tell stands in the lines that follow, too; who has which job in hand, cards say.
-    **dict.fromkeys((Step.PREFILL_STARTED, Step.DECODE_STARTED, Step.FIRST_TOKEN), logging.DEBUG),
+    Step.FIRST_TOKEN: logging.DEBUG,  # its time is in the line of ANSWERED, too
 }
+
+_FLUSH_S = 1.0  # a stderr that takes longer is stuck
 
 _jobs = logging.getLogger("monitoring.jobs")
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def configure(level: str = "info", style: Style = "console") -> None:
-    """Log to stderr, in place of what an earlier call configured. Raises ConfigError on an unknown level or style."""
+def configure(level: str = "info", style: Style = "console", background: bool = False) -> None:
+    """Log to stderr, in place of what an earlier call configured. Raises ConfigError on an unknown level or style.
+
+    `background`: a thread writes, as a worker with many threads and many short jobs needs it.
+    """
     if level.lower() not in LEVELS:
         raise ConfigError(f"the log level must be one of {', '.join(LEVELS)}, not {level!r:.40}")
     if style not in _FORMATTERS:
@@ -51,7 +58,8 @@ def configure(level: str = "info", style: Style = "console") -> None:
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _Stderr)]:
         root.removeHandler(handler)
-    handler = _Stderr()
+        handler.close()
+    handler = _Background() if background else _Stderr()
     handler.setFormatter(_FORMATTERS[style]())
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
@@ -118,6 +126,50 @@ class _Stderr(logging.Handler):
             sys.stderr.flush()
         except Exception:  # noqa: BLE001  the contract of logging: a record that can't be written must not stop anybody
             self.handleError(record)
+
+
+class _Background(_Stderr):
+    """Leaves writing to a thread, which writes all lines that it finds at once.
+
+    Each write lets go of the interpreter lock, and to get it back costs a thread among many more than its line does.
+    A process that is killed takes the lines of its last milliseconds along.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._closing = False
+        threading.Thread(target=self._write_all, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put(self.format(record) + "\n")
+        except Exception:  # noqa: BLE001  as above
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Return when all that was logged so far is written. At the end of the process logging calls it."""
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(_FLUSH_S)
+
+    def close(self) -> None:
+        """Write the rest, and end the thread."""
+        self._closing = True
+        self.flush()
+        super().close()
+
+    def _write_all(self) -> None:
+        while not self._closing:
+            found = [self._lines.get()]
+            while not self._lines.empty():
+                found.append(self._lines.get())
+            with suppress(Exception):  # a closed or full stderr must not end the lines for good
+                sys.stderr.write("".join(each for each in found if isinstance(each, str)))
+                sys.stderr.flush()
+            for each in found:
+                if isinstance(each, threading.Event):
+                    each.set()
 
 
 class _Console(logging.Formatter):

@@ -30,6 +30,7 @@ from kvstore.heartbeat import Heartbeat, new_worker_id
 from kvstore.takes import taking
 from kvstore.tombstones import Tombstones
 from messages.cards import WorkerCard
+from messages.change import changed
 from messages.errors import BrokerUnavailable, Cancelled, KvasirError
 from messages.jobs import LANES, DecodeJob, PrefillJob, PrefillReport
 from messages.lifecycle import Moment, Step
@@ -200,7 +201,7 @@ class PrefillWorker:
         reached("prefill.tokenized", job.job_id)
         done = self._hand_overs.compute_and_store(job, current.stop)
         reached("prefill.stored", job.job_id)
-        report = replace(done.report, worker_id=self.worker_id, queue_s=queue_s)
+        report = changed(done.report, worker_id=self.worker_id, queue_s=queue_s)
         if done.kv:
             self._see(Step.KV_STORED, job, **_facts(report))
         return DecodeJob(job, done.kv, report, done.why_no_kv)

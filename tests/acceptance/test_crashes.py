@@ -100,7 +100,7 @@ def test_a_worker_told_to_leave_hands_its_jobs_on_and_none_counts_as_returned(
     assert grading.wait() == 0, grading.text()
     assert outcomes(out) == outcomes(undisturbed)
     assert_each_once(out)
-    assert len(staying.moments("answered")) == 6
+    wait_until(lambda: len(staying.moments("answered")) == 6, "its log names all six")
     assert not [moment for moment in staying.moments("redelivered") if moment.get("returns", 0)]
 
 

@@ -241,6 +241,19 @@ def test_the_level_is_for_our_rooms_and_libraries_speak_from_warning_on(stderr: 
     assert [line.split()[-1] for line in stderr().splitlines()] == ["ours", "trouble"]
 
 
+def test_lines_written_in_the_background_come_whole_in_order_and_before_the_end(stderr: Read) -> None:
+    configure("info", "json", background=True)
+    for number in range(300):
+        log_moment(moment(S.RETRIED, run=number))
+    (handler,) = [handler for handler in logging.getLogger().handlers if isinstance(handler, logs._Stderr)]
+    handler.flush()
+    assert [json.loads(line)["run"] for line in stderr().splitlines()] == list(range(300))
+
+    log_moment(moment(S.RETRIED, run=300))
+    configure("info", "json")
+    assert [json.loads(line)["run"] for line in stderr().splitlines()] == [300]
+
+
 def test_configuring_again_replaces_and_an_exception_keeps_its_traceback(stderr: Read) -> None:
     configure("info", "console")
     configure("info", "json")
