@@ -6,9 +6,13 @@ which the next job is begun already.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+
+log = logging.getLogger(__name__)
 
 
 class Seat:
@@ -33,7 +37,7 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.done = 0
+        self.done = 0  # jobs
         self._room = threading.Semaphore(count)
         # As many again may be ending; more than that, and something holds up the ends: no more are begun.
         self._places = threading.Semaphore(2 * count)
@@ -58,14 +62,17 @@ class Slots:
             room.release()  # only one thread takes slots, so this one stays free
         return True
 
-    def take(self, work: Callable[[Seat], None]) -> None:
-        """Do `work` in a slot; waits for one if there is none. It leaves its seat early, or when it returns."""
+    def take(self, work: Callable[[Seat], None], jobs: int = 1) -> None:
+        """Do `work`, of so many jobs, in a slot; waits for one if there is none.
+
+        It leaves its seat early, or when it returns, and must not raise.
+        """
         self._room.acquire()
         self._places.acquire()
         seat = Seat(self._room.release)
         future = self._pool.submit(work, seat)
         self._taken[future] = seat
-        future.add_done_callback(self._done)
+        future.add_done_callback(partial(self._done, jobs))
 
     def finish(self) -> None:
         """Return when everything is settled."""
@@ -75,8 +82,10 @@ class Slots:
         """Wait for all, and take no more."""
         self._pool.shutdown()
 
-    def _done(self, future: Future[None]) -> None:
+    def _done(self, jobs: int, future: Future[None]) -> None:
+        if error := future.exception():
+            log.error("bug in a slot: what it held comes back when this worker leaves", exc_info=error)
         seat = self._taken.pop(future)
-        self.done += 1
+        self.done += jobs
         self._places.release()
         seat.leave()

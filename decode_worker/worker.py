@@ -361,7 +361,7 @@ class DecodeWorker:
     def take(self, deliveries: list[Delivery]) -> None:
         """Give the deliveries a slot."""
         ahead = self._supply.fetched(deliveries[0]) if self._supply else None
-        self._slots.take(partial(self._handle, deliveries, ahead))
+        self._slots.take(partial(self._handle, deliveries, ahead), len(deliveries))
 
     def finish(self) -> None:
         """Wait for all slots, and for their answers to be settled."""

@@ -65,6 +65,16 @@ def test_the_next_job_begins_while_the_last_is_settled_and_then_no_more(slots):
     second.settled.set()
 
 
+def test_a_bug_in_a_slot_is_logged_and_frees_it(slots: Slots, caplog: pytest.LogCaptureFixture) -> None:
+    def work(_seat: Seat) -> None:
+        raise RuntimeError("a bug wanted by the test")
+
+    slots.take(work, jobs=3)
+    wait_until(lambda: slots.holding == 0, "it has ended")
+    assert (slots.free, slots.done) == (1, 3)
+    assert "a bug wanted by the test" in caplog.text
+
+
 def test_leaving_twice_frees_one_slot(slots):
     done = threading.Event()
 
