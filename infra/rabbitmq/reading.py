@@ -80,12 +80,12 @@ class Reader:
         body_bytes, flags = _content(data, head + 4)  # class and weight come first
         if flags & ~_USUAL:
             raise _Unusual
-        body, body_end = (_payload(data, head_end, _BODY, channel)) if body_bytes else (head_end, head_end + 1)
-        if body_bytes and body_end - 1 - body != body_bytes:  # the first of several
+        body, after = _payload(data, head_end, _BODY, channel) if body_bytes else (head_end, head_end)
+        if body_bytes and body + body_bytes + 1 != after:  # the first of several
             raise _Unusual
         message, count = _message(data, head + 14, flags, data[body : body + body_bytes])
         taker(tag, message, int(bool(redelivered)) if count is None else count)
-        return body_end if body_bytes else head_end
+        return after
 
 
 def _end(data: bytes, start: int, size: int) -> int:
