@@ -13,7 +13,7 @@ from infra.broker import Broker, Delivery
 from infra.intake import QUICK_S, Intake, held_if, in_one_go
 
 _SLOW_S = 2 * QUICK_S  # from here on they are quick no more
-_LARGE_BYTES = 16 * 1024  # a prompt that long is not quick, whatever came before it
+LARGE_BYTES = 16 * 1024  # a prompt that long is not quick, whatever came before it
 
 
 class Supply(Intake):
@@ -48,7 +48,7 @@ class Supply(Intake):
         """See Intake."""
         self._hold(held_if(self._mean_s, self._held))
         delivery = super().routine(timeout_s)
-        if delivery and self._held > 1 and len(delivery.message.body) > _LARGE_BYTES:
+        if delivery and self._held > 1 and len(delivery.message.body) > LARGE_BYTES:
             self._mean_s = _SLOW_S
             self._hold(1)
         return delivery

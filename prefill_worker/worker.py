@@ -35,7 +35,7 @@ from messages.errors import BrokerUnavailable, Cancelled, KvasirError
 from messages.jobs import LANES, DecodeJob, PrefillJob, PrefillReport
 from messages.lifecycle import Moment, Step
 from prefill_worker.hand_over import HandOvers, NoRoom
-from prefill_worker.supply import Supply
+from prefill_worker.supply import LARGE_BYTES, Supply
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,9 @@ class PrefillWorker:
         started = time.monotonic()
         ready: list[Outgoing] = []
         for number, delivery in enumerate(deliveries):
+            if ready and len(delivery.message.body) > LARGE_BYTES:  # what is ready does not wait for this one
+                self._passing.add(*ready)
+                ready = []
             ready += self._take_one(delivery)
             if time.monotonic() - started > PATIENCE_S:  # they are slower than was thought
                 self._endings.hand_back_all(deliveries[number + 1 :], "prefill")

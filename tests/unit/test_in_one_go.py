@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -145,6 +146,23 @@ def test_prompts_behind_a_slow_one_go_back_too(
     pipeline.submit(*(pipeline.job(f"student {number}", shared="") for number in range(3)))
     prefiller.take(3)
     assert (pipeline.ready(work("decode")), pipeline.ready(work("prefill"))) == (1, 2)
+
+
+def test_short_prompts_do_not_wait_for_a_large_one_behind_them(pipeline: Pipeline, prefiller: Desk) -> None:
+    # Given two short prompts and a large one in one go
+    jobs = [pipeline.job(f"student {number}", shared="") for number in range(2)]
+    pipeline.submit(*jobs, pipeline.job("large " * 2700, shared=""))
+    gate = Gate()
+    prefiller.engine.before_prefill = lambda tokens, stop: gate(tokens, stop) if len(tokens) > 1000 else None
+    going = threading.Thread(target=prefiller.take, args=(3,))
+    going.start()
+    # When the large one is being computed
+    gate.wait()
+    # Then the short ones are on their way already
+    wait_until(lambda: pipeline.ready(work("decode")) == 2, "the short ones wait to be decoded")
+    gate.open()
+    going.join(10)
+    assert pipeline.ready(work("decode")) == 3
 
 
 def test_a_prompt_that_fails_costs_its_neighbours_nothing(pipeline: Pipeline, prefiller: Desk) -> None:
