@@ -1,4 +1,4 @@
-"""`dataclasses.replace` in half its time, for what is done with every job."""
+"""A dataclass's values, and `dataclasses.replace` in half its time: for what is done with every job."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ T = TypeVar("T")
 def changed(whole: T, **changes: Any) -> T:
     """The same dataclass with some fields changed; it checks itself anew. Raises what it raises, TypeError included."""
     kind: Any = type(whole)
-    names, values = _fields(kind)
-    same: T = kind(**(dict(zip(names, values(whole), strict=True)) | changes))
+    same: T = kind(**(values_of(whole) | changes))
     return same
+
+
+def values_of(whole: Any) -> dict[str, Any]:
+    """All fields of a dataclass by name, nested ones as they are."""
+    names, values = _fields(whole.__class__)
+    return dict(zip(names, values(whole), strict=True))
 
 
 @cache

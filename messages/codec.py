@@ -6,19 +6,18 @@ that can't be read raises InvalidMessage; no input makes it raise something else
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import types
 import typing
 from array import array
 from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgpack
 
 from messages.cards import WorkerCard
+from messages.change import values_of
 from messages.errors import InvalidMessage, NewerMessage
 from messages.jobs import (
     MIB,
@@ -101,20 +100,16 @@ def _unpack(body: bytes) -> dict[str, Any]:
 
 def _plain(message: Any) -> dict[str, Any]:
     """Fields of a dataclass, nested ones as maps, token ids as packed little-endian u32."""
-    names, values, writers = _writing(message.__class__)
-    result = dict(zip(names, values(message), strict=True))
-    for name, writer in writers:
+    result = values_of(message)
+    for name, writer in _writers(message.__class__):
         result[name] = writer(result[name])
     return result
 
 
 @cache
-def _writing(cls: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[tuple[str, Callable[[Any], Any]]]]:
-    """The names of a dataclass's fields, what gets all their values, and how those are written that msgpack can't."""
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    writers = [(name, writer) for name in names if (writer := _writer(name, hints[name]))]
-    return names, attrgetter(*names), writers
+def _writers(cls: type) -> list[tuple[str, Callable[[Any], Any]]]:
+    """How those fields are written that msgpack can't write."""
+    return [(name, writer) for name, hint in typing.get_type_hints(cls).items() if (writer := _writer(name, hint))]
 
 
 def _writer(name: str, hint: Any) -> Callable[[Any], Any] | None:
