@@ -1,4 +1,4 @@
-"""A dataclass's values, and `dataclasses.replace` in half its time: for what is done with every job."""
+"""A dataclass's values, all or those that say something, and `dataclasses.replace` in half its time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,23 @@ def changed(whole: T, **changes: Any) -> T:
 
 def values_of(whole: Any) -> dict[str, Any]:
     """All fields of a dataclass by name, nested ones as they are."""
-    names, values = _fields(whole.__class__)
+    names, values, _ = _fields(whole.__class__)
     return dict(zip(names, values(whole), strict=True))
 
 
+def stated(whole: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, by name, nested ones as they are."""
+    names, values, defaults = _fields(whole.__class__)
+    fields = zip(names, values(whole), defaults, strict=True)
+    return {name: value for name, value, default in fields if value != default}
+
+
 @cache
-def _fields(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
-    names = [field.name for field in dataclasses.fields(kind)]
-    return names, attrgetter(*names)
+def _fields(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[Any]]:
+    """Names, how to get their values, and their defaults; a field without one has MISSING, which equals nothing."""
+    fields = dataclasses.fields(kind)
+    names = [field.name for field in fields]
+    made = [
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory() for field in fields
+    ]
+    return names, attrgetter(*names), made

@@ -1,11 +1,15 @@
 """Messages to bytes and back: msgpack of `{"v": version, "kind": name, ...fields}`.
 
+A field that has its default is not sent, so that a later field with a default breaks no reader of this version before
+it is used. Unknown fields are refused.
+
 Reads this version and the one before it. A newer one raises NewerMessage (it waits for the upgrade), anything else
 that can't be read raises InvalidMessage; no input makes it raise something else.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 import typing
@@ -16,8 +20,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from messages.cards import WorkerCard
-from messages.change import values_of
+from messages.change import stated, values_of
 from messages.errors import InvalidMessage, NewerMessage
 from messages.jobs import (
     MIB,
@@ -25,16 +28,24 @@ from messages.jobs import (
     DecodeReport,
     JobError,
     JobResult,
+    Part,
     PrefillJob,
     PrefillReport,
+    Question,
+    QuestionAnswer,
     Sampling,
     StoredKV,
     TokenEvent,
+    user_prompt,
 )
 from messages.kv import KVLayout
+from messages.workers import WorkerInfo
 
-VERSION = 1
-OLDEST_READ = 1
+VERSION = 2
+_BEFORE = 1  # a prompt was two texts, and the KV transfer in a result had another name
+# Ours hold a map for each of 256 parts, four for each of 64 questions, and no list is longer than a worker's jobs. Far
+# more could be nested too deep to be shown in an error.
+_MAX_NESTS, _MAX_LENGTH = 640, 4096
 MAX_MESSAGE_BYTES = 12 * MIB  # below the 16 MiB that RabbitMQ 4 takes
 
 _U32 = "I" if array("I").itemsize == 4 else "L"
@@ -44,18 +55,19 @@ _KINDS: dict[str, type] = {
     "decode": DecodeJob,
     "result": JobResult,
     "token": TokenEvent,
-    "card": WorkerCard,
+    "card": WorkerInfo,
 }
 _NAMES = {cls: name for name, cls in _KINDS.items()}
-_NESTED = (DecodeReport, JobError, KVLayout, PrefillJob, PrefillReport, Sampling, StoredKV)
+_NESTED: tuple[type, ...] = (DecodeReport, JobError, KVLayout, PrefillJob, PrefillReport, Sampling, StoredKV)
+_NESTED += (Part, Question, QuestionAnswer)
 
-Message = PrefillJob | DecodeJob | JobResult | TokenEvent | WorkerCard
-M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerCard)
+Message = PrefillJob | DecodeJob | JobResult | TokenEvent | WorkerInfo
+M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerInfo)
 
 
 def encode(message: Message) -> bytes:
     """The message as bytes, at most MAX_MESSAGE_BYTES long. Raises InvalidMessage if it is longer."""
-    fields = {"v": VERSION, "kind": _NAMES[type(message)], **_plain(message)}
+    fields = {"v": VERSION, "kind": _NAMES[type(message)], **_plain(message, stated)}
     body: bytes = msgpack.packb(fields)
     if len(body) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
@@ -68,55 +80,100 @@ def decode(body: bytes, expected: type[M]) -> M:
     version = fields.pop("v", None)
     if isinstance(version, int) and version > VERSION:
         raise NewerMessage(f"message version {version}; this program reads up to {VERSION}")
-    if not isinstance(version, int) or version < OLDEST_READ:
-        raise InvalidMessage(f"message version {version!r:.20} is not one this program reads")
+    if not isinstance(version, int) or version < _BEFORE:
+        raise InvalidMessage(f"message version {version!r:.20} is not one this program reads: {_BEFORE} and {VERSION}")
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or _KINDS.get(kind) is not expected:
         raise InvalidMessage(f"a {kind!r:.40} message where a {_NAMES[expected]!r} belongs")
-    return typing.cast(M, _build(expected, fields))
+    return typing.cast(M, _build(expected, fields if version == VERSION else _renamed(fields)))
+
+
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    """A message of the version before, with the names of this one."""
+    if isinstance(report := fields.get("decode"), dict) and "hand_over" in report:
+        return {**fields, "decode": _with_kv_transfer(report)}
+    job = inner if isinstance(inner := fields.get("job"), dict) else fields
+    if "shared" in job and "own" in job:
+        job["prompt"] = [_plain(part, values_of) for part in user_prompt(job.pop("shared"), job.pop("own"))]
+    if "hands_over" in fields:
+        fields["transfers_kv"] = fields.pop("hands_over")
+    return fields
 
 
 def to_dict(result: JobResult) -> dict[str, Any]:
     """A result as plain maps, texts and numbers, for JSON."""
-    return _plain(result)
+    return _plain(result, values_of)
 
 
 def result_from_dict(fields: Any) -> JobResult:
-    """The result that `to_dict` gave. Raises InvalidMessage."""
-    return typing.cast(JobResult, _build(JobResult, fields))
+    """The result that `to_dict` gave. Also reads what older folders hold. Raises InvalidMessage."""
+    return typing.cast(JobResult, _build(JobResult, _renamed(fields) if isinstance(fields, dict) else fields))
+
+
+def _with_kv_transfer(report: dict[str, Any]) -> dict[str, Any]:
+    """A decode report of an older folder: the KV transfer had other names there."""
+    named = {"hand_over": "kv_transfer", "handed_over_tokens": "transferred_tokens"}
+    read = {named.get(name, name): value for name, value in report.items()}
+    return {**read, "kv_transfer": "verified" if read["kv_transfer"] == "kv" else read["kv_transfer"]}
 
 
 def _unpack(body: bytes) -> dict[str, Any]:
     if len(body) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
-    try:
-        fields = msgpack.unpackb(body, strict_map_key=True)
-    except Exception as error:  # noqa: BLE001  msgpack raises a family of its own, ValueError, and UnicodeDecodeError
-        raise InvalidMessage(f"not a msgpack message: {type(error).__name__}: {error}") from None
+    fields = unpack(body)
     if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
         raise InvalidMessage("not a msgpack map with text keys")
     return fields
 
 
-def _plain(message: Any) -> dict[str, Any]:
-    """Fields of a dataclass, nested ones as maps, token ids as packed little-endian u32."""
-    result = values_of(message)
+def unpack(body: bytes) -> Any:
+    """What msgpack made these bytes of, few and short maps and lists. Raises InvalidMessage, whatever they are.
+
+    Twelve million empty lists fit into a message, and take a gigabyte once they are made.
+    """
+    made = itertools.count(1)
+
+    def counted(nest: Any) -> Any:
+        if next(made) > _MAX_NESTS:
+            raise ValueError("too many maps and lists")
+        return nest
+
+    try:
+        return msgpack.unpackb(
+            body,
+            strict_map_key=True,
+            list_hook=counted,
+            object_hook=counted,
+            max_array_len=_MAX_LENGTH,
+            max_map_len=_MAX_LENGTH,
+            max_ext_len=0,
+        )
+    except Exception as error:  # noqa: BLE001  msgpack raises a family of its own, ValueError, and UnicodeDecodeError
+        raise InvalidMessage(f"not a msgpack message: {type(error).__name__}: {error}") from None
+
+
+def _plain(message: Any, chosen: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """The chosen fields of a dataclass, nested ones as maps, token ids as packed little-endian u32."""
+    result = chosen(message)
     for name, writer in _writers(message.__class__):
-        result[name] = writer(result[name])
+        if name in result:
+            result[name] = writer(result[name], chosen)
     return result
 
 
 @cache
-def _writers(cls: type) -> list[tuple[str, Callable[[Any], Any]]]:
+def _writers(cls: type) -> list[tuple[str, Callable[[Any, Any], Any]]]:
     """How those fields are written that msgpack can't write."""
     return [(name, writer) for name, hint in typing.get_type_hints(cls).items() if (writer := _writer(name, hint))]
 
 
-def _writer(name: str, hint: Any) -> Callable[[Any], Any] | None:
+def _writer(name: str, hint: Any) -> Callable[[Any, Any], Any] | None:
     if any(kind in _NESTED for kind in (hint, *typing.get_args(hint))):
-        return lambda value: None if value is None else _plain(value)
+        if typing.get_origin(hint) is tuple:
+            return lambda value, chosen: [_plain(one, chosen) for one in value]
+        return lambda value, chosen: None if value is None else _plain(value, chosen)
     if name == "tokens":
-        return _packed_ids
+        return lambda value, _chosen: _packed_ids(value)
     return None
 
 
@@ -135,7 +192,12 @@ def _reader(name: str, hint: Any) -> Callable[[str, Any], Any] | None:
         return lambda _name, value: _build(hint, value)
     if name == "tokens":
         return lambda _name, value: _token_ids(value)
-    return _listed if typing.get_origin(hint) is tuple else None
+    if typing.get_origin(hint) is not tuple:
+        return None
+    kind = typing.get_args(hint)[0]
+    if kind in _NESTED:
+        return lambda name, value: tuple([_build(kind, one) for one in _listed(name, value)])
+    return _listed
 
 
 def _build(cls: type, fields: Any) -> Any:
@@ -146,7 +208,7 @@ def _build(cls: type, fields: Any) -> Any:
         raise InvalidMessage(f"{cls.__name__} has no field {min(fields.keys() - known, key=str)!r:.60}")
     read = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
-        return cls(**{**fields, **read})
+        return cls(**(fields | read if read else fields))
     except TypeError as error:  # a required field is missing, or a value has a type its check did not expect
         raise InvalidMessage(f"{cls.__name__}: {error}") from None
 

@@ -3,13 +3,14 @@
     KvasirError
     ├── Retry                 may succeed later: the job goes to a retry level and an attempt is counted
     │   ├── EngineUnavailable
-    │   ├── StoreUnavailable
-    │   └── BrokerUnavailable
-    ├── HandOverFailed        the stored KV cache can't be used: prefilled again, no attempt is counted
+    │   ├── StoreUnavailable      (workers go on without the store, and say so)
+    │   └── BrokerUnavailable     (in a worker: left unacked, the broker hands the job out again)
+    ├── KVTransferFailed        the stored KV cache can't be used: prefilled again, no attempt is counted
     ├── NewerMessage          written by a newer version: waits in a retry level for the upgrade
     ├── DeadLetter            can never succeed: failed result, then the dead-letters queue
     │   ├── InvalidMessage
     │   ├── InvalidSchema
+    │   ├── InvalidPrompt
     │   ├── ContextExceeded
     │   ├── AttemptsExhausted
     │   └── Poison
@@ -50,7 +51,7 @@ class BrokerUnavailable(Retry):
     """The broker could not be reached, or refused the message for now."""
 
 
-class HandOverFailed(KvasirError):
+class KVTransferFailed(KvasirError):
     """A KV cache was missing, damaged, or not of this model: its job must be prefilled again."""
 
 
@@ -70,6 +71,10 @@ class InvalidSchema(DeadLetter):
     """The engine can't turn the job's JSON schema into a constraint."""
 
 
+class InvalidPrompt(DeadLetter):
+    """The engine can't render the job's conversation, or can't answer its questions."""
+
+
 class ContextExceeded(DeadLetter):
     """Prompt and answer together are longer than the model's context."""
 
@@ -79,7 +84,7 @@ class AttemptsExhausted(DeadLetter):
 
 
 class Poison(DeadLetter):
-    """The job came back too often without anybody reporting why: it is taken to kill its worker."""
+    """Too many workers died while holding the job, without anybody reporting why: it is taken to kill its worker."""
 
 
 class Stopped(KvasirError):
@@ -87,7 +92,7 @@ class Stopped(KvasirError):
 
 
 class Cancelled(Stopped):
-    """The job's batch was cancelled."""
+    """The engine was told to stop: the job's batch was cancelled, its deadline passed, or its worker leaves."""
 
 
 class Expired(Stopped):

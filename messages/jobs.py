@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from messages import checks
-from messages.change import changed
+from messages.change import changed, stated
 from messages.errors import InvalidMessage
 from messages.kv import KVLayout
 
@@ -26,13 +28,23 @@ MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
 # A prompt this short (1 KiB of text and a chat template) is computed sooner than its KV cache is stored and fetched.
 SHORT_PROMPT_TOKENS = 320
+# The first job of each prefill engine, and one in so many later, is prefilled by its decoder too, and compared.
+KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
+MAX_PARTS = 256  # of a prompt and of the questions after it
 MAX_ANSWERS = 32
+MAX_QUESTION_ANSWERS = 64  # of all questions of a job, several to one of them included
 MAX_SECONDS = 1e9  # of any duration in a report
 FAR_FUTURE_S = 1e11
 
 Lane = Literal["now", "bulk"]
 LANES: tuple[Lane, ...] = ("now", "bulk")
+
+Role = Literal["system", "user", "assistant"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+
+Scope = Literal["class", "conversation", "own"]
+SCOPES: tuple[Scope, ...] = ("class", "conversation", "own")  # in the order in which a prompt may have them
 
 Stage = Literal["intake", "prefill", "decode"]
 STAGES: tuple[Stage, ...] = ("intake", "prefill", "decode")
@@ -40,7 +52,9 @@ STAGES: tuple[Stage, ...] = ("intake", "prefill", "decode")
 State = Literal["succeeded", "failed", "cancelled", "expired"]
 STATES: tuple[State, ...] = ("succeeded", "failed", "cancelled", "expired")
 
-HandOver = Literal["kv", "none"]
+KVTransfer = Literal["verified", "verified-rounded", "none"]
+KV_TRANSFERS: tuple[KVTransfer, ...] = ("verified", "verified-rounded", "none")
+
 FINISH_REASONS = ("stop", "length", "")
 
 
@@ -82,20 +96,63 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a prompt: who says it, and who else's prompts have it. Consecutive parts of a role are one message.
+
+    `scope` says whose KV cache it is: `class` the same for a whole batch, `conversation` the same for the next turns
+    of this conversation, `own` this job's alone.
+    """
+
+    role: Role
+    text: str
+    scope: Scope = "own"
+
+    def __post_init__(self) -> None:
+        checks.one_of("role", self.role, ROLES)
+        checks.text("prompt", self.text, MAX_PROMPT_BYTES)
+        checks.one_of("scope", self.scope, SCOPES)
+        if not self.text:
+            raise InvalidMessage("a part of the prompt is empty")
+
+
+def user_prompt(shared: str, own: str) -> tuple[Part, ...]:
+    """One user message: what the whole class has in common, then what belongs to this job; either may be empty."""
+    common = (Part("user", shared, "class"),) if shared else ()
+    return (*common, Part("user", own)) if own else common
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something asked after a job's prompt: a suffix of its own, from the same KV cache, with its own sampling."""
+
+    suffix: tuple[Part, ...]
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.suffix, tuple) or not self.suffix:
+            raise InvalidMessage("a question must have a suffix, of parts")
+        if not all(isinstance(part, Part) for part in self.suffix):
+            raise InvalidMessage("a question's suffix must be of parts")
+        if not isinstance(self.sampling, Sampling):
+            raise InvalidMessage("a question must have its sampling")
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillJob:
     """One prompt for one model, with everything needed to run it again from this message alone.
 
-    The prompt is `shared + own`: first what the whole class has in common, then what belongs to this job. `tokens`
-    is empty until a prefill worker has rendered the chat template and tokenized; from then on it travels along and
-    nobody tokenizes again.
+    The prompt's parts go from what most have in common to what is this job's own, so that every scope begins where
+    the wider one ends. `tokens` is empty until a prefill worker has rendered the chat template and tokenized; decode
+    gets it with the job, and tokenizes nothing again.
+
+    With `questions` each of them is answered after the prompt, and `sampling` is not used.
     """
 
     job_id: str
     batch_id: str
     item_id: str  # unique within the batch; a pseudonym, never a name
     model: str
-    shared: str
-    own: str
+    prompt: tuple[Part, ...]
     sampling: Sampling
     run: int = 1  # retry, replay and regrade count it up
     lane: Lane = "bulk"
@@ -104,19 +161,18 @@ class PrefillJob:
     reply_to: str = ""  # queue that takes the result
     stream_to: str = ""  # queue that takes TokenEvents; "": nobody listens
     tokens: tuple[int, ...] = ()
-    shared_tokens: int = 0  # how many of `tokens` are the same for the whole class
+    shared_tokens: int = 0  # how many of `tokens` are the whole class's: up to the last part of scope `class`
+    questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
         checks.identifier("job_id", self.job_id)
         checks.identifier("batch_id", self.batch_id)
         checks.identifier("item_id", self.item_id)
         checks.model_name("model", self.model)
-        checks.text("prompt", self.shared, MAX_PROMPT_BYTES)
-        checks.text("prompt", self.own, MAX_PROMPT_BYTES)
-        if len(self.shared) + len(self.own) > MAX_PROMPT_BYTES // 4:
-            checks.text("prompt", self.shared + self.own, MAX_PROMPT_BYTES)
-        if not self.shared and not self.own:
-            raise InvalidMessage("prompt is empty")
+        if self.questions == ():
+            _check_prompt(self.prompt)
+        else:
+            _check_questions(self.prompt, self.questions)
         if not isinstance(self.sampling, Sampling):
             raise InvalidMessage("sampling is missing")
         checks.whole("run", self.run, 1, 1_000_000)
@@ -139,15 +195,78 @@ class PrefillJob:
         return changed(self, tokens=tokens, shared_tokens=shared_tokens)
 
 
-def job_id(batch_id: str, item_id: str, model: str, prompt: str, sampling: Sampling) -> str:
-    """32 hex digits that name this work: a changed rubric, model or parameter is another job."""
-    parts = [part.encode() for part in (batch_id, item_id, model, prompt, _sampling_text(sampling))]
+def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) -> None:
+    if not isinstance(questions, tuple) or not all(isinstance(one, Question) for one in questions):
+        raise InvalidMessage("questions must be a tuple of questions")
+    if sum(one.sampling.answers for one in questions) > MAX_QUESTION_ANSWERS:
+        raise InvalidMessage(f"questions ask for more than {MAX_QUESTION_ANSWERS} answers in all")
+    if sum([len(one.suffix) for one in questions], len(prompt)) > MAX_PARTS:
+        raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts")
+    if not prompt:
+        raise InvalidMessage("prompt is empty")
+    for one in questions:
+        _check_prompt((*prompt, *one.suffix))
+
+
+def _check_prompt(prompt: tuple[Part, ...]) -> None:
+    if not isinstance(prompt, tuple) or len(prompt) > MAX_PARTS:
+        raise InvalidMessage(f"prompt must be a tuple of at most {MAX_PARTS} parts")
+    if not prompt:
+        raise InvalidMessage("prompt is empty")
+    size = place = 0
+    for part in prompt:
+        if not isinstance(part, Part):
+            raise InvalidMessage("prompt must be a tuple of parts")
+        before, place = place, SCOPES.index(part.scope)
+        if place < before:
+            raise InvalidMessage(f"parts of a prompt must be in the order of their scopes: {', '.join(SCOPES)}")
+        size += len(part.text)
+    if size > MAX_PROMPT_BYTES // 4:
+        checks.text("prompt", "".join(part.text for part in prompt), MAX_PROMPT_BYTES)
+    if prompt[-1].role == "assistant":
+        raise InvalidMessage("prompt ends with the assistant's own words: there is nothing to answer")
+
+
+def job_id(
+    batch_id: str,
+    item_id: str,
+    model: str,
+    prompt: Sequence[Part],
+    sampling: Sampling,
+    questions: Sequence[Question] = (),
+) -> str:
+    """32 hex digits that name this work: a changed rubric, model or parameter is another job.
+
+    The BLAKE2b hash of these texts, each after its length in 8 bytes: the three names; for each part of the prompt
+    what it states but its text, and its text; what the sampling states; then the same for each question's suffix and
+    sampling. What is stated are the fields that differ from their defaults, as JSON, so a new field with a default
+    changes no id.
+    """
+    texts = [batch_id, item_id, model, *_texts(prompt, sampling)]
+    for one in questions:
+        texts += _texts(one.suffix, one.sampling)
+    parts = [text.encode() for text in texts]
     framed = b"".join([len(part).to_bytes(8, "little") + part for part in parts])
     return hashlib.blake2b(framed, digest_size=16, person=b"kvasir.job").hexdigest()
 
 
 _KEPT = 64
-_texts: dict[int, tuple[Sampling, str]] = {}
+_json = json.JSONEncoder(sort_keys=True).encode
+_sampling_texts: dict[int, tuple[Sampling, str]] = {}
+
+
+def _texts(prompt: Sequence[Part], sampling: Sampling) -> list[str]:
+    texts = []
+    for part in prompt:
+        fields = stated(part)
+        text = fields.pop("text")
+        texts += [_part_text(tuple(fields.items())), text]
+    return [*texts, _sampling_text(sampling)]
+
+
+@lru_cache(_KEPT)
+def _part_text(fields: tuple[tuple[str, str], ...]) -> str:
+    return _json(dict(fields))
 
 
 def _sampling_text(sampling: Sampling) -> str:
@@ -155,11 +274,11 @@ def _sampling_text(sampling: Sampling) -> str:
 
     By identity: samplings that are equal may differ in their text (0 and 0.0), and so in their ids.
     """
-    known = _texts.get(id(sampling))
+    known = _sampling_texts.get(id(sampling))
     if known is None or known[0] is not sampling:
-        if len(_texts) >= _KEPT:
-            _texts.clear()
-        known = _texts[id(sampling)] = sampling, json.dumps(asdict(sampling), sort_keys=True)
+        if len(_sampling_texts) >= _KEPT:
+            _sampling_texts.clear()
+        known = _sampling_texts[id(sampling)] = sampling, _json(stated(sampling))
     return known[1]
 
 
@@ -172,9 +291,12 @@ class StoredKV:
     num_tokens: int  # tokens covered, counted from the start: all of the prompt but its last one
     shared_tokens: int  # a multiple of the layout's block length: blocks below it are keyed by content
     stored_bytes: int = 0
+    sketch: str = ""  # hexadecimal hash of the producer's sketch; "": it left none
 
     def __post_init__(self) -> None:
         checks.identifier("fingerprint", self.fingerprint)
+        if self.sketch != "":
+            checks.identifier("sketch", self.sketch)
         if not isinstance(self.layout, KVLayout):
             raise InvalidMessage("layout is missing")
         checks.whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
@@ -209,7 +331,7 @@ class PrefillReport:
 class DecodeJob:
     """A prefilled job: the PrefillJob with its tokens, and where its KV cache lies.
 
-    `kv` is None when nothing was handed over (`why_no_kv` says why): the decoder then does the prompt itself.
+    `kv` is None when nothing was transferred (`why_no_kv` says why): the decoder then does the prompt itself.
     """
 
     job: PrefillJob
@@ -245,17 +367,17 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class DecodeReport:
-    """What the decode stage did. `evaluated_tokens` is the engine's own counter: the proof of the hand-over.
+    """What the decode stage did. `evaluated_tokens` is the engine's own counter: the proof of the KV transfer.
 
     Of several answers it is the largest; completion tokens and seconds are those of all together.
     """
 
     worker_id: str = ""
     engine: str = ""
-    hand_over: HandOver = "none"
+    kv_transfer: KVTransfer = "none"
     why_none: str = ""
     prompt_tokens: int = 0
-    handed_over_tokens: int = 0
+    transferred_tokens: int = 0
     evaluated_tokens: int = 0
     completion_tokens: int = 0
     queue_s: float = 0.0  # from submission to the decode worker, prefill included
@@ -267,17 +389,37 @@ class DecodeReport:
     def __post_init__(self) -> None:
         checks.text("worker_id", self.worker_id, 255)
         checks.text("engine", self.engine, 64)
-        checks.one_of("hand_over", self.hand_over, ("kv", "none"))
+        checks.one_of("kv_transfer", self.kv_transfer, KV_TRANSFERS)
         checks.text("why_none", self.why_none, MAX_ERROR_BYTES)
-        for name in ("prompt_tokens", "handed_over_tokens", "evaluated_tokens", "completion_tokens"):
+        for name in ("prompt_tokens", "transferred_tokens", "evaluated_tokens", "completion_tokens"):
             checks.whole(name, getattr(self, name), 0, MAX_TOKENS)
         for name in ("queue_s", "get_s", "ttft_s", "decode_s", "total_s"):
             checks.number(name, getattr(self, name), 0, MAX_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
+class QuestionAnswer:
+    """One answer to one of a job's questions."""
+
+    text: str = ""
+    finish_reason: str = ""
+    state: State = "succeeded"
+    evaluated_tokens: int = 0  # prompt tokens that the engine computed for this answer, by its own counter
+
+    def __post_init__(self) -> None:
+        checks.text("text", self.text, MAX_ANSWER_BYTES)
+        checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
+        checks.one_of("state", self.state, STATES)
+        checks.whole("evaluated_tokens", self.evaluated_tokens, 0, MAX_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job ended: exactly one for each (job_id, run) counts, and the first in the journal wins."""
+    """How a job ended: exactly one for each (job_id, run) counts, and the first in the journal wins.
+
+    Of a job with questions `answers` has one for each, in their order; of a question with several answers, all of
+    them in a row. `text` and `more_texts` are empty then.
+    """
 
     job_id: str
     run: int
@@ -292,6 +434,7 @@ class JobResult:
     attempts: int = 1  # deliveries worked on that met a transient error, plus this one
     prefill: PrefillReport = field(default_factory=PrefillReport)
     decode: DecodeReport = field(default_factory=DecodeReport)
+    answers: tuple[QuestionAnswer, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("job_id", "batch_id", "item_id"):
@@ -304,6 +447,10 @@ class JobResult:
             raise InvalidMessage(f"more_texts must be fewer than {MAX_ANSWERS} texts")
         for text in self.more_texts:
             checks.text("more_texts", text, MAX_ANSWER_BYTES)
+        if not isinstance(self.answers, tuple) or len(self.answers) > MAX_QUESTION_ANSWERS:
+            raise InvalidMessage(f"answers must be at most {MAX_QUESTION_ANSWERS}")
+        if not all(isinstance(answer, QuestionAnswer) for answer in self.answers):
+            raise InvalidMessage("answers must be answers to questions")
         checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):

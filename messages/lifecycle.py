@@ -45,6 +45,7 @@ class Step(StrEnum):
     PASSED_ON = "passed_on"  # decode job published and confirmed
     STOLEN = "stolen"  # taken from its queue by a decode worker of another model
     DECODE_STARTED = "decode_started"
+    KV_CHECKED = "kv_checked"  # compared with the decoder's own prefill
     FIRST_TOKEN = "first_token"
     ANSWERED = "answered"
     REPLIED = "replied"
@@ -70,7 +71,7 @@ TABLE: Mapping[Position, Mapping[Step, Position]] = {
     _P.PREFILL_QUEUE: {_S.PREFILL_STARTED: _P.PREFILLING, _S.ISOLATED: _P.PREFILL_QUEUE, **_ENDINGS},
     _P.PREFILLING: {
         _S.KV_STORED: _P.KV_STORED,
-        _S.PASSED_ON: _P.DECODE_QUEUE,  # nothing to hand over
+        _S.PASSED_ON: _P.DECODE_QUEUE,  # nothing to transfer KV
         _S.RETRIED: _P.PREFILL_QUEUE,
         _S.REDELIVERED: _P.PREFILL_QUEUE,
         **_ENDINGS,
@@ -88,6 +89,7 @@ TABLE: Mapping[Position, Mapping[Step, Position]] = {
         **_ENDINGS,
     },
     _P.DECODING: {
+        _S.KV_CHECKED: _P.DECODING,
         _S.FIRST_TOKEN: _P.DECODING,
         _S.ANSWERED: _P.ANSWERED,
         _S.KV_GONE: _P.PREFILL_QUEUE,
@@ -110,7 +112,7 @@ def advance(position: Position, step: Step) -> Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Event:
     """One observed step of one job, with what was known then (seconds, bytes, tokens: named with their unit)."""
 
     step: Step

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from infra.config.settings import Settings
+from infra.config.urls import Secret, put_user
+from infra.deploy.permissions import PERMISSIONS, Role
 from infra.deploy.units import Unit, WorkerRole
-from infra.permissions import PERMISSIONS, Role
-from infra.settings import Settings
-from infra.settings_urls import Secret, put_user
 from messages.errors import UsageError
 
 Service = Literal["broker", "store"]
@@ -25,7 +25,7 @@ _OTHERS: tuple[Role, ...] = tuple(role for role in PERMISSIONS if role != "opera
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who may log in at a service, with the rights of a role (`infra.permissions`)."""
+    """Who may log in at a service, with the rights of a role (`infra.deploy.permissions`)."""
 
     user: str
     password: str

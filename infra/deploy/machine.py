@@ -6,10 +6,10 @@ import getpass
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.units import Place
-from infra.deploy.wheelhouse import Target
-from infra.settings import MachineSettings
+from infra.deploy.wheelhouse import WheelTarget
 
 # Neither systemd nor launchd reads a login shell's profile.
 _PATHS = {
@@ -38,7 +38,7 @@ class Facts:
 
     home: str
     user: str
-    target: Target
+    target: WheelTarget
     python: str
 
 
@@ -51,7 +51,7 @@ def probe(remote: Remote) -> Facts:
             f"{remote.name}: it has no Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer with venv; install one "
             "(apt install python3-venv, brew install python@3.12)"
         )
-    return Facts(home, user, Target.parse([system, processor, version]), python)
+    return Facts(home, user, WheelTarget.parse([system, processor, version]), python)
 
 
 def assumed(machine: MachineSettings) -> Facts:
@@ -59,7 +59,7 @@ def assumed(machine: MachineSettings) -> Facts:
     user = machine.user or getpass.getuser()
     mac = machine.platform == "macos"
     home = f"/{'Users' if mac else 'home'}/{user}"
-    target = Target("macos" if mac else "linux", "arm64" if mac else "aarch64", "3.11")
+    target = WheelTarget("macos" if mac else "linux", "arm64" if mac else "aarch64", "3.11")
     return Facts(home, user, target, "python3")
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import shlex
 import subprocess
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.settings import MachineSettings
+from infra.config.settings import MachineSettings
 from messages.errors import UsageError
 
 _CONNECT_S = 10
 _COMMAND_S = 900.0
+_NO_SSH = "there is no ssh command on this machine; install OpenSSH"
+# GNU's and macOS's programs print the same line; a file that can't be read is one that is not there.
+_DIGESTS = "if command -v sha256sum >/dev/null; then sha256sum -- *; else shasum -a 256 -- *; fi 2>/dev/null || true"
 
 
 class DeployFailed(UsageError):
@@ -41,6 +45,7 @@ class Remote:
             options += ["-F", str(ssh_config)]
         target = f"{machine.user}@{machine.host}" if machine.user else machine.host
         self._ssh = ["ssh", *options, target]
+        self._asked: list[subprocess.Popen[bytes]] = []
 
     def run(self, script: str, stdin: bytes = b"", timeout_s: float = _COMMAND_S) -> str:
         """What a shell script prints; it stops at its first error."""
@@ -48,12 +53,34 @@ class Remote:
         try:
             done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
         except FileNotFoundError:
-            raise DeployFailed("there is no ssh command on this machine; install OpenSSH") from None
+            raise DeployFailed(_NO_SSH) from None
         except subprocess.TimeoutExpired:
             raise DeployFailed(f"{self.name}: no answer after {timeout_s:.0f} s to: {script:.80}") from None
         if done.returncode:
             raise DeployFailed(f"{self.name}: {_reason(done.stderr, done.stdout)} (status {done.returncode})")
         return done.stdout.decode("utf-8", "replace")
+
+    def lines(self, script: str) -> Iterator[str]:
+        """What a shell script prints, line by line, until it ends or `hang_up` ends it."""
+        command = [*self._ssh, f"sh -c {shlex.quote(script)}"]
+        pipe = subprocess.PIPE
+        try:
+            # Ctrl-C is ours to handle, and the script's input stays open until we are gone.
+            asked = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        except FileNotFoundError:
+            raise DeployFailed(_NO_SSH) from None
+        self._asked.append(asked)
+        assert asked.stdout
+        assert asked.stderr
+        for line in asked.stdout:
+            yield line.decode("utf-8", "replace").rstrip("\r\n")
+        if asked.wait():
+            raise DeployFailed(f"{self.name}: {_reason(asked.stderr.read(), b'')} (status {asked.returncode})")
+
+    def hang_up(self) -> None:
+        """End what `lines` still reads."""
+        for asked in self._asked:
+            asked.terminate()
 
     def put(self, files: Mapping[str, File], root: bool = False) -> None:
         """Write files, by absolute path, each replaced as a whole. `root`: with sudo, owned by root."""
@@ -62,14 +89,20 @@ class Remote:
             self.run(f"{sudo}tar -xf - -C /", _tar(files))
 
     def put_folder(self, local: Path, folder: str) -> Sequence[str]:
-        """Copy the files of a local folder that are not there by name and size; what was copied."""
-        listed = self.run(f'mkdir -p {folder}; cd {folder}; for f in *; do [ -f "$f" ] && wc -c "$f" || true; done')
-        there = {name: int(size) for size, name in (line.split(None, 1) for line in listed.splitlines())}
-        missing = [p for p in sorted(local.iterdir()) if p.is_file() and there.get(p.name) != p.stat().st_size]
+        """Copy the files of a local folder that are not there by name and SHA-256; what was copied."""
+        quoted = shlex.quote(folder)
+        listed = self.run(f"mkdir -p {quoted}; cd {quoted}; {_DIGESTS}")
+        there = {name: digest for digest, name in (line.split(None, 1) for line in listed.splitlines())}
+        missing = [path for path in sorted(local.iterdir()) if path.is_file() and there.get(path.name) != _digest(path)]
         for path in missing:  # one at a time: a broken line costs one file
             draft, target = shlex.quote(f"{folder}/.{path.name}"), shlex.quote(f"{folder}/{path.name}")
             self.run(f"cat > {draft}; mv {draft} {target}", path.read_bytes())
         return [path.name for path in missing]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _tar(files: Mapping[str, File]) -> bytes:

@@ -16,11 +16,11 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
+from infra.config.settings import MachineSettings, Settings
 from infra.deploy.accounts import Account
+from infra.deploy.permissions import PERMISSIONS, STORE_RULES
 from infra.deploy.remote import File
 from infra.deploy.units import LOOPBACK, Place, Unit
-from infra.permissions import PERMISSIONS, STORE_RULES
-from infra.settings import MachineSettings, Settings
 from messages.errors import ConfigError
 
 _SECRET = 0o600
@@ -92,6 +92,10 @@ def _broker_unit(settings: Settings) -> Unit:
         "HOME": folder,  # of the cookie
         "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
         "RABBITMQ_DIST_PORT": str(_beside(port, _ERLANG)),
+        # Erlang's own listeners know no users, and run any code for whoever has the cookie: one node needs none of them
+        # from outside.
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "ERL_EPMD_ADDRESS": LOOPBACK,
         "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
         "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
         "RABBITMQ_MNESIA_BASE": f"{folder}/rabbitmq",
@@ -100,13 +104,13 @@ def _broker_unit(settings: Settings) -> Unit:
     # The wrapper in Debian's PATH refuses an ordinary user; the program itself does not.
     start = "[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] && exec /usr/lib/rabbitmq/bin/rabbitmq-server"
     words = ("/bin/sh", "-c", f"{start}; exec rabbitmq-server")
-    return Unit("kvasir-broker", "RabbitMQ", words, port, host, False, tuple(variables.items()))
+    return Unit("kvasir-broker", "RabbitMQ", words, port, host, tuple(variables.items()))
 
 
 def _store_unit(settings: Settings) -> Unit:
     host, port = _address(settings.services.store, "store", 6379)
     words = ("/usr/bin/env", "redis-server", "{folder}/services/redis.conf")
-    return Unit("kvasir-store", "Redis", words, port, host, False)
+    return Unit("kvasir-store", "Redis", words, port, host)
 
 
 def _beside(port: int, offset: int) -> int:

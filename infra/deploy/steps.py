@@ -19,7 +19,7 @@ _FOLDERS = ("releases", "wheelhouse", "secrets", "services", "env", "log", "run"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DeployStep:
     """A shell script, or files to write, or both: the files first."""
 
     says: str
@@ -28,16 +28,16 @@ class Step:
     as_root: bool = False  # writes the files with sudo
 
 
-def prepare(place: Place) -> list[Step]:
+def prepare(place: Place) -> list[DeployStep]:
     """The folders; secrets are their owner's alone."""
     folders = " ".join(shlex.quote(f"{place.folder}/{name}") for name in _FOLDERS)
     secrets = shlex.quote(f"{place.folder}/secrets")
-    return [Step(f"make {place.folder}", f"mkdir -p {folders}; chmod 700 {secrets}")]
+    return [DeployStep(f"make {place.folder}", f"mkdir -p {folders}; chmod 700 {secrets}")]
 
 
-def install(place: Place, python: str, release: str, requirements: Sequence[str]) -> list[Step]:
+def install(place: Place, python: str, release: str, requirements: Sequence[str]) -> list[DeployStep]:
     """Install a release beside the one in use, from the wheelhouse alone; nothing to do if it is there."""
-    final = f"{place.folder}/releases/{release}"
+    final = shlex.quote(f"{place.folder}/releases/{release}")
     wanted = " ".join(shlex.quote(_there(place, each)) for each in requirements)
     # Made in place, because a virtual environment can't be moved; complete only once it is marked so.
     script = (
@@ -45,7 +45,7 @@ def install(place: Place, python: str, release: str, requirements: Sequence[str]
         f"{final}/bin/python -m pip install --quiet --disable-pip-version-check --no-index "
         f"--find-links {shlex.quote(place.folder + '/wheelhouse')} {wanted}; touch {final}/complete; }}"
     )
-    return [Step(f"install release {release}", script)]
+    return [DeployStep(f"install release {release}", script)]
 
 
 def _there(place: Place, requirement: str) -> str:
@@ -54,53 +54,55 @@ def _there(place: Place, requirement: str) -> str:
     return f"{place.folder}/wheelhouse/{Path(path).name}{bracket}{extras}" if path.endswith(".whl") else requirement
 
 
-def use(place: Place, release: str) -> list[Step]:
+def use(place: Place, release: str) -> list[DeployStep]:
     """Make a release the one in use, from each worker's next start on; the three newest are kept."""
     folder = shlex.quote(place.folder)
     keep = f'ls -1t {folder}/releases | tail -n +4 | while read -r old; do rm -rf {folder}/releases/"$old"; done'
     return [
-        Step(f"use release {release}", f"ln -sfn releases/{release} {folder}/current; touch {folder}/current; {keep}")
+        DeployStep(
+            f"use release {release}", f"ln -sfn releases/{release} {folder}/current; touch {folder}/current; {keep}"
+        )
     ]
 
 
-def write(says: str, place: Place, config: bytes, secrets: Mapping[str, bytes]) -> Step:
+def write(says: str, place: Place, config: bytes, secrets: Mapping[str, bytes]) -> DeployStep:
     """The configuration, and secrets that only their owner can read."""
     files = {f"{place.folder}/kvasir.toml": File(config)}
     files |= {f"{place.folder}/secrets/{name}": File(content, SECRET) for name, content in secrets.items()}
-    return Step(says, files=files)
+    return DeployStep(says, files=files)
 
 
-def forget(place: Place, names: Sequence[str]) -> list[Step]:
+def forget(place: Place, names: Sequence[str]) -> list[DeployStep]:
     """Delete passwords that nobody on the machine needs any more."""
     paths = " ".join(shlex.quote(f"{place.folder}/secrets/{name}") for name in names)
-    return [Step(f"delete what is left of secrets/{', secrets/'.join(names)}", f"rm -f {paths}")] if names else []
+    return [DeployStep(f"delete what is left of secrets/{', secrets/'.join(names)}", f"rm -f {paths}")] if names else []
 
 
-def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> list[Step]:
+def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> list[DeployStep]:
     """Write the supervisor's files, and make them known."""
     written = dict(unit_file(supervisor, unit, place) for unit in units)
     files = {path: File(text.encode()) for path, text in written.items()}
     enable = "; ".join(control(supervisor, "enable", unit, place) for unit in units)
-    return [Step(f"write {len(units)} unit(s) for {supervisor}", enable, files, supervisor != "plain")]
+    return [DeployStep(f"write {len(units)} unit(s) for {supervisor}", enable, files, supervisor != "plain")]
 
 
-def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Switch) -> list[Step]:
+def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Switch) -> list[DeployStep]:
     """Start or stop workers, one after the other; each is waited for."""
     steps = []
     for unit in units:
         if verb in ("stop", "restart"):
             says = f"stop {unit.name}, when it has finished what it holds"
-            steps.append(Step(says, control(supervisor, "stop", unit, place)))
+            steps.append(DeployStep(says, control(supervisor, "stop", unit, place)))
         if verb in ("start", "restart"):
-            steps.append(Step(f"start {unit.name}", control(supervisor, "start", unit, place)))
-            steps.append(Step(f"wait until {unit.name} is ready", wait_ready(place, unit)))
+            steps.append(DeployStep(f"start {unit.name}", control(supervisor, "start", unit, place)))
+            steps.append(DeployStep(f"wait until {unit.name} is ready", wait_ready(place, unit)))
     return steps
 
 
 def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
     """A script that ends when the worker answers /ready, or fails with what it answers instead."""
     attempt = f"urllib.request.urlopen('http://{_in_url(unit.host)}:{unit.port}/ready',timeout=5)"
-    if not unit.has_page:
+    if unit.role is None:
         attempt = f"socket.create_connection(({unit.host!r},{unit.port}),5).close()"
     program = (
         "import socket,sys,time,urllib.request,urllib.error\n"

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Literal
 
-from infra.settings import MachineSettings, Role
-from infra.settings_schema import WORKER_ROLES
+from infra.config.schema import CONTROL, WORKER_ROLES
+from infra.config.settings import MachineSettings, Role
+from messages.errors import ConfigError
 
 Supervisor = Literal["systemd", "launchd", "plain"]
 WorkerRole = Literal["prefill", "decode"]
@@ -39,9 +40,8 @@ class Unit:
     words: tuple[str, ...]
     port: int
     host: str = LOOPBACK
-    has_page: bool = True
     environment: tuple[tuple[str, str], ...] = ()  # on top of the machine's
-    role: WorkerRole | None = None  # None: a service
+    role: WorkerRole | None = None  # None: a service, which has no page
 
     def command(self, place: Place) -> list[str]:
         """As it is run there."""
@@ -108,7 +108,16 @@ def supervisor_of(machine: MachineSettings) -> Supervisor:
 
 
 def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, str]:
-    """(path on the machine, text) of what makes the supervisor keep a unit running."""
+    """(path on the machine, text) of what makes the supervisor keep a unit running.
+
+    Raises ConfigError for a value that would be more than a value there.
+    """
+    words = (place.user, place.folder, unit.says, *unit.command(place), *unit.variables(place).values())
+    for value in words:
+        if CONTROL.search(value):
+            raise ConfigError(
+                f"{unit.name}: a line break or another control character can't stand in a unit: {value!r:.80}"
+            )
     if supervisor == "systemd":
         return f"/etc/systemd/system/{unit.name}.service", _systemd(unit, place)
     if supervisor == "launchd":
@@ -141,7 +150,8 @@ def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], un
 
 
 def _systemd(unit: Unit, place: Place) -> str:
-    command = " ".join(_quoted_for_systemd(word) for word in unit.command(place))
+    # Only in a command does systemd read variables.
+    command = " ".join(_quoted_for_systemd(word).replace("$", "$$") for word in unit.command(place))
     environment = "".join(f"Environment={_quoted_for_systemd(f'{k}={v}')}\n" for k, v in unit.variables(place).items())
     return (
         f"[Unit]\nDescription=Kvasir {_percent(unit.says)}\n"
@@ -192,7 +202,7 @@ def _plain(unit: Unit, place: Place) -> str:
 def _quoted_for_systemd(word: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_./:=@,+-]+", word):
         return word
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{_percent(escaped)}"'
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed
-from infra.settings import MachineSettings
 
 # What to ask for where the platform is another than this one's, oldest last.
 _TAGS = {
@@ -29,7 +29,7 @@ _EXTRAS = {"mlx": "mlx", "transformers": "torch", "llamacpp": "llamacpp"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WheelTarget:
     """What a machine runs: "linux" or "macos", "x86_64", "aarch64" or "arm64", and Python's "3.11.7"."""
 
     system: str
@@ -39,23 +39,23 @@ class Target:
     @property
     def is_here(self) -> bool:
         """Whether this machine's own pip chooses the same wheels."""
-        return self == Target(_system(platform.system()), platform.machine(), platform.python_version())
+        return self == WheelTarget(_system(platform.system()), platform.machine(), platform.python_version())
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Target:
+    def parse(cls, words: Sequence[str]) -> WheelTarget:
         """From `uname -s`, `uname -m` and Python's version."""
         return cls(_system(words[0]), words[1], words[2])
 
 
 def extras_of(machine: MachineSettings) -> list[str]:
-    """What its workers' engines need installed.
+    """What its workers' engines need installed, and on NVIDIA machines the figures of their GPUs.
 
-    On NVIDIA machines llama.cpp is `llama-server` from PATH: the wheel that pip chooses there computes on the CPU.
+    There llama.cpp is `llama-server` from PATH: the wheel that pip chooses computes on the CPU.
     """
-    engines = {role.engine for role in machine.roles if role.engine in _EXTRAS}
+    extras = {_EXTRAS[role.engine] for role in machine.roles if role.engine in _EXTRAS}
     if machine.platform == "linux-cuda":
-        engines -= {"llamacpp"}
-    return sorted(_EXTRAS[engine] for engine in engines)
+        extras = extras - {"llamacpp"} | {"nvml"}
+    return sorted(extras)
 
 
 def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
@@ -83,7 +83,7 @@ def _no_sources(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if name.startswith(".") or name in ("tests", "docs", "examples", "build")]
 
 
-def fill(folder: Path, requirements: Sequence[str], target: Target, wheel: Path) -> None:
+def fill(folder: Path, requirements: Sequence[str], target: WheelTarget, wheel: Path) -> None:
     """Download what the requirements probably need on the target; `fetch` brings what is found missing there.
 
     Probably, because pip judges conditions ("; sys_platform == …") by the machine that it runs on, and never by the
@@ -95,7 +95,7 @@ def fill(folder: Path, requirements: Sequence[str], target: Target, wheel: Path)
         _pip("download", *_options(folder, target), *requirements)
 
 
-def fetch(folder: Path, requirement: str, target: Target) -> None:
+def fetch(folder: Path, requirement: str, target: WheelTarget) -> None:
     """Download one wheel for the target, without what it needs in turn. Raises DeployFailed with pip's last words."""
     _pip("download", "--no-deps", *_options(folder, target), requirement)
 
@@ -106,7 +106,7 @@ def missing_in(error: str) -> str:
     return found[1].strip() if found else ""
 
 
-def _options(folder: Path, target: Target) -> list[str]:
+def _options(folder: Path, target: WheelTarget) -> list[str]:
     options = ["--dest", str(folder), "--only-binary=:all:"]
     if target.is_here:
         return options

@@ -1,0 +1,65 @@
+"""The control exchange: best-effort broadcasts to every worker. Losing one costs time and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+
+from infra.broker import topology
+from infra.broker.base import Address, Broker, Message
+from messages.codec import MAX_MESSAGE_BYTES, unpack
+from messages.errors import InvalidMessage
+
+
+def ring(broker: Broker, queue: str) -> None:
+    """Say that `queue` has something for whoever is free, so that its workers need not poll it often."""
+    _send(broker, {"wakeup": queue})
+
+
+def announce_cancel(broker: Broker, batch_id: str) -> None:
+    """Ask every worker to stop what it runs of this batch."""
+    _send(broker, {"cancel": batch_id})
+
+
+def announce_pause(broker: Broker, worker: str, paused: bool) -> None:
+    """Ask a worker (its id, or the beginning of it up to a dot: its host) to take no more jobs, or some again."""
+    _send(broker, {"pause" if paused else "resume": worker})
+
+
+class ControlListener:
+    """Receives broadcasts on a private queue; `poll` hands each to its handler, in the caller's thread."""
+
+    def __init__(self, broker: Broker, name: str, handlers: Mapping[str, Callable[[str], None]]) -> None:
+        """`handlers`: of "wakeup" (a queue), "cancel" (a batch), "pause" and "resume" (a worker)."""
+        queue = broker.open_private_queue(f"control.{name}", topology.CONTROL)
+        self._consumer = broker.consume(queue, prefetch=100)
+        self._handlers = handlers
+
+    def poll(self, timeout_s: float) -> None:
+        """Handle the next broadcast, waiting at most `timeout_s` for it."""
+        delivery = self._consumer.receive(timeout_s)
+        if delivery is None:
+            return
+        delivery.ack()
+        for kind, value in _read(delivery.message.body).items():
+            handler = self._handlers.get(kind)
+            if handler and isinstance(value, str):
+                handler(value)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._consumer.close()
+
+
+def _send(broker: Broker, content: dict[str, str]) -> None:
+    broker.publish_lossy(Address(topology.CONTROL, ""), Message(msgpack.packb(content), persistent=False))
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    try:
+        content = unpack(body[:MAX_MESSAGE_BYTES])
+    except InvalidMessage:  # anybody may publish here; nonsense is ignored
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,38 @@
+"""Deaths that the broker made (a queue's delivery limit): every worker answers them, so that none ends in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.broker import topology
+from infra.broker.base import Broker
+from infra.broker.envelope import Attempt
+from infra.broker.settle import Settler
+from messages import checks
+from messages.errors import InvalidMessage, Poison
+from messages.jobs import Stage
+
+
+def answer_deaths(broker: Broker, settler: Settler, model: str, at_most: int = 100) -> int:
+    """Failed result, then dead-letters, then ack, for what lies in `deaths`; returns how many.
+
+    `model` names the model of a message that doesn't say its own. Raises BrokerUnavailable.
+    """
+    for answered in range(at_most):
+        delivery = broker.get(topology.DEATHS)
+        if delivery is None:
+            return answered
+        headers = delivery.message.headers
+        stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
+        attempt = Attempt[Any].at(delivery, stage, _model(headers.get("kvasir-model"), model))
+        why = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
+        settler.fail(attempt, Poison(why))
+    return at_most
+
+
+def _model(named: object, otherwise: str) -> str:
+    try:
+        checks.model_name("kvasir-model", named)
+    except InvalidMessage:
+        return otherwise
+    return str(named)

@@ -1,0 +1,284 @@
+"""The Broker contract in this process: the same topology and settlement as RabbitMQ, nothing outlives the process.
+
+server = EmbeddedServer()
+producer, worker = EmbeddedBroker(server), EmbeddedBroker(server)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from infra.broker import topology
+from infra.broker.base import Address, Broker, Consumer, Delivery, Depth, Message
+from infra.broker.embedded.server import Copy, EmbeddedQueue, EmbeddedServer
+from messages.errors import BatchError, BrokerUnavailable, NoQueue
+
+__all__ = ["EmbeddedBroker", "EmbeddedServer"]
+
+
+class EmbeddedDelivery:
+    """A `Delivery` from the embedded server."""
+
+    __slots__ = ("_broker", "_on_ack", "_settled", "copy", "lost", "message", "queue", "returns")
+
+    def __init__(self, broker: EmbeddedBroker, queue: EmbeddedQueue, copy: Copy, on_ack: Callable[[], None]) -> None:
+        self.queue = queue.name
+        self.copy = copy
+        self.message = copy.message
+        self.returns = copy.returns if queue.is_quorum else min(copy.returns, 1)
+        self.lost = False
+        self._on_ack = on_ack
+        self._broker = broker
+        self._settled = False
+
+    def lose(self) -> None:
+        """Its channel is gone."""
+        self.lost = not self._settled
+
+    def ack(self) -> bool:
+        """See `Delivery`."""
+        with self._broker.server.lock:
+            if not self._settled and not self.lost:
+                self._settled = True
+                self._broker.unacked.discard(self)
+                self._on_ack()
+            return not self.lost
+
+
+class EmbeddedConsumer(Consumer):
+    """A `Consumer` on the embedded server."""
+
+    def __init__(self, broker: EmbeddedBroker, queue: str, prefetch: int, exclusive: bool) -> None:
+        self.queue = queue
+        self.exclusive = exclusive
+        self.flowing = True
+        self._broker = broker
+        self._prefetch = prefetch
+        self._unacked: set[EmbeddedDelivery] = set()
+        self._buffer: deque[EmbeddedDelivery] = deque()
+        self._arrived = threading.Condition(broker.server.lock)
+        self._closed = False
+        self._nudged = False
+
+    @property
+    def room(self) -> bool:
+        """Whether it may be handed another message."""
+        return self.flowing and len(self._unacked) < self._prefetch
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        """See `Consumer`."""
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: self._buffer or self._nudged or self._closed or self._broker.closed, timeout_s
+            )
+            if self._buffer:
+                return self._buffer.popleft()
+            self._nudged = False
+            return None
+
+    def nudge(self) -> None:
+        """See `Consumer`."""
+        with self._arrived:
+            self._nudged = True
+            self._arrived.notify_all()
+
+    def widen(self, prefetch: int) -> None:
+        """See `Consumer`."""
+        with self._arrived:
+            self._prefetch = prefetch
+            self._broker.server.dispatch(self.queue)
+
+    def pause(self) -> list[Delivery]:
+        """See `Consumer`."""
+        with self._arrived:
+            self.flowing = False
+            taken: list[Delivery] = list(self._buffer)
+            self._buffer.clear()
+            return taken
+
+    def resume(self) -> None:
+        """See `Consumer`."""
+        with self._arrived:
+            self.flowing = not self._closed
+            self._broker.server.dispatch(self.queue)
+
+    def close(self) -> list[Delivery]:
+        """See `Consumer`."""
+        with self._arrived:
+            self._closed = True
+            self._broker.forget(self)
+            self._arrived.notify_all()
+            return self.pause()
+
+    def deliver(self, copy: Copy) -> None:
+        """Called by the server, under its lock."""
+        server = self._broker.server
+
+        def acked() -> None:
+            self._unacked.discard(delivery)
+            server.dispatch(self.queue)
+
+        delivery = EmbeddedDelivery(self._broker, server.queue(self.queue), copy, acked)
+        self._broker.unacked.add(delivery)
+        self._unacked.add(delivery)
+        self._buffer.append(delivery)
+        self._arrived.notify()
+
+    def lose(self) -> None:
+        """The channel is gone: what it held is the server's again."""
+        self._unacked.clear()
+        self._buffer.clear()
+        self._arrived.notify_all()
+
+
+class EmbeddedBroker(Broker):
+    """A client of an `EmbeddedServer`: of its own, if none is given."""
+
+    def __init__(self, server: EmbeddedServer | None = None) -> None:
+        self.server = server or EmbeddedServer()
+        self.closed = False
+        self.unacked: set[EmbeddedDelivery] = set()
+        self._consumers: list[EmbeddedConsumer] = []
+
+    def declare(self, models: Sequence[str]) -> list[str]:
+        """See `Broker`."""
+        for exchange in topology.exchanges():
+            self.server.declare_exchange(exchange)
+        for queue in topology.queues(models):
+            self.server.declare_queue(queue)
+        return []
+
+    def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
+        """See `Broker`."""
+        self._check_open()
+        if not self.server.publish(to, message):
+            raise NoQueue(
+                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: no such queue on the broker. "
+                "Is the model in the configuration of everyone involved?"
+            )
+
+    def publish_many(
+        self,
+        sends: Iterable[tuple[Address, Message]],
+        on_confirmed: Callable[[Message], None] = lambda _message: None,
+        window: int = 1000,
+        timeout_s: float | None = 30.0,
+    ) -> int:
+        """See `Broker`."""
+        confirmed = 0
+        for to, message in sends:
+            self.publish(to, message)
+            confirmed += 1
+            on_confirmed(message)
+        return confirmed
+
+    def publish_lossy(self, to: Address, message: Message) -> None:
+        """See `Broker`."""
+        if not self.closed:
+            self.server.publish(to, message)
+
+    def consume(self, queue: str, prefetch: int, exclusive: bool = False) -> Consumer:
+        """See `Broker`."""
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be at least 1, not {prefetch}")
+        with self.server.lock:
+            self._check_open()
+            self._check_readable(self.server.queue(queue))
+            readers = self.server.readers(queue)
+            if readers and (exclusive or readers[0].exclusive):
+                raise BatchError(f"reading queue {queue}: another process reads this queue")
+            consumer = EmbeddedConsumer(self, queue, prefetch, exclusive)
+            self._consumers.append(consumer)
+            readers.append(consumer)
+            self.server.dispatch(queue)
+        return consumer
+
+    def get(self, queue: str) -> Delivery | None:
+        """See `Broker`."""
+        with self.server.lock:
+            self._check_open()
+            found = self.server.queue(queue)
+            self._check_readable(found)
+            copy = self.server.take(found)
+            if copy is None:
+                return None
+            delivery = EmbeddedDelivery(self, found, copy, lambda: None)
+            self.unacked.add(delivery)
+            return delivery
+
+    def depth(self, queue: str) -> Depth | None:
+        """See `Broker`."""
+        self._check_open()
+        return self.server.depth(queue)
+
+    def open_reply_queue(self, batch_id: str) -> str:
+        """See `Broker`."""
+        self._check_open()
+        name = topology.reply_queue(batch_id)
+        self.server.declare_queue(topology.QueueSpec(name, topology.REPLY, name, topology.reply_arguments()))
+        return name
+
+    def open_private_queue(self, name: str, exchange: str) -> str:
+        """See `Broker`."""
+        self._check_open()
+        self.server.declare_queue(topology.QueueSpec(name, exchange, name, {"x-queue-type": "classic"}), owner=self)
+        return name
+
+    def delete_queue(self, queue: str) -> None:
+        """See `Broker`."""
+        self._check_open()
+        with self.server.lock:
+            if queue not in self.server.private_queues(self) and not queue.startswith(topology.reply_queue("")):
+                raise ValueError(f"{queue} is neither a reply queue nor a private queue of this process: not deleted")
+            self.server.delete_queue(queue)
+
+    @property
+    def connected(self) -> bool:
+        """See `Broker`."""
+        return not self.closed
+
+    def close(self) -> None:
+        """See `Broker`."""
+        with self.server.lock:
+            if self.closed:
+                return
+            self.closed = True
+            for consumer in list(self._consumers):
+                consumer.lose()
+                self.forget(consumer)
+            for name in self.server.private_queues(self):
+                self.server.delete_queue(name)
+            self._lose_all()
+
+    def drop(self) -> None:
+        """What a network fault does: everything unacked goes back, then consumers go on. For tests."""
+        with self.server.lock:
+            self._lose_all()
+
+    def forget(self, consumer: EmbeddedConsumer) -> None:
+        """Take a consumer off its queue; what it handed out can still be acked."""
+        consumer.flowing = False
+        if consumer in self._consumers:
+            self._consumers.remove(consumer)
+            self.server.readers(consumer.queue).remove(consumer)
+
+    def _lose_all(self) -> None:
+        lost = list(self.unacked)
+        self.unacked.clear()
+        for delivery in lost:
+            delivery.lose()
+        for consumer in self._consumers:
+            consumer.lose()
+        self.server.give_back((delivery.queue, delivery.copy) for delivery in lost)
+        for name in self.server.private_queues(self):
+            self.server.queue(name).ready.clear()  # it would have gone with the connection, and come again empty
+
+    def _check_readable(self, queue: EmbeddedQueue) -> None:
+        if queue.owner not in (None, self):
+            raise BatchError(f"reading queue {queue.name}: another process reads this queue")
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise BrokerUnavailable("the connection to the broker was closed by this process")

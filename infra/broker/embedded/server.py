@@ -1,0 +1,246 @@
+"""A broker's queues in this process: routing, delivery counts, dead letters and time-outs of `infra.broker.topology`.
+
+One lock guards everything, and every change ends with handing ready messages to readers that have room.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from infra.broker import topology
+from infra.broker.base import Address, Depth, Header, Message
+from messages.errors import NoQueue
+
+# What RabbitMQ adds to a message and its publisher may not.
+_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+
+
+@dataclass(eq=False, slots=True)
+class Copy:
+    """A message in a queue."""
+
+    message: Message
+    key: str  # routing key of its publishing; survives dead-lettering
+    order: int  # place in its queue, kept when it comes back
+    expires_at: float = 0.0  # monotonic; 0: never
+    returns: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class EmbeddedQueue:
+    """A queue and what is ready in it."""
+
+    name: str
+    arguments: Mapping[str, str | int] = field(default_factory=dict)
+    owner: object = None  # of a private queue
+    ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
+
+    @property
+    def is_quorum(self) -> bool:
+        """Whether returns are counted; else it is only known whether there were any."""
+        return self.arguments.get("x-queue-type") == "quorum"
+
+
+class QueueReader(Protocol):
+    """A consumer, as the server sees it."""
+
+    @property
+    def flowing(self) -> bool:
+        """Whether it takes messages at all now."""
+
+    @property
+    def room(self) -> bool:
+        """Whether it takes another message now."""
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it wants no other reader beside it."""
+
+    def deliver(self, copy: Copy) -> None:
+        """Take a message. Called under the server's lock."""
+
+
+@dataclass(eq=False, slots=True)
+class _Exchange:
+    kind: str
+    alternate: str
+    bindings: list[tuple[str, str]] = field(default_factory=list)  # (key, queue)
+
+
+class EmbeddedServer:
+    """Exchanges, queues and their clock. Its clients are `EmbeddedBroker`s."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._exchanges: dict[str, _Exchange] = {}
+        self._queues: dict[str, EmbeddedQueue] = {}
+        self._readers: dict[str, deque[QueueReader]] = {}  # by queue name; they outlive a deleted queue
+        self._order = itertools.count()
+        self._expiries: list[tuple[float, int, EmbeddedQueue]] = []  # a heap: when, tie-break, whose head to look at
+        self._clock = threading.Condition(self.lock)
+        self._clock_thread: threading.Thread | None = None
+        self._stranded: list[tuple[Copy, str, str]] = []  # dead letters that no queue takes yet: copy, exchange, key
+
+    def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
+        """Safe to repeat."""
+        with self.lock:
+            self._exchanges.setdefault(spec.name, _Exchange(spec.kind, spec.arguments.get("alternate-exchange", "")))
+
+    def declare_queue(self, spec: topology.QueueSpec, owner: object = None) -> None:
+        """Declare and bind; safe to repeat. Raises NoQueue if there is no such exchange."""
+        with self.lock:
+            exchange = self._exchanges.get(spec.exchange)
+            if exchange is None:
+                raise NoQueue(f"queue {spec.name}: no exchange {spec.exchange}; declare the topology first")
+            self._queues.setdefault(spec.name, EmbeddedQueue(spec.name, spec.arguments, owner))
+            if (spec.key, spec.name) not in exchange.bindings:
+                exchange.bindings.append((spec.key, spec.name))
+            stranded, self._stranded = self._stranded, []
+            for copy, to, key in stranded:
+                self._dead_letter_to(copy, to, key)
+            self.dispatch(spec.name)
+
+    def delete_queue(self, name: str) -> None:
+        """With all it holds; a missing one is fine. Its consumers wait for a new one of that name."""
+        with self.lock:
+            self._queues.pop(name, None)
+            for exchange in self._exchanges.values():
+                exchange.bindings = [(key, queue) for key, queue in exchange.bindings if queue != name]
+
+    def queue(self, name: str) -> EmbeddedQueue:
+        """The queue. Raises NoQueue."""
+        found = self._queues.get(name)
+        if found is None:
+            raise NoQueue(f"reading queue {name}: there is no such queue")
+        return found
+
+    def readers(self, name: str) -> deque[QueueReader]:
+        """Who consumes from this queue, next in turn first."""
+        return self._readers.setdefault(name, deque())
+
+    def private_queues(self, owner: object) -> list[str]:
+        """Names of the queues that only `owner` reads."""
+        return [queue.name for queue in self._queues.values() if queue.owner is owner]
+
+    def publish(self, to: Address, message: Message) -> bool:
+        """Put a copy into every queue bound for this address; False if there is none."""
+        headers = {name: value for name, value in message.headers.items() if not name.startswith(_BROKERS_OWN)}
+        copied = replace(message, body=bytes(message.body), headers=headers)
+        with self.lock:
+            return self._route(to.exchange, to.key, copied)
+
+    def take(self, queue: EmbeddedQueue) -> Copy | None:
+        """The first ready message."""
+        with self.lock:
+            self._expire(queue)
+            return heapq.heappop(queue.ready)[1] if queue.ready else None
+
+    def depth(self, name: str) -> Depth | None:
+        """Ready messages and flowing consumers, or None."""
+        with self.lock:
+            queue = self._queues.get(name)
+            if queue is None:
+                return None
+            self._expire(queue)
+            return Depth(len(queue.ready), sum(consumer.flowing for consumer in self.readers(name)))
+
+    def give_back(self, copies: Iterable[tuple[str, Copy]]) -> None:
+        """From a lost channel: back to their places in these queues, counted, or dead if that was once too often."""
+        with self.lock:
+            touched = set()
+            for name, copy in copies:
+                queue = self._queues.get(name)
+                if queue is not None:
+                    self._return(queue, copy)
+                    touched.add(name)
+            for name in touched:
+                self.dispatch(name)
+
+    def dispatch(self, name: str) -> None:
+        """Hand ready messages to consumers with room, in turn."""
+        queue = self._queues.get(name)
+        if queue is None:
+            return
+        self._expire(queue)
+        while queue.ready and (consumer := _next_with_room(self.readers(name))):
+            consumer.deliver(heapq.heappop(queue.ready)[1])
+
+    def _route(self, exchange_name: str, key: str, message: Message) -> bool:
+        exchange = self._exchanges.get(exchange_name)
+        if exchange is None:
+            return False
+        names = {queue for bound, queue in exchange.bindings if exchange.kind == "fanout" or bound == key}
+        for name in names:
+            self._append(self._queues[name], Copy(message, key, 0))
+        if names:
+            return True
+        return bool(exchange.alternate) and self._route(exchange.alternate, key, message)
+
+    def _append(self, queue: EmbeddedQueue, copy: Copy) -> None:
+        copy.order = next(self._order)
+        ttl_ms = queue.arguments.get("x-message-ttl")
+        if isinstance(ttl_ms, int):
+            copy.expires_at = time.monotonic() + ttl_ms / 1000
+            self._watch(queue, copy.expires_at)
+        heapq.heappush(queue.ready, (copy.order, copy))
+        self.dispatch(queue.name)
+
+    def _return(self, queue: EmbeddedQueue, copy: Copy) -> None:
+        copy.returns += 1
+        limit = queue.arguments.get("x-delivery-limit")
+        if isinstance(limit, int) and copy.returns > limit:
+            self._die(queue, copy, "delivery_limit")
+        else:
+            heapq.heappush(queue.ready, (copy.order, copy))
+
+    def _die(self, queue: EmbeddedQueue, copy: Copy, reason: str) -> None:
+        exchange = queue.arguments.get("x-dead-letter-exchange")
+        if not isinstance(exchange, str):
+            return
+        deaths: dict[str, Header] = {"x-first-death-reason": reason, "x-first-death-queue": queue.name}
+        copy.message = replace(copy.message, headers=deaths | dict(copy.message.headers))
+        self._dead_letter_to(copy, exchange, str(queue.arguments.get("x-dead-letter-routing-key", copy.key)))
+
+    def _dead_letter_to(self, copy: Copy, exchange: str, key: str) -> None:
+        """At least once: without a queue it waits until one is declared."""
+        if not self._route(exchange, key, copy.message):
+            self._stranded.append((copy, exchange, key))
+
+    def _expire(self, queue: EmbeddedQueue) -> None:
+        """All messages of a queue have the same TTL, so the head expires first."""
+        now = time.monotonic()
+        while queue.ready and 0 < queue.ready[0][1].expires_at <= now:
+            self._die(queue, heapq.heappop(queue.ready)[1], "expired")
+
+    def _watch(self, queue: EmbeddedQueue, when: float) -> None:
+        heapq.heappush(self._expiries, (when, next(self._order), queue))
+        if self._clock_thread is None:
+            self._clock_thread = threading.Thread(target=self._run_clock, name="embedded broker clock", daemon=True)
+            self._clock_thread.start()
+        self._clock.notify()
+
+    def _run_clock(self) -> None:
+        with self.lock:
+            while self._expiries:
+                when, _, queue = self._expiries[0]
+                if when > time.monotonic():
+                    self._clock.wait(when - time.monotonic())
+                    continue
+                heapq.heappop(self._expiries)
+                self._expire(queue)
+            self._clock_thread = None  # the next message with a TTL starts another
+
+
+def _next_with_room(readers: deque[QueueReader]) -> QueueReader | None:
+    for _ in range(len(readers)):
+        readers.rotate(-1)
+        if readers[-1].room:
+            return readers[-1]
+    return None

@@ -1,0 +1,69 @@
+"""Named places between two steps of a handler, where a fault test lets this process die or a job meet an error.
+
+Off unless KVASIR_FAILPOINT is set when the process starts; `failpoint` then is a function that does nothing. Forms:
+
+    kill:decode.stored:7        SIGKILL this process when the seventh job gets there
+    kill:decode.loaded:JOB_ID   whenever this job gets there: a job that takes its worker along
+    fail:prefill.taken:-500     the first 500 jobs that get there meet a transient error
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+from messages.errors import EngineUnavailable
+
+VARIABLE = "KVASIR_FAILPOINT"
+
+# In the order in which a job passes them.
+PREFILL = ("prefill.taken", "prefill.tokenized", "prefill.storing", "prefill.stored", "prefill.passed", "prefill.acked")
+DECODE = (
+    *("decode.taken", "decode.claimed", "decode.loaded", "decode.generated", "decode.stored", "decode.replied"),
+    *("decode.acked", "decode.deleted"),
+)
+
+
+def _nothing(_name: str, _job_id: str) -> None:
+    """No fault is wanted."""
+
+
+def parse(setting: str) -> Callable[[str, str], None]:
+    """What `failpoint` is under this setting. Raises ValueError for one that can't be read."""
+    if not setting:
+        return _nothing
+    action, name, which = [*setting.split(":"), "", ""][:3]
+    if action not in _ACTIONS or name not in PREFILL + DECODE or not which:
+        raise ValueError(f"{VARIABLE} must look like kill:decode.stored:7, not {setting!r:.80}")
+    passed = itertools.count(1)
+
+    def failpoint(place: str, job_id: str) -> None:
+        if place == name and _is_meant(which, next(passed), job_id):
+            _ACTIONS[action](place)
+
+    return failpoint
+
+
+def _is_meant(which: str, number: int, job_id: str) -> bool:
+    if which.lstrip("-").isdigit():
+        wanted = int(which)
+        return number == wanted or number <= -wanted
+    return job_id == which
+
+
+def _kill(_place: str) -> None:
+    for handler in logging.getLogger().handlers:  # what was logged before this place is to be read
+        handler.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fail(place: str) -> None:
+    raise EngineUnavailable(f"a fault wanted at {place}")
+
+
+_ACTIONS: dict[str, Callable[[str], None]] = {"kill": _kill, "fail": _fail}
+
+failpoint = parse(os.environ.get(VARIABLE, ""))

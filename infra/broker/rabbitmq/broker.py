@@ -1,0 +1,259 @@
+"""The Broker contract on RabbitMQ 3.10 to 4.x."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import pika.channel  # type: ignore[import-untyped]
+
+from infra.broker import topology
+from infra.broker.base import Address, Broker, Consumer, Delivery, Depth, Message
+from infra.broker.rabbitmq.channel import Channel, converse
+from infra.broker.rabbitmq.connection import Connection, parameters
+from infra.broker.rabbitmq.consumer import RabbitConsumer
+from infra.broker.rabbitmq.errors import PRECONDITION_FAILED
+from infra.broker.rabbitmq.getter import Getter
+from infra.broker.rabbitmq.publisher import Publisher, Stream
+from messages.errors import BrokerUnavailable, ConfigError, KvasirError, NoQueue
+
+log = logging.getLogger(__name__)
+
+_PRIVATE_ARGUMENTS = {"x-queue-type": "classic"}
+
+
+class RabbitMQBroker(Broker):
+    """RabbitMQ behind two connections: an alarm stops whoever publishes, and acks must not be stopped with it.
+
+    Both reconnect for ever in the background; private queues are declared again and consumers subscribe again.
+
+    Args:
+        url: `amqp://user:password@host:5672/vhost` or `amqps://…`; options in the query as pika reads them.
+        name: what the broker's own tools show for these connections.
+        connect_timeout_s: how long the constructor tries.
+        ca_file: PEM file of who signed the broker's certificate, for amqps; "": whom the system trusts.
+        command_timeout_s: how long declare, consume, get, depth and delete wait for an answer, reconnects included.
+
+    Raises:
+        BrokerUnavailable: nobody answered in time.
+        ConfigError: the URL can't be read, or the broker refused user, password or virtual host.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str = "kvasir",
+        connect_timeout_s: float = 10.0,
+        command_timeout_s: float = 30.0,
+        ca_file: str = "",
+    ) -> None:
+        self._command_timeout_s = command_timeout_s
+        self._closed = False
+        self._consumers: list[RabbitConsumer] = []
+        self._private: dict[str, str] = {}  # queue -> exchange
+        publishing, consuming = (parameters(url, f"{name} ({use})", ca_file) for use in ("publish", "consume"))
+        self._publisher = Publisher(publishing)
+        self._publishing = self._publisher.connection
+        self._consuming = Connection(consuming, self._on_consuming_open, lambda: None)
+        self._getter = Getter(self._consuming)
+        deadline = time.monotonic() + connect_timeout_s
+        try:
+            self._publishing.start()
+            self._consuming.start()
+            for connection in (self._publishing, self._consuming):
+                connection.wait_open(deadline - time.monotonic())
+            if not self._publisher.ready.wait(deadline - time.monotonic()):
+                raise BrokerUnavailable(f"the broker at {self._publishing.peer} opened no channel in time")
+        except KvasirError:
+            self.close()
+            raise
+
+    def declare(self, models: Sequence[str]) -> list[str]:
+        """See `Broker`."""
+        remarks = [self._declare_exchange(spec) for spec in topology.exchanges()]
+        remarks += [self._declare_queue(spec) for spec in topology.queues(models)]
+        return [remark for remark in remarks if remark]
+
+    def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
+        """See `Broker`."""
+        self.publish_many([(to, message)], window=1, timeout_s=timeout_s)
+
+    def publish_many(
+        self,
+        sends: Iterable[tuple[Address, Message]],
+        on_confirmed: Callable[[Message], None] = lambda _message: None,
+        window: int = 1000,
+        timeout_s: float | None = 30.0,
+    ) -> int:
+        """See `Broker`."""
+        return Stream(self._publisher, window, timeout_s).run(sends, on_confirmed)
+
+    def publish_lossy(self, to: Address, message: Message) -> None:
+        """See `Broker`."""
+        self._publisher.send_lossy(to, message)
+
+    def consume(self, queue: str, prefetch: int, exclusive: bool = False) -> Consumer:
+        """See `Broker`."""
+        consumer = RabbitConsumer(self._consuming, queue, prefetch, exclusive, self._consumers.remove)
+        self._consumers.append(consumer)
+        consumer.start(self._command_timeout_s)
+        return consumer
+
+    def get(self, queue: str) -> Delivery | None:
+        """See `Broker`."""
+        return self._getter.get(queue, self._command_timeout_s)
+
+    def depth(self, queue: str) -> Depth | None:
+        """See `Broker`."""
+        try:
+            found = self._converse(
+                f"reading the depth of {queue}",
+                lambda channel: channel.call("queue_declare", queue=queue, passive=True),
+            )
+        except NoQueue:
+            return None
+        return Depth(ready=found.message_count, consumers=found.consumer_count)
+
+    def open_reply_queue(self, batch_id: str) -> str:
+        """See `Broker`."""
+        queue = topology.reply_queue(batch_id)
+        spec = topology.QueueSpec(queue, topology.REPLY, queue, topology.reply_arguments())
+        remark = self._declare_queue(spec)
+        if remark:
+            log.warning(remark)
+        return queue
+
+    def open_private_queue(self, name: str, exchange: str) -> str:
+        """See `Broker`."""
+
+        def talk(channel: Channel) -> None:
+            channel.call("queue_declare", queue=name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
+            channel.call("queue_bind", queue=name, exchange=exchange, routing_key=name)
+
+        # On the consume connection: only the connection that declares an exclusive queue may use it.
+        converse(self._consuming, f"opening private queue {name}", self._command_timeout_s, talk)
+        self._private[name] = exchange
+        return name
+
+    def delete_queue(self, queue: str) -> None:
+        """See `Broker`."""
+        if queue not in self._private and not queue.startswith(topology.reply_queue("")):
+            raise ValueError(f"{queue} is neither a reply queue nor a private queue of this process: not deleted")
+        self._private.pop(queue, None)
+        # RabbitMQ answers as well if there is no such queue.
+        self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))
+
+    @property
+    def connected(self) -> bool:
+        """See `Broker`."""
+        return self._publishing.is_open and self._consuming.is_open
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """What the broker said of itself when it was connected to: product, version, capabilities …; {} before that."""
+        return self._publishing.server
+
+    @property
+    def blocked(self) -> bool:
+        """Whether an alarm stops publishers. The broker tells those who have tried to publish since it began."""
+        return self._publishing.blocked
+
+    def close(self) -> None:
+        """See `Broker`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._publisher.close()
+        self._consuming.close()  # first: under an alarm the other one takes its time
+        self._publishing.close()
+        for consumer in list(self._consumers):
+            consumer.nudge()  # it sees that the connection was closed
+
+    def drop(self) -> None:
+        """Cut both connections without a word, as a network fault would; they come back by themselves. For tests."""
+        self._publishing.drop()
+        self._consuming.drop()
+
+    def _converse(self, doing: str, talk: Callable[[Channel], Any]) -> Any:
+        return converse(self._consuming, doing, self._command_timeout_s, talk)
+
+    def _declare_exchange(self, spec: topology.ExchangeSpec) -> str | None:
+        def talk(channel: Channel) -> None:
+            channel.call(
+                "exchange_declare",
+                exchange=spec.name,
+                exchange_type=spec.kind,
+                durable=True,
+                arguments=dict(spec.arguments),
+            )
+
+        try:
+            return self._unless_different(f"exchange {spec.name}", talk)
+        except ConfigError:  # this user may not create it: somebody who may has, or publishing will say so
+            return None
+
+    def _declare_queue(self, spec: topology.QueueSpec) -> str | None:
+        def declare(channel: Channel) -> None:
+            channel.call("queue_declare", queue=spec.name, durable=True, arguments=dict(spec.arguments))
+
+        def bind(channel: Channel) -> None:
+            channel.call("queue_declare", queue=spec.name, passive=True)
+            channel.call("queue_bind", queue=spec.name, exchange=spec.exchange, routing_key=spec.key)
+
+        try:
+            remark = self._unless_different(f"queue {spec.name}", declare)
+        except ConfigError:
+            self._must_exist(spec.name)
+            return None
+        self._converse(f"binding queue {spec.name}", bind)
+        return remark
+
+    def _must_exist(self, queue: str) -> None:
+        """This user may not create a queue: somebody who may must have."""
+        try:
+            there = self.depth(queue) is not None
+        except ConfigError:  # RabbitMQ 4.3 doesn't let everybody ask; using it will tell
+            return
+        if not there:
+            raise ConfigError(
+                f"queue {queue} does not exist, and this user of the broker may not create it: "
+                "run kvasir status once as the operator, which declares all queues"
+            )
+
+    def _unless_different(self, what: str, talk: Callable[[Channel], None]) -> str | None:
+        """Declare; if it exists otherwise than ours, a sentence that says so."""
+        try:
+            self._converse(f"declaring {what}", talk)
+        except BrokerUnavailable as error:
+            if f"{PRECONDITION_FAILED} PRECONDITION_FAILED" not in str(error):
+                raise
+            return f"{what} exists with other properties than ours and is used as it is: {error}"
+        return None
+
+    def _on_consuming_open(self) -> None:
+        for name in list(self._private):
+            self._open_private_again(name)
+        for consumer in list(self._consumers):
+            consumer.connected()
+
+    def _open_private_again(self, name: str) -> None:
+        """(IO) A private queue went with its connection. Until the broker has noticed that, it refuses (405)."""
+        if name in self._private and self._consuming.is_open:
+            self._consuming.raw.channel(on_open_callback=partial(self._redeclare, name))
+
+    def _redeclare(self, name: str, channel: pika.channel.Channel) -> None:
+        def refused(_channel: pika.channel.Channel, _reason: BaseException) -> None:
+            if channel not in done:
+                self._consuming.later(1.0, partial(self._open_private_again, name))
+
+        def bound(_answer: object) -> None:
+            done.append(channel)
+            channel.close()
+
+        done: list[pika.channel.Channel] = []
+        channel.add_on_close_callback(refused)
+        channel.queue_declare(name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
+        channel.queue_bind(name, self._private.get(name, topology.STREAM), name, callback=bound)

@@ -1,0 +1,118 @@
+"""Synchronous commands from a caller's thread, each conversation on a channel of its own.
+
+The broker answers a refusal (404, 406) by closing the channel, so a channel is thrown away after use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from functools import partial
+from typing import Any, TypeVar
+
+import pika.channel  # type: ignore[import-untyped]
+
+from infra.broker.rabbitmq.connection import Connection
+from infra.broker.rabbitmq.errors import translate
+from messages.errors import BrokerUnavailable
+
+T = TypeVar("T")
+Answer = Callable[[Any], object]  # takes what the broker answered
+
+
+def settle(future: Future[T], value: T | None = None, error: BaseException | None = None) -> bool:
+    """Set the future's result or error; False if it is settled already, or its caller gave up."""
+    try:
+        if error is None:
+            future.set_result(value)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
+    except InvalidStateError:
+        return False
+    return True
+
+
+def await_result(future: Future[T], deadline: float, doing: str) -> T:
+    """The future's result. Raises BrokerUnavailable at `deadline` (monotonic); nobody can settle it from then on."""
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        if not future.cancel():
+            return future.result()
+        raise BrokerUnavailable(f"{doing}: no answer from the broker in time") from None
+
+
+class Channel:
+    """One conversation. Raises the translated error of whatever ends it."""
+
+    def __init__(self, connection: Connection, doing: str, deadline: float) -> None:
+        self._connection = connection
+        self._doing = doing
+        self._deadline = deadline
+        self._pending: Future[Any] = Future()
+        self._raw: pika.channel.Channel = self._ask(self._open)
+
+    def call(self, command: str, **arguments: Any) -> Any:
+        """Run one of pika's channel commands; returns the broker's answer (a method of `pika.spec`)."""
+        return self._ask(lambda answer: getattr(self._raw, command)(callback=answer, **arguments)).method
+
+    def close(self) -> None:
+        """Throw it away, without waiting."""
+        self._connection.submit(self._close)
+
+    def _ask(self, start: Callable[[Answer], object]) -> Any:
+        future: Future[Any] = Future()
+        self._pending = future
+        self._connection.submit(partial(self._start, start, future))
+        return await_result(future, self._deadline, self._doing)
+
+    def _start(self, start: Callable[[Answer], object], future: Future[Any]) -> None:
+        try:
+            start(partial(settle, future))
+        except Exception as error:  # noqa: BLE001  whatever pika or the socket raise belongs to the caller
+            settle(future, error=translate(error, self._doing))
+
+    def _open(self, answer: Answer) -> None:
+        channel = self._connection.raw.channel(on_open_callback=answer)
+        channel.add_on_close_callback(self._closed)
+
+    def _closed(self, _raw: pika.channel.Channel, reason: BaseException) -> None:
+        settle(self._pending, error=translate(reason, self._doing))
+
+    def _close(self) -> None:
+        if self._raw.is_open:
+            self._raw.close()
+
+
+def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[[float], T]) -> T:
+    """What `attempt(deadline)` returns; tried again where the connection was lost meanwhile, so it must be repeatable.
+
+    Raises what `attempt` raises, or BrokerUnavailable after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        connection.wait_open(deadline - time.monotonic())
+        openings = connection.openings
+        try:
+            return attempt(deadline)
+        except BrokerUnavailable:
+            stayed = connection.is_open and connection.openings == openings
+            if stayed or connection.is_closed or time.monotonic() >= deadline:
+                raise
+
+
+def converse(connection: Connection, doing: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
+    """Run `talk`, which must be safe to repeat, on a fresh channel.
+
+    Raises what the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after `timeout_s`.
+    """
+
+    def attempt(deadline: float) -> T:
+        channel = Channel(connection, doing, deadline)
+        try:
+            return talk(channel)
+        finally:
+            channel.close()
+
+    return over_reconnects(connection, timeout_s, attempt)

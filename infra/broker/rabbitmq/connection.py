@@ -1,0 +1,287 @@
+"""One AMQP connection on an IO thread of its own, opened again for ever until it is closed.
+
+pika is not thread-safe: everything that touches it runs on the IO thread, as a task given to `submit`. Methods
+marked (IO) may be called only there. Heartbeats are answered by the IO thread while the others compute.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pika  # type: ignore[import-untyped]
+from pika.adapters.select_connection import IOLoop  # type: ignore[import-untyped]
+from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
+
+from infra.broker.rabbitmq.errors import describe, is_hopeless, translate
+from infra.broker.rabbitmq.pika_inside import GuardedConnection
+from messages.errors import BrokerUnavailable, ConfigError
+
+log = logging.getLogger(__name__)
+# pika logs each lost connection several times as an error with traceback; we report it once, and raise.
+logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+Task = Callable[[], None]
+
+# A false alarm costs the decode of every held delivery, and only a vanished machine or network needs heartbeats (a
+# killed process closes its sockets): the broker notices within two to three intervals, we within one and 5 s.
+HEARTBEAT_S = 20
+# A memory or disk alarm blocks publishers. After this long the connection is tried afresh.
+BLOCKED_S = 300
+CONNECT_S = 5
+_BATCH_TASKS = 200
+CLOSE_S = 5
+SETTLE_S = 0.1  # between the last ack and closing, see `Connection.acked`
+
+_BACKOFF = wait_exponential(multiplier=0.05, max=1.8) + wait_random(0, 0.2)
+
+
+class Backoff:
+    """Growing pauses between tries, at most 2 s."""
+
+    def __init__(self) -> None:
+        self._state = RetryCallState(Retrying(), None, (), {})
+
+    def next_s(self) -> float:
+        """The next pause."""
+        pause: float = _BACKOFF(self._state)
+        self._state.attempt_number += 1
+        return pause
+
+    def reset(self) -> None:
+        """It worked: start small again."""
+        self._state.attempt_number = 1
+
+
+def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
+    """Connection parameters for `amqp://` and `amqps://`; options in the URL's query win. Raises ConfigError.
+
+    Certificates are checked against `ca_file` (PEM), or whom the system trusts, and against the host's name.
+    """
+    try:
+        found = pika.URLParameters(url)
+        given = parse_qs(urlsplit(url).query)
+    except (ValueError, TypeError, AttributeError, IndexError):
+        given = None
+    if given is None or not url.startswith(("amqp://", "amqps://")):
+        raise ConfigError("the broker's URL must look like amqp://user:password@host:5672/vhost (or amqps://…)")
+    defaults = {
+        "heartbeat": HEARTBEAT_S,
+        "blocked_connection_timeout": BLOCKED_S,
+        "socket_timeout": CONNECT_S,
+        "stack_timeout": CONNECT_S,
+    }
+    for option, value in defaults.items():
+        if option not in given:
+            setattr(found, option, value)
+    if found.ssl_options is not None and "ssl_options" not in given:
+        found.ssl_options = pika.SSLOptions(_tls(ca_file), found.host)  # pika's own default names no host, and fails
+    found.connection_attempts = 1
+    found.client_properties = {"connection_name": name}
+    return found
+
+
+def _tls(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"the broker's CA file {ca_file} can't be used: {error}") from None
+
+
+class Connection:
+    """See the module. `on_open` and `on_unblocked` run on the IO thread, `on_open` after every opening."""
+
+    def __init__(self, settings: pika.URLParameters, on_open: Task, on_unblocked: Task) -> None:
+        self._settings = settings
+        self._on_open = on_open
+        self._on_unblocked = on_unblocked
+        self._loop = IOLoop()
+        self._raw: GuardedConnection | None = None
+        self._tasks: deque[Task] = deque()
+        self._woken = False
+        self._changed = threading.Condition()
+        self._open = False
+        self._closing = False
+        self._ended = False
+        self._hopeless: BaseException | None = None  # only before the first opening: later, everything may pass
+        self._failure: BaseException | None = None
+        self._backoff = Backoff()
+        self._acked_at = -SETTLE_S
+        self.openings = 0
+        self.blocked = False  # (IO) the broker asked publishers to stop
+        self.server: dict[str, Any] = {}  # its properties, of the last opening
+        name = str(settings.client_properties["connection_name"])
+        self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect: once, when whoever `on_open` tells is ready to hear it."""
+        self._thread.start()
+
+    @property
+    def peer(self) -> str:
+        """`host:port`"""
+        return f"{self._settings.host}:{self._settings.port}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is up now, as far as anyone can know."""
+        raw = self._raw
+        return self._open and raw is not None and raw.is_open
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    @property
+    def raw(self) -> GuardedConnection:
+        """(IO) pika's connection. Raises BrokerUnavailable while there is none."""
+        if self._raw is None or not self.is_open:
+            raise self.unavailable()
+        return self._raw
+
+    def unavailable(self) -> BrokerUnavailable:
+        """Why it is not open, as an error to raise."""
+        if self._closing:
+            return BrokerUnavailable("the connection to the broker was closed by this process")
+        reason = f": {describe(self._failure)}" if self._failure else ""
+        return BrokerUnavailable(f"no connection to the broker at {self.peer}{reason}")
+
+    def wait_open(self, timeout_s: float) -> None:
+        """Wait until it is open. Raises BrokerUnavailable, or ConfigError if waiting can't help."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open or self._closing or self._hopeless, timeout_s)
+            if self._hopeless:
+                raise translate(self._hopeless, f"connecting to the broker at {self.peer}")
+            if not self._open:
+                raise self.unavailable()
+
+    def submit(self, task: Task) -> None:
+        """Run `task` on the IO thread, in the order of submission. It must not raise.
+
+        When that thread has ended, here: the task then finds no connection and says so to whoever waits for it.
+        """
+        self._tasks.append(task)
+        if self._ended:
+            self._run_tasks()
+        elif not self._woken:
+            self._woken = True
+            self._loop.add_callback_threadsafe(self._run_tasks)
+
+    def later(self, delay_s: float, task: Task) -> None:
+        """(IO) Run `task` after a while."""
+        self._loop.call_later(delay_s, task)
+
+    def acked(self) -> None:
+        """(IO) An ack was sent: what carries it stays open for a moment.
+
+        RabbitMQ takes an ack to a quorum queue in a pipeline. With more than 32 in it, the rest waits in the channel's
+        process and is lost with it: messages acked and then closed upon came back (seen on 3.10.8).
+        """
+        self._acked_at = time.monotonic()
+
+    def drop(self) -> None:
+        """Cut the connection without a word to the broker, as a network fault would. For tests."""
+        cut = threading.Event()
+        self.submit(lambda: self._cut("cut on purpose", cut))
+        cut.wait(CLOSE_S)
+
+    def close(self) -> None:
+        """Run what was submitted, say goodbye to the broker, end the thread. Idempotent."""
+        self.submit(self._begin_close)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():  # a broker under alarm doesn't read, so it doesn't answer either
+            self.submit(lambda: self._cut("no answer to closing"))
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        self._connect()
+        while True:
+            try:
+                self._loop.start()
+                break
+            except Exception:  # the thread serves everybody: a bug in one task must not end it
+                log.exception("broker connection to %s: bug in a task; connecting again", self.peer)
+                self._cut("a bug of ours")
+        self._ended = True  # before the last look: what is appended from now on is run by who appends it
+        self._run_tasks()
+        self._loop.close()
+
+    def _run_tasks(self) -> None:
+        self._woken = False  # before the loop: whoever appends after its last look wakes us again
+        while self._tasks:
+            raw = self._raw
+            if raw is not None:
+                raw.cork()
+            for _ in range(min(len(self._tasks), _BATCH_TASKS)):
+                self._tasks.popleft()()
+            if raw is not None:
+                raw.uncork()
+
+    def _connect(self) -> None:
+        if self._closing:
+            return
+        self._raw = GuardedConnection(self._settings, self._opened, self._lost, self._lost, custom_ioloop=self._loop)
+
+    def _opened(self, raw: GuardedConnection) -> None:
+        raw.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
+        raw.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
+        self._backoff.reset()
+        raw.read_more_at_once()
+        with self._changed:
+            self.blocked = False
+            self.server = dict(raw.server_properties or {})
+            self._open = True
+            self.openings += 1
+            self._hopeless = None
+            self._changed.notify_all()
+        self._on_open()
+
+    def _set_blocked(self, blocked: bool) -> None:
+        log.warning("broker at %s: publishing is %s", self.peer, "blocked by an alarm" if blocked else "free again")
+        self.blocked = blocked
+        if not blocked:
+            self._on_unblocked()
+
+    def _lost(self, _raw: pika.connection.Connection, reason: BaseException) -> None:
+        """What was open is lost, or could not be opened."""
+        if self._open and not self._closing:
+            log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))
+        with self._changed:
+            self._open = False
+            self._failure = reason
+            if is_hopeless(reason) and not self.openings:
+                self._hopeless = reason
+            self._changed.notify_all()
+        self._raw = None
+        if self._closing:
+            self._loop.stop()
+        else:
+            self.later(self._backoff.next_s(), self._connect)
+
+    def _begin_close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._raw is None:
+            self._loop.stop()
+        else:
+            self.later(max(0.0, self._acked_at + SETTLE_S - time.monotonic()), self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        if self._raw is not None and not self._raw.is_closing and not self._raw.is_closed:
+            self._raw.close()
+
+    def _cut(self, why: str, done: threading.Event | None = None) -> None:
+        if self._raw is not None and not self._raw.is_closed:
+            self._raw.cut(why)
+        elif self._closing:
+            self._loop.stop()
+        if done:
+            done.set()

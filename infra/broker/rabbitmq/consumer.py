@@ -1,0 +1,289 @@
+"""Consumers, which outlive the subscriptions beneath them.
+
+Every subscription has a channel of its own. So a channel closed by the broker (consumer time-out, deleted queue) takes
+no neighbour along, and resuming never re-registers a consumer on a channel with unacked deliveries (which RabbitMQ
+3.10.8 answers with a channel exception).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pika.channel  # type: ignore[import-untyped]
+from pika import spec
+
+from infra.broker.base import Consumer, Delivery, Message
+from infra.broker.rabbitmq.channel import await_result, settle
+from infra.broker.rabbitmq.connection import Backoff, Connection
+from infra.broker.rabbitmq.delivery import Holder, RabbitDelivery
+from infra.broker.rabbitmq.errors import describe, translate
+from infra.broker.rabbitmq.pika_inside import let_through
+from messages.errors import BrokerUnavailable, KvasirError, UsageError
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 10  # how long to wait for the broker to confirm that the flow has stopped
+LINGER_S = 1.0  # how long a channel outlives its last ack, see `Connection.acked`
+
+
+class Subscription(Holder):
+    """One basic.consume on a channel of its own. Lives on after its flow has stopped until all it holds is acked."""
+
+    def __init__(self, consumer: RabbitConsumer, connection: Connection, prefetch: int) -> None:
+        super().__init__(connection, self._acked)
+        self._consumer = consumer
+        self._prefetch = prefetch
+        self._stop_wanted = False
+        self._tag = ""
+        self._started = False
+        self.flowing = True  # deliveries may still come
+        channel = connection.raw.channel(on_open_callback=self._opened)
+        channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
+
+    @property
+    def capacity(self) -> int:
+        """How much of its consumer's prefetch it takes up."""
+        return self._prefetch if self.flowing else self.unacked
+
+    def stop(self) -> None:
+        """Stop the flow; the consumer hears of it through `subscription_stopped`."""
+        self._stop_wanted = True
+        if self._started and self.flowing and self.raw is not None and self.raw.is_open:
+            self.raw.basic_cancel(self._tag, callback=lambda _answer: self._flow_ended(None))
+            let_through(self.raw, self._tag)
+
+    def abandon(self) -> None:
+        """Give up on a channel that doesn't answer."""
+        self._end(None)
+        self.close()
+
+    def _opened(self, channel: pika.channel.Channel) -> None:
+        self.raw = channel
+        # Queue deleted, its leader gone, or (RabbitMQ 4.3) a consumer time-out. What is held can still be acked.
+        cancelled = BrokerUnavailable("the broker cancelled the consumer")
+        channel.add_on_cancel_callback(lambda _frame: self._flow_ended(cancelled))
+        channel.basic_qos(prefetch_count=self._prefetch)
+        # Always a fresh tag: a re-used one leaves messages stuck on quorum queues of older brokers.
+        self._tag = f"kvasir-{uuid.uuid4().hex}"
+        self._connection.raw.reader.takers[channel.channel_number, self._tag.encode()] = self._taken
+        consumer = self._consumer
+        channel.basic_consume(
+            consumer.queue,
+            self._delivered,
+            exclusive=consumer.exclusive,
+            consumer_tag=self._tag,
+            callback=self._consuming,
+        )
+
+    def _consuming(self, _answer: Any) -> None:
+        self._started = True
+        self._consumer.subscription_started()
+        if self._stop_wanted:
+            self.stop()
+
+    def _delivered(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
+        self._consumer.deliver(self.hold_raw(self._consumer.queue, method, properties, body))
+
+    def _taken(self, tag: int, message: Message, returns: int) -> None:
+        self._consumer.deliver(self.hold(self._consumer.queue, tag, message, returns))
+
+    def _acked(self) -> None:
+        if not self.flowing:
+            self._close_if_empty()
+            self._consumer.fill()
+
+    def _flow_ended(self, why: KvasirError | None) -> None:
+        """No more deliveries come; `why` is given if we didn't ask for it."""
+        if self.flowing:
+            self.flowing = False
+            self._close_if_empty()
+            self._consumer.subscription_stopped(why)
+
+    def _close_if_empty(self) -> None:
+        if not self.unacked:
+            self._connection.later(LINGER_S, self.close)  # nothing can come any more: it stays empty
+
+    def _closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
+        if not self.lost:
+            self._end(translate(reason, f"reading queue {self._consumer.queue}") if self.flowing else None)
+
+    def _end(self, why: KvasirError | None) -> None:
+        self.flowing = False
+        self.lose()
+        if self.raw is not None and self._connection.is_open:
+            self._connection.raw.reader.takers.pop((self.raw.channel_number, self._tag.encode()), None)
+        self._consumer.subscription_gone(self, why)
+
+
+class RabbitConsumer(Consumer):
+    """A `Consumer` on RabbitMQ: subscriptions come and go beneath it.
+
+    Usually there is one. After `pause` and `resume` with deliveries still held, a first one takes the free part of
+    the prefetch and further ones take what gets free; an exclusive consumer can have only one and waits for the next
+    pause with the rest.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: str,
+        prefetch: int,
+        exclusive: bool,
+        on_closed: Callable[[RabbitConsumer], None],
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be at least 1, not {prefetch}")
+        self.queue = queue
+        self.exclusive = exclusive
+        self._prefetch = prefetch
+        self._connection = connection
+        self._on_closed = on_closed
+        self._changed = threading.Condition()  # guards the buffer and the three flags
+        self._buffer: deque[RabbitDelivery] = deque()
+        self._paused = False
+        self._closed = False
+        self._nudged = False
+        self._subscriptions: set[Subscription] = set()  # IO thread only, like the four below
+        self._backoff = Backoff()
+        self._backing_off = False  # the broker said no a moment ago
+        self._quiet: list[Future[None]] = []  # who waits until nothing flows
+        self._first: Future[None] = Future()
+
+    def start(self, timeout_s: float) -> None:
+        """Subscribe. Raises NoQueue, BatchError, ConfigError, BrokerUnavailable."""
+        deadline = time.monotonic() + timeout_s
+        self._connection.wait_open(timeout_s)
+        self._connection.submit(self.fill)
+        try:
+            await_result(self._first, deadline, f"reading queue {self.queue}")
+        except KvasirError:
+            self.close()
+            raise
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        """See `Consumer`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._buffer or self._nudged or self._is_over(), timeout_s)
+            if self._buffer:
+                return self._buffer.popleft()
+            self._nudged = False
+            return None
+
+    def nudge(self) -> None:
+        """See `Consumer`."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify_all()
+
+    def widen(self, prefetch: int) -> None:
+        """See `Consumer`. A subscription's own prefetch can't be changed: a further one takes the difference."""
+        self._prefetch = prefetch
+        self._connection.submit(self.fill)
+
+    def pause(self) -> list[Delivery]:
+        """See `Consumer`."""
+        quiet: Future[None] = Future()
+        with self._changed:
+            self._paused = True
+        self._connection.submit(partial(self._stop_all, quiet))
+        try:
+            await_result(quiet, time.monotonic() + PAUSE_S, f"pausing queue {self.queue}")
+        except BrokerUnavailable as error:
+            log.warning("%s; its channel is closed instead", describe(error))
+            self._connection.submit(self._abandon_all)
+        with self._changed:
+            taken: list[Delivery] = [delivery for delivery in self._buffer if not delivery.lost]
+            self._buffer.clear()
+        return taken
+
+    def resume(self) -> None:
+        """See `Consumer`."""
+        if not self._paused:  # asked with every delivery: nothing for the IO thread to wake up for
+            return
+        with self._changed:
+            self._paused = False
+        self._connection.submit(self.fill)
+
+    def close(self) -> list[Delivery]:
+        """See `Consumer`."""
+        self._closed = True
+        self.nudge()
+        taken = self.pause()
+        self._on_closed(self)
+        return taken
+
+    def fill(self) -> None:
+        """(IO) Subscribe for the part of the prefetch that nothing takes up."""
+        if self._paused or self._closed or self._backing_off or not self._connection.is_open:
+            return
+        free = self._prefetch - sum(subscription.capacity for subscription in self._subscriptions)
+        taken = self.exclusive and any(subscription.flowing for subscription in self._subscriptions)
+        if free > 0 and not taken:
+            self._subscriptions.add(Subscription(self, self._connection, free))
+
+    def connected(self) -> None:
+        """(IO) The connection is up, for the first time or again: what an earlier one was refused says nothing."""
+        self._backing_off = False
+        self.fill()
+
+    def deliver(self, delivery: RabbitDelivery) -> None:
+        """(IO) Something came."""
+        with self._changed:
+            self._buffer.append(delivery)
+            self._changed.notify()
+
+    def subscription_started(self) -> None:
+        """(IO) The broker accepted."""
+        self._backoff.reset()
+        settle(self._first)
+
+    def subscription_stopped(self, why: KvasirError | None) -> None:
+        """(IO) No more deliveries come; `why` is given if we didn't ask for it."""
+        self._tell_if_quiet()
+        if why:
+            self._again(why)
+
+    def subscription_gone(self, subscription: Subscription, why: KvasirError | None) -> None:
+        """(IO) Its channel is closed; `why` is given if it was flowing."""
+        self._subscriptions.discard(subscription)
+        with self._changed:
+            self._buffer = deque(delivery for delivery in self._buffer if not delivery.lost)
+        self._tell_if_quiet()
+        if isinstance(why, UsageError):
+            settle(self._first, error=why)  # only who asked first can be told
+        if why:
+            self._again(why)
+
+    def _again(self, why: KvasirError) -> None:
+        if self._connection.is_open and not self._is_over():
+            log.warning("queue %s: subscribing again: %s", self.queue, why)
+            self._backing_off = True
+            self._connection.later(self._backoff.next_s(), self.connected)
+
+    def _is_over(self) -> bool:
+        return self._closed or self._connection.is_closed
+
+    def _stop_all(self, quiet: Future[None]) -> None:
+        self._quiet.append(quiet)
+        for subscription in list(self._subscriptions):
+            subscription.stop()
+        self._tell_if_quiet()
+
+    def _abandon_all(self) -> None:
+        for subscription in list(self._subscriptions):
+            if subscription.flowing:
+                subscription.abandon()
+
+    def _tell_if_quiet(self) -> None:
+        if not any(subscription.flowing for subscription in self._subscriptions):
+            for future in self._quiet:
+                settle(future)
+            self._quiet.clear()

@@ -1,0 +1,104 @@
+"""Deliveries, and the channels that hold them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pika.channel  # type: ignore[import-untyped]
+from pika import spec
+
+from infra.broker.base import Message
+from infra.broker.rabbitmq.connection import Connection
+from infra.broker.rabbitmq.frames import acks
+from infra.broker.rabbitmq.properties import returns, to_message
+
+
+class RabbitDelivery:
+    """A `Delivery` from RabbitMQ."""
+
+    __slots__ = ("_acked", "_holder", "_tag", "message", "queue", "returns")
+
+    def __init__(self, queue: str, message: Message, returns: int, holder: Holder, tag: int) -> None:
+        self.queue = queue
+        self.message = message
+        self.returns = returns
+        self._holder = holder
+        self._tag = tag
+        self._acked = False
+
+    @property
+    def lost(self) -> bool:
+        """See `Delivery`."""
+        return self._holder.lost and not self._acked
+
+    def ack(self) -> bool:
+        """See `Delivery`."""
+        self._acked = self._acked or self._holder.ack(self._tag)
+        return self._acked
+
+
+class Holder:
+    """A channel and its unacked deliveries. Acks come from any thread, all else happens on the IO thread."""
+
+    def __init__(self, connection: Connection, on_acked: Callable[[], None]) -> None:
+        self._connection = connection
+        self._on_acked = on_acked
+        self._unacked: set[int] = set()  # any thread
+        self._acks: deque[int] = deque()  # any thread appends, the IO thread takes
+        self._woken = False
+        self._open_tags: dict[int, None] = {}  # (IO) tags whose ack has not been sent, in order
+        self.raw: pika.channel.Channel | None = None
+        self.lost = False
+
+    @property
+    def unacked(self) -> int:
+        """(IO) Deliveries whose ack has not been sent."""
+        return len(self._open_tags)
+
+    def hold(self, queue: str, tag: int, message: Message, returns: int) -> RabbitDelivery:
+        """A delivery that came on this channel."""
+        self._unacked.add(tag)
+        self._open_tags[tag] = None
+        return RabbitDelivery(queue, message, returns, self, tag)
+
+    def hold_raw(self, queue: str, method: Any, properties: spec.BasicProperties, body: bytes) -> RabbitDelivery:
+        """The same, as pika gives it."""
+        count = returns(properties, method.redelivered)
+        return self.hold(queue, method.delivery_tag, to_message(properties, body), count)
+
+    def ack(self, tag: int) -> bool:
+        """Hand the ack to the IO thread, once; False if the channel is gone."""
+        if self.lost:
+            return False
+        try:
+            self._unacked.remove(tag)  # atomic: of two threads that ack the same delivery one comes through
+        except KeyError:
+            return not self.lost
+        self._acks.append(tag)
+        if not self._woken:
+            self._woken = True
+            self._connection.submit(self._send_acks)
+        return True
+
+    def lose(self) -> None:
+        """The channel is gone, and with it the right to ack."""
+        self.lost = True
+        self._open_tags.clear()
+        self._unacked.clear()
+
+    def close(self) -> None:
+        """Close the channel; the broker takes back what is unacked."""
+        if self.raw is not None and self.raw.is_open:
+            self.raw.close()
+
+    def _send_acks(self) -> None:
+        self._woken = False  # before the look: whoever appends after it wakes us again
+        tags = [self._acks.popleft() for _ in range(len(self._acks))]
+        if tags and self.raw is not None and self.raw.is_open:
+            self._connection.raw.emit(acks(self.raw.channel_number, tags, self._open_tags))
+            self._connection.acked()
+            for tag in tags:
+                self._open_tags.pop(tag, None)
+            self._on_acked()

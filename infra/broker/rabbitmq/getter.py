@@ -1,0 +1,92 @@
+"""basic_get, with a channel for each delivery until it is acked: a missing queue closes nobody else's channel."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pika.channel  # type: ignore[import-untyped]
+from pika import spec
+
+from infra.broker.rabbitmq.channel import await_result, over_reconnects, settle
+from infra.broker.rabbitmq.connection import Connection
+from infra.broker.rabbitmq.delivery import Holder, RabbitDelivery
+from infra.broker.rabbitmq.errors import translate
+from messages.errors import KvasirError
+
+MAX_IDLE = 4  # channels kept for the next get
+
+
+class Getter:
+    """Gets single messages; keeps a few channels at hand."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._idle: list[_GetChannel] = []  # IO thread only
+
+    def get(self, queue: str, timeout_s: float) -> RabbitDelivery | None:
+        """One ready message or None. Raises NoQueue, BrokerUnavailable."""
+
+        def attempt(deadline: float) -> RabbitDelivery | None:
+            future: Future[RabbitDelivery | None] = Future()
+            self._connection.submit(partial(self._get, queue, future))
+            return await_result(future, deadline, f"getting from queue {queue}")
+
+        return over_reconnects(self._connection, timeout_s, attempt)
+
+    def free(self, channel: _GetChannel) -> None:
+        """(IO) A channel that holds nothing."""
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(channel)
+        else:
+            channel.close()
+
+    def forget(self, channel: _GetChannel) -> None:
+        """(IO) A channel that is closed."""
+        if channel in self._idle:
+            self._idle.remove(channel)
+
+    def _get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
+        try:
+            channel = self._idle.pop() if self._idle else _GetChannel(self, self._connection)
+        except KvasirError as error:
+            settle(future, error=error)
+        else:
+            channel.get(queue, future)
+
+
+class _GetChannel(Holder):
+    """A channel for one basic_get at a time. IO thread only, acks excepted."""
+
+    def __init__(self, getter: Getter, connection: Connection) -> None:
+        super().__init__(connection, lambda: getter.free(self))
+        self._getter = getter
+        self._queue = ""
+        self._future: Future[RabbitDelivery | None] = Future()
+        channel = connection.raw.channel(on_open_callback=self._opened)
+        channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
+
+    def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
+        """Ask, now or once the channel is open."""
+        self._queue, self._future = queue, future
+        if self.raw is not None:
+            self.raw.basic_get(queue, self._got)
+
+    def _opened(self, channel: pika.channel.Channel) -> None:
+        self.raw = channel
+        channel.add_callback(self._empty, [spec.Basic.GetEmpty], one_shot=False)
+        channel.basic_get(self._queue, self._got)
+
+    def _got(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
+        if not settle(self._future, self.hold_raw(self._queue, method, properties, body)):
+            self.close()  # the caller gave up waiting: the broker takes it back
+
+    def _empty(self, _frame: Any) -> None:
+        settle(self._future)
+        self._getter.free(self)
+
+    def _closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
+        self.lose()
+        self._getter.forget(self)
+        settle(self._future, error=translate(reason, f"getting from queue {self._queue}"))

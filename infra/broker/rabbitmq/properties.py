@@ -1,0 +1,104 @@
+"""AMQP properties to messages. What the broker adds is stripped, what nobody can read is left out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from pika import frame, spec  # type: ignore[import-untyped]
+
+from infra.broker.base import Header, Message
+
+CONTENT_TYPE = "application/msgpack"
+PERSISTENT, TRANSIENT = 2, 1
+
+# The broker writes these. Sent back to it, RabbitMQ up to 3.13 reads its own x-death and drops "cycles" silently.
+_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+_DEATH_SUMMARY = ("x-first-death-reason", "x-first-death-queue")
+
+
+def to_message(properties: spec.BasicProperties, body: bytes) -> Message:
+    """The message that was published, plus the two headers that tell of its first death, if it had one."""
+    return Message(
+        body=body,
+        message_id=_text(properties.message_id),
+        correlation_id=_text(properties.correlation_id),
+        reply_to=_text(properties.reply_to),
+        headers=_readable(properties.headers),
+        persistent=properties.delivery_mode == PERSISTENT,
+    )
+
+
+def returns(properties: spec.BasicProperties, redelivered: bool) -> int:
+    """How often the broker took this copy back: quorum queues count, classic ones only know whether."""
+    count = (properties.headers or {}).get("x-delivery-count")
+    return int(count) if isinstance(count, int) else int(redelivered)
+
+
+def header_frame(buffer: bytes) -> tuple[int, frame.Header] | None:
+    """The content header at the start of `buffer` without its headers table, or None if there is no such frame.
+
+    For a table that pika can't decode. Message id, correlation id and reply-to are kept.
+    """
+    kind, channel, size = struct.unpack_from(">BHL", buffer)
+    if kind != spec.FRAME_HEADER:
+        return None
+    payload = buffer[spec.FRAME_HEADER_SIZE : spec.FRAME_HEADER_SIZE + size]
+    (body_size,) = struct.unpack_from(">Q", payload, 4)
+    properties = spec.BasicProperties()
+    properties.decode(_without_table(payload[12:]))
+    return spec.FRAME_HEADER_SIZE + size + spec.FRAME_END_SIZE, frame.Header(channel, body_size, properties)
+
+
+def _without_table(encoded: bytes) -> bytes:
+    """Encoded properties with an empty headers table: flags, then fields in the order of their flags."""
+    (flags,) = struct.unpack_from(">H", encoded)
+    at = 2
+    for flag in (spec.BasicProperties.FLAG_CONTENT_TYPE, spec.BasicProperties.FLAG_CONTENT_ENCODING):
+        if flags & flag:
+            at += 1 + encoded[at]
+    if not flags & spec.BasicProperties.FLAG_HEADERS:
+        return encoded
+    (length,) = struct.unpack_from(">I", encoded, at)
+    return encoded[:at] + bytes(4) + encoded[at + 4 + length :]
+
+
+def is_brokers(name: str) -> bool:
+    """Whether a header is one that the broker writes."""
+    return name.startswith(_BROKERS_OWN)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a header belongs to the message: ours, or the summary of its first death."""
+    return not is_brokers(name) or name in _DEATH_SUMMARY
+
+
+def _readable(headers: Mapping[Any, Any] | None) -> dict[str, Header]:
+    found: dict[str, Header] = {}
+    for name, value in (headers or {}).items():
+        if not isinstance(name, str) or not is_ours(name):
+            continue
+        plain = _plain(value)
+        if plain is not None:
+            found[name] = plain
+    return found
+
+
+def _plain(value: Any) -> Header | None:
+    """A header as str, int or float; None if it is something else."""
+    if isinstance(value, dict) and list(value) == ["float"]:
+        try:
+            return float(value["float"])
+        except (TypeError, ValueError):
+            return None
+    if isinstance(value, bool):
+        return None
+    return int(value) if isinstance(value, int) else value if isinstance(value, str) else None
+
+
+def _text(value: object) -> str:
+    """A short string; pika hands out bytes where it is not UTF-8."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else ""

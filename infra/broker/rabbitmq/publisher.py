@@ -1,0 +1,312 @@
+"""Publishing with confirms in a window, over reconnects.
+
+A message is followed by its delivery tag, which also travels in the AMQP property `type`: RabbitMQ returns an
+unroutable message without saying which confirm belongs to it, and neither message_id nor address is unique.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import pika.channel  # type: ignore[import-untyped]
+from pika import spec
+from pika.exceptions import ChannelClosedByBroker  # type: ignore[import-untyped]
+
+from infra.broker.base import Address, Message
+from infra.broker.rabbitmq.connection import Backoff, Connection
+from infra.broker.rabbitmq.errors import NOT_FOUND, translate
+from infra.broker.rabbitmq.frames import publication
+from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
+
+log = logging.getLogger(__name__)
+
+# A channel that the broker closes for one bad message takes its neighbours along; they are published again. After so
+# many closings a message counts as the bad one.
+MAX_REFUSALS = 3
+MAX_LOSSY_BACKLOG = 10_000
+_WRITE_BYTES = 64 * 1024
+
+
+class Outgoing:
+    """A message on its way, and the stream that waits for it."""
+
+    __slots__ = ("message", "refusals", "returned", "stream", "to")
+
+    def __init__(self, to: Address, message: Message, stream: Stream) -> None:
+        self.to = to
+        self.message = message
+        self.stream = stream
+        self.returned = False
+        self.refusals = 0
+
+    def describe(self) -> str:
+        """For error messages."""
+        return f"message {self.message.message_id or '(no id)'} to {self.to.exchange or '(default)'}/{self.to.key}"
+
+
+class Publisher:
+    """The publish connection: its confirming channel, and beside it one for messages that may be lost.
+
+    `send`, `send_lossy` and `close` are for any thread; all else runs on the IO thread.
+    """
+
+    def __init__(self, settings: pika.URLParameters) -> None:
+        self.connection = Connection(settings, self._opened, self._drain)
+        self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
+        self._next_tag = 1
+        self._unconfirmed: dict[int, Outgoing] = {}  # by delivery tag, in order
+        self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
+        self._woken = False
+        self._lossy: pika.channel.Channel | None = None
+        self._lossy_backlog = 0
+        self._backoff = Backoff()
+        self._closed = False
+        self.ready = threading.Event()  # set once both channels were open
+
+    def send(self, outgoing: Outgoing) -> None:
+        """Publish, now or once there is a connection. The stream hears how it ended."""
+        self._backlog.append(outgoing)
+        if not self._woken:
+            self._woken = True
+            self.connection.submit(self._wake)
+
+    def send_lossy(self, to: Address, message: Message) -> None:
+        """Publish if that is possible right now."""
+        if self._lossy_backlog < MAX_LOSSY_BACKLOG and self.connection.is_open:
+            self._lossy_backlog += 1
+            self.connection.submit(partial(self._send_lossy, to, message))
+
+    def close(self) -> None:
+        """Fail whatever is unconfirmed, now and later."""
+        self.connection.submit(self._close)
+
+    def _opened(self) -> None:
+        """The connection is up."""
+        self._lossy = None
+        self._open(self._channel_opened)
+        self._open(self._lossy_opened)
+
+    def _drain(self) -> None:
+        """Publish what waits, if that is possible now: many messages in each write."""
+        while self._backlog and (channel := self._usable()):
+            frames: list[bytes] = []
+            size = 0
+            while self._backlog and size < _WRITE_BYTES:
+                frame = self._next_frames(channel)
+                frames.append(frame)
+                size += len(frame)
+            if size:
+                self.connection.raw.emit(b"".join(frames))
+
+    def _open(self, opened: Callable[[pika.channel.Channel], None]) -> None:
+        if self.connection.is_open and not self._closed:
+            self.connection.raw.channel(on_open_callback=opened)
+
+    def _channel_opened(self, channel: pika.channel.Channel) -> None:
+        channel.add_on_close_callback(self._channel_closed)
+        channel.add_on_return_callback(self._returned)
+        channel.confirm_delivery(self._confirmed, callback=partial(self._ready, channel))
+
+    def _ready(self, channel: pika.channel.Channel, _answer: Any) -> None:
+        self._channel = channel
+        self.connection.raw.reader.confirmers[channel.channel_number] = self._acked
+        self._tell_if_ready()
+        self._next_tag = 1
+        self._drain()
+
+    def _wake(self) -> None:
+        self._woken = False  # before the look: whoever appends after it wakes us again
+        if self._closed:
+            self._close()
+        else:
+            self._drain()
+
+    def _usable(self) -> pika.channel.Channel | None:
+        """The confirming channel, if it may be published on now."""
+        channel = self._channel
+        usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.blocked
+        return channel if usable else None
+
+    def _next_frames(self, channel: pika.channel.Channel) -> bytes:
+        """Take the next message, which is unconfirmed from now on; b"" if it can't or needn't be published."""
+        outgoing = self._backlog.popleft()
+        if outgoing.stream.abandoned:
+            return b""
+        try:
+            frames = self._frames(channel, outgoing.to, outgoing.message, str(self._next_tag))
+        except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
+            self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
+            return b""
+        self._unconfirmed[self._next_tag] = outgoing
+        self._next_tag += 1
+        return frames
+
+    def _frames(self, channel: pika.channel.Channel, to: Address, message: Message, tag: str = "") -> bytes:
+        return publication(channel.channel_number, to, message, tag, self.connection.raw.frame_max, bool(tag))
+
+    def _confirmed(self, frame: Any) -> None:
+        """basic.ack or basic.nack."""
+        answer = frame.method
+        self._acked(answer.delivery_tag, answer.multiple, refused=isinstance(answer, spec.Basic.Nack))
+
+    def _acked(self, tag: int, multiple: bool, refused: bool = False) -> None:
+        """Of one message or of all up to one."""
+        for outgoing in self._take(tag, multiple):
+            if outgoing.returned:
+                self._fail(outgoing, _no_queue(outgoing))
+            elif refused:
+                self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: the broker refused it (queue full?)"))
+            else:
+                outgoing.stream.done.put((outgoing, None))
+
+    def _take(self, tag: int, multiple: bool) -> list[Outgoing]:
+        tags = [tag]
+        if multiple:
+            last = tag or self._next_tag  # tag 0: all
+            tags = []
+            for known in self._unconfirmed:
+                if known > last:
+                    break
+                tags.append(known)
+        self._backoff.reset()
+        return [self._unconfirmed.pop(each) for each in tags if each in self._unconfirmed]
+
+    def _returned(self, _channel: Any, _method: Any, properties: spec.BasicProperties, _body: bytes) -> None:
+        """Unroutable. The confirm of the same message follows."""
+        outgoing = self._unconfirmed.get(int(properties.type or 0))
+        if outgoing:
+            outgoing.returned = True
+
+    def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
+        """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
+        self._channel = None
+        if self.connection.is_open:
+            self.connection.raw.reader.confirmers.clear()
+        again = [outgoing for outgoing in self._unconfirmed.values() if not self._is_refused(outgoing, reason)]
+        self._unconfirmed.clear()
+        self._backlog.extendleft(reversed(again))
+        if self.connection.is_open:
+            log.warning("the broker closed the publishing channel: %s", reason)
+            self.connection.later(self._backoff.next_s(), partial(self._open, self._channel_opened))
+
+    def _is_refused(self, outgoing: Outgoing, reason: BaseException) -> bool:
+        """Whether this closing ended the message, too. `outgoing` has then been failed."""
+        missing = _missing_exchange(reason)
+        if outgoing.returned or missing == outgoing.to.exchange:
+            self._fail(outgoing, _no_queue(outgoing))
+            return True
+        if isinstance(reason, ChannelClosedByBroker) and missing is None:
+            outgoing.refusals += 1
+        if outgoing.refusals < MAX_REFUSALS:
+            return False
+        self._fail(outgoing, translate(reason, outgoing.describe()))
+        return True
+
+    def _fail(self, outgoing: Outgoing, error: Exception) -> None:
+        outgoing.stream.done.put((outgoing, error))
+
+    def _lossy_opened(self, channel: pika.channel.Channel) -> None:
+        channel.add_on_close_callback(self._lossy_closed)
+        self._lossy = channel
+        self._tell_if_ready()
+
+    def _tell_if_ready(self) -> None:
+        if self._channel is not None and self._lossy is not None:
+            self.ready.set()
+
+    def _lossy_closed(self, _channel: pika.channel.Channel, _reason: BaseException) -> None:
+        self._lossy = None
+        if self.connection.is_open:
+            self.connection.later(1.0, partial(self._open, self._lossy_opened))
+
+    def _send_lossy(self, to: Address, message: Message) -> None:
+        self._lossy_backlog -= 1
+        if self._lossy is None or not self._lossy.is_open or self.connection.blocked:
+            return
+        try:
+            self.connection.raw.emit(self._frames(self._lossy, to, message))
+        except Exception as error:  # noqa: BLE001  nobody waits to hear of it
+            log.debug("dropped a message to %s: %r", to, error)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._backlog.extendleft(reversed(self._unconfirmed.values()))
+        self._unconfirmed.clear()
+        while self._backlog:
+            outgoing = self._backlog.popleft()
+            self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: closed before it was confirmed"))
+
+
+class Stream:
+    """One caller's messages: at most `window` of them unconfirmed."""
+
+    def __init__(self, publisher: Publisher, window: int, timeout_s: float | None) -> None:
+        self._publisher = publisher
+        self._window = max(1, window)
+        self._timeout_s = timeout_s
+        self._in_flight = 0
+        self._confirmed = 0
+        self._error: Exception | None = None
+        self.done: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
+        self.abandoned = False  # the caller is gone: don't publish again for it
+
+    def run(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
+        """Publish all; returns how many were confirmed. Raises the first error once nothing is in flight."""
+        try:
+            for to, message in sends:
+                self._make_room(on_confirmed)
+                if self._error:
+                    break
+                self._in_flight += 1
+                self._publisher.send(Outgoing(to, message, self))
+            while self._in_flight:
+                self._settle_one(on_confirmed)
+        finally:
+            self.abandoned = True
+        if self._error:
+            raise self._error
+        return self._confirmed
+
+    def _make_room(self, on_confirmed: Callable[[Message], None]) -> None:
+        if self._in_flight >= self._window:
+            # By a tenth of it: while the caller makes messages, the IO thread hardly gets to write them, and the broker
+            # must not run dry meanwhile. One by one the two threads would take turns for each message.
+            while self._in_flight > self._window - max(1, self._window // 10):
+                self._settle_one(on_confirmed)
+        while not self.done.empty():
+            self._settle_one(on_confirmed)
+
+    def _settle_one(self, on_confirmed: Callable[[Message], None]) -> None:
+        try:
+            outgoing, error = self.done.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise BrokerUnavailable(
+                f"no confirm from the broker within {self._timeout_s:g} s; {self._in_flight} messages are unconfirmed"
+            ) from self._error
+        self._in_flight -= 1
+        if error:
+            self._error = self._error or error
+        else:
+            self._confirmed += 1
+            on_confirmed(outgoing.message)
+
+
+def _missing_exchange(reason: BaseException) -> str | None:
+    """The exchange for whose lack the broker closed the channel."""
+    if not isinstance(reason, ChannelClosedByBroker) or reason.reply_code != NOT_FOUND:
+        return None
+    found = re.search(r"no exchange '(.*)' in vhost", reason.reply_text)
+    return found[1] if found else None
+
+
+def _no_queue(outgoing: Outgoing) -> NoQueue:
+    return NoQueue(
+        f"{outgoing.describe()}: no such queue on the broker. Is the model in the configuration of everyone involved?"
+    )

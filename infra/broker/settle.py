@@ -1,0 +1,326 @@
+"""How a worker's deliveries are settled, and where they are acked (one adopted too late: in `Attempts.end`).
+
+Each way is a confirmed publish followed by an ack, in that order: a crash between the two makes a duplicate, the
+other order would lose a job. Publishing waits as long as the broker is away; a job is never dropped for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from infra.broker import topology
+from infra.broker.base import Address, Broker, Delivery, Message
+from infra.broker.control import ring
+from infra.broker.envelope import Attempt, Envelope
+from infra.broker.failpoints import failpoint
+from messages import codec
+from messages.errors import (
+    AttemptsExhausted,
+    BrokerUnavailable,
+    InvalidPrompt,
+    KvasirError,
+    KVTransferFailed,
+    NewerMessage,
+    NoQueue,
+    Poison,
+    Retry,
+    Stopped,
+)
+from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, Stage, State
+from messages.lifecycle import Event, Step
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 6
+MAX_KV_TRANSFERS = 2  # that fail; then the decoder does the prompt itself
+SUSPECT_AFTER_CRASHES = 3  # of workers that held the job
+POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A message that settles an attempt once it is confirmed; and which event and failpoint follow."""
+
+    attempt: Attempt[Any]
+    to: Address | None  # None: nobody is to be told
+    message: Message
+    step: Step | None = None  # None: it goes back to its queue, which is no event
+    place: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def passing_on(attempt: Attempt[Any], job: DecodeJob) -> Settlement:
+    """Prefill is done: the decode job."""
+    envelope = attempt.envelope
+    message = envelope.at("decode").seal(codec.encode(job))
+    to = topology.work("decode", envelope.model, envelope.lane)
+    return Settlement(attempt, to, message, Step.PASSED_ON, "prefill.passed")
+
+
+def replying(attempt: Attempt[Any], result: JobResult, body: bytes = b"") -> Settlement:
+    """The job has its result; `body` is that, if it is encoded already."""
+    envelope = attempt.envelope
+    to = topology.reply(envelope.reply_to) if envelope.reply_to else None
+    message = envelope.seal(body or codec.encode(result))
+    facts: dict[str, Any] = {"state": result.state, "total_s": result.decode.total_s}
+    if result.error:
+        facts["error"] = result.error.kind
+    return Settlement(attempt, to, message, _STEPS[result.state], "decode.replied", facts)
+
+
+class Settler:
+    """Settles a worker's attempts. Each method settles all deliveries of one; one adopted meanwhile goes with them."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        models: Sequence[str],
+        observe: Callable[[Event], None],
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> None:
+        self._broker = broker
+        self._models = models
+        self.observe = observe
+        self._max_attempts = max_attempts
+
+    def received(self, attempt: Attempt[Any]) -> None:
+        """Note that a delivery has come back from somebody."""
+        returns = attempt.deliveries[0].returns
+        if returns:
+            self.observe(attempt.envelope.event(Step.REDELIVERED, returns=returns))
+
+    @contextmanager
+    def settling(self, attempt: Attempt[Any]) -> Iterator[None]:
+        """Whatever goes wrong with a job ends its attempt. An error after its end changes nothing any more."""
+        try:
+            try:
+                yield
+            except BrokerUnavailable:
+                raise
+            except Stopped:
+                self.stopped(attempt)
+            except Exception as error:  # noqa: BLE001  sorted out there
+                self.error(attempt, error)
+        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
+            log.warning("job %s: left unacked, the broker connection is closed", attempt.envelope.job_id)
+
+    def settle(self, *ready: Settlement) -> None:
+        """Publish these in a window, and ack the deliveries of each as soon as it is confirmed."""
+        unconfirmed = {id(one.message): one for one in ready}
+
+        def confirmed(message: Message) -> None:
+            one = unconfirmed.pop(id(message))
+            try:
+                if one.step:
+                    self.observe(one.attempt.envelope.event(one.step, **one.facts))
+                    failpoint(one.place, one.attempt.envelope.job_id)
+            except Exception as error:  # noqa: BLE001  one job's trouble, not its neighbours'
+                return self.error(one.attempt, error)
+            self._ack(one.attempt)
+
+        try:
+            sends = [(one.to, one.message) for one in ready if one.to]
+            self._broker.publish_many(sends, confirmed, timeout_s=None)
+        except (NoQueue, BrokerUnavailable) as error:
+            log.info("publishing %d messages one by one: %s", len(unconfirmed), error)
+        for one in list(unconfirmed.values()):
+            if one.to:
+                self._publish(one.to, one.message)
+            confirmed(one.message)
+
+    def stopped(self, attempt: Attempt[Any]) -> None:
+        """Somebody or some limit stopped it, for the reason that it carries; without one it goes back to its queue."""
+        envelope, why = attempt.envelope, attempt.why_stopped
+        if why == "cancelled":  # silently: its batch's owner has written the job's result itself
+            self._ack(attempt)
+        elif why == "expired":
+            self.settle(replying(attempt, _result(envelope, "expired", None)))
+        elif why == "suspect":  # too many workers died while holding it: there it runs alone
+            self._move(attempt, topology.suspects(_work_stage(envelope), envelope.model), Step.ISOLATED)
+        else:  # not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere
+            self._move(attempt, Address(topology.WORK, attempt.deliveries[-1].queue), Step.REDELIVERED)
+        attempt.over = why in ("cancelled", "expired")
+
+    def error(self, attempt: Attempt[Any], error: BaseException) -> None:
+        """The job met an error: let it wait for an upgrade, prefill it again, retry it, or fail it.
+
+        Nothing if it has ended already.
+        """
+        if not attempt.deliveries:
+            return
+        envelope = attempt.envelope
+        attempts = envelope.attempts + 1
+        prefill_helps = envelope.stage == "decode" and envelope.kv_transfers + 1 < MAX_KV_TRANSFERS
+        if isinstance(error, NewerMessage):
+            self._later(attempt, envelope, 60)
+        elif isinstance(error, KVTransferFailed) and prefill_helps:
+            self._prefill_again(attempt)
+        elif isinstance(error, Retry) and attempts < self._max_attempts:
+            self._retry(attempt, error)
+        elif isinstance(error, Retry):
+            self.fail(attempt, AttemptsExhausted(f"{attempts} attempts; the last: {error}"))
+        else:
+            if not isinstance(error, KvasirError):  # a bug of ours: logged with its traceback, and not run again
+                log.error("job %s: bug in %s", envelope.job_id, envelope.stage, exc_info=error)
+            self.fail(attempt, error)
+            attempt.over = True
+
+    def fail(self, attempt: Attempt[Any], error: BaseException) -> None:
+        """The job can't succeed: failed result, then dead-letters, then ack."""
+        envelope = attempt.envelope
+        problem = JobError(envelope.stage, type(error).__name__, _sentence(error))
+        reply = replying(attempt, _result(envelope, "failed", problem))
+        if reply.to:
+            self._publish(reply.to, reply.message)
+        self.observe(envelope.event(Step.FAILED, **reply.facts))
+        letter = _dead_letter(attempt.deliveries[-1], envelope, problem)
+        self._publish(Address(topology.DEAD, topology.DEAD_LETTERS), letter)
+        self._ack(attempt)
+
+    def hand_back_all(self, deliveries: Iterable[Delivery], stage: Stage) -> None:
+        """Deliveries that nobody has begun. If the broker is gone, it has them and will hand them out again."""
+        back = []
+        for delivery in deliveries:
+            attempt = Attempt[Any].at(delivery, stage, topology.model_of(delivery.queue))
+            message = attempt.envelope.seal(delivery.message.body)
+            back.append(Settlement(attempt, Address(topology.WORK, delivery.queue), message))
+        with suppress(BrokerUnavailable):
+            self.settle(*back)
+
+    def defer(self, attempt: Attempt[Any]) -> None:
+        """Somebody else is on it, or has died on it: look again in a second. Counts nowhere.
+
+        It comes back in the `now` lane: it has waited its turn, and a dead worker's job must not wait for it again.
+        """
+        self._later(attempt, attempt.envelope, topology.RETRY_LEVELS_S[0], lane="now")
+
+    def _prefill_again(self, attempt: Attempt[DecodeJob]) -> None:
+        """The KV cache is gone: back to prefill, ahead of the bulk, with the failed KV transfer counted."""
+        envelope = attempt.envelope
+        back = envelope.at("prefill", kv_transfers=envelope.kv_transfers + 1)
+        self._publish(topology.work("prefill", envelope.model, "now"), back.seal(codec.encode(attempt.job.job)))
+        self.observe(envelope.event(Step.KV_GONE))
+        self._ack(attempt)
+        ring(self._broker, topology.work_queue("prefill", envelope.model, "now"))
+
+    def _retry(self, attempt: Attempt[Any], error: Retry) -> None:
+        envelope = attempt.envelope
+        attempts = envelope.attempts + 1
+        level = _retry_level(attempts)
+        log.warning("job %s: attempt %d failed, again in %d s: %s", envelope.job_id, attempts, level, error)
+        self._later(attempt, replace(envelope, attempts=attempts), level)
+        self.observe(envelope.event(Step.RETRIED, error=type(error).__name__))
+
+    def _later(self, attempt: Attempt[Any], envelope: Envelope, seconds: int, lane: Lane | None = None) -> None:
+        level = min(topology.RETRY_LEVELS_S, key=lambda s: abs(s - seconds))
+        queue = topology.work_queue(_work_stage(envelope), envelope.model, lane or envelope.lane)
+        self._publish(topology.retry(level, queue), envelope.seal(attempt.deliveries[-1].message.body))
+        self._ack(attempt)
+
+    def _move(self, attempt: Attempt[Any], to: Address, step: Step) -> None:
+        self._publish(to, attempt.envelope.seal(attempt.deliveries[-1].message.body))
+        self.observe(attempt.envelope.event(step))
+        self._ack(attempt)
+
+    def _publish(self, to: Address, message: Message) -> None:
+        while True:
+            try:
+                return self._broker.publish(to, message, timeout_s=None)
+            except NoQueue:  # somebody deleted a queue of ours
+                log.warning("no queue for %s: declaring the topology again", to.key)
+                self._broker.declare(self._models)
+                _pause()
+            except BrokerUnavailable as error:  # refused by a full queue, or the broker object was closed
+                if not self._broker.connected:
+                    raise
+                log.warning("the broker refused a message for %s, trying again: %s", to.key, error)
+                _pause()
+
+    def _ack(self, attempt: Attempt[Any]) -> None:
+        attempt.settled = True
+        while attempt.deliveries:
+            attempt.deliveries.pop().ack()
+
+
+def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now: float, crashes: int) -> None:
+    """Raises Stopped if the job is cancelled, expired or a suspect, which its attempt then says; Poison if it is that;
+    InvalidPrompt if it has questions.
+
+    `cancelled`: its batch was. `now`: the store's clock. `crashes`: how many workers died while holding it.
+    """
+    if cancelled:
+        attempt.stop_for("cancelled")
+    elif job.deadline and now > job.deadline:
+        attempt.stop_for("expired")
+    elif must_run_alone(attempt.deliveries[0], crashes):
+        attempt.stop_for("suspect")
+    if attempt.why_stopped:
+        raise Stopped(f"not begun: {attempt.why_stopped}")
+    if job.questions:
+        raise InvalidPrompt("it asks several questions after one prompt, which this worker can't answer yet")
+
+
+def must_run_alone(delivery: Delivery, crashes: int) -> bool:
+    """Whether so many crashes make a job a suspect. Raises Poison if they are too many."""
+    if crashes >= POISON_AFTER_CRASHES:
+        raise Poison(f"{crashes} workers died while holding it, the last ones while it ran alone: it kills its worker")
+    return crashes >= SUSPECT_AFTER_CRASHES and not delivery.queue.startswith("suspects.")
+
+
+_STEPS: dict[State, Step] = {
+    "succeeded": Step.REPLIED,
+    "failed": Step.FAILED,
+    "cancelled": Step.CANCELLED,
+    "expired": Step.EXPIRED,
+}
+
+
+def _result(envelope: Envelope, state: State, error: JobError | None) -> JobResult:
+    return JobResult(
+        envelope.job_id,
+        envelope.run,
+        envelope.batch_id,
+        envelope.item_id,
+        envelope.model,
+        state,
+        error=error,
+        attempts=envelope.attempts + 1,
+    )
+
+
+def _retry_level(attempts: int) -> int:
+    """Seconds until the next attempt. The first comes soon, since most faults are short.
+
+    From the second on half of the jobs wait one level longer: what failed together shall not come back together.
+    (A spread within a level would need a TTL for each message, and a quorum queue expires only its head.)
+    """
+    levels = topology.RETRY_LEVELS_S
+    at = min(attempts, len(levels)) - 1
+    return random.choice(levels[at : at + 2]) if at else levels[0]
+
+
+def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> Message:
+    sealed = envelope.seal(delivery.message.body)
+    why = {"kvasir-error": problem.kind, "kvasir-error-message": problem.message, "kvasir-from": delivery.queue}
+    headers = {**sealed.headers, **why, "kvasir-failed-at": int(time.time())}
+    return Message(sealed.body, sealed.message_id, sealed.correlation_id, sealed.reply_to, headers)
+
+
+def _work_stage(envelope: Envelope) -> topology.WorkStage:
+    return "decode" if envelope.stage == "decode" else "prefill"
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error) if isinstance(error, KvasirError) else f"bug: {type(error).__name__}: {error}"
+    # A library's text may hold half a character, which no message could carry.
+    return text.encode(errors="replace")[: MAX_ERROR_BYTES - 8].decode(errors="ignore") or type(error).__name__
+
+
+def _pause() -> None:
+    time.sleep(random.uniform(0.2, 1.0))

@@ -1,0 +1,148 @@
+"""Every exchange and queue, once. The same arguments on RabbitMQ 3.10 and 4.x.
+
+Names are functions here and nowhere else. `arguments` of a queue never change: RabbitMQ refuses a re-declaration
+with others (406), so a change here needs a new queue name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from infra.broker.base import Address
+from messages.jobs import LANES, Lane
+
+WORK = "kvasir.work"
+REPLY = "kvasir.reply"
+PARKED = "kvasir.parked"  # alternate exchange of REPLY: takes what has no reply queue
+DEAD = "kvasir.dead"
+CONTROL = "kvasir.control"
+STREAM = "kvasir.stream"
+
+DEATHS = "deaths"  # deaths made by the broker, not yet answered with a failed result
+DEAD_LETTERS = "dead-letters"  # the graveyard: no TTL, read by people
+RESULTS_PARKED = "results.parked"
+
+RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
+# Workers decide at 3 + 2 crashes; the broker is the backstop. Explicit, since 4.x defaults to 20 and 3.10 to none.
+BROKER_DELIVERY_LIMIT = 20
+
+WorkStage = Literal["prefill", "decode"]
+WORK_STAGES: tuple[WorkStage, ...] = ("prefill", "decode")
+
+
+def work_queue(stage: WorkStage, model: str, lane: Lane) -> str:
+    """`prefill.qwen3-coder:30b.bulk`"""
+    return f"{stage}.{model}.{lane}"
+
+
+def suspects_queue(stage: WorkStage, model: str) -> str:
+    """Where jobs wait to be run alone that too many workers died with."""
+    return f"suspects.{stage}.{model}"
+
+
+@lru_cache(maxsize=256)
+def model_of(queue: str) -> str:
+    """The model of a work or suspects queue. Raises ValueError for another queue's name."""
+    for stage in WORK_STAGES:
+        for lane in LANES:
+            if queue.startswith(f"{stage}.") and queue.endswith(f".{lane}"):
+                return queue[len(stage) + 1 : -len(lane) - 1]
+        if queue.startswith(suspects_queue(stage, "")):
+            return queue.removeprefix(suspects_queue(stage, ""))
+    raise ValueError(f"{queue} is not the queue of a model")
+
+
+def reply_queue(batch_id: str) -> str:
+    """The batch's own queue of results."""
+    return f"reply.{batch_id}"
+
+
+def retry_level(seconds: int) -> str:
+    """Name of a retry queue: `retry.1s`, `retry.10m`."""
+    return f"retry.{seconds}s" if seconds < 60 else f"retry.{seconds // 60}m"
+
+
+def work(stage: WorkStage, model: str, lane: Lane) -> Address:
+    """Where a job of this stage is published."""
+    return Address(WORK, work_queue(stage, model, lane))
+
+
+def suspects(stage: WorkStage, model: str) -> Address:
+    """Where a suspect is published."""
+    return Address(WORK, suspects_queue(stage, model))
+
+
+def retry(seconds: int, queue: str) -> Address:
+    """A retry level: after its TTL the message goes to `queue`, through WORK."""
+    return Address(f"kvasir.{retry_level(seconds)}", queue)
+
+
+def reply(queue: str) -> Address:
+    """A batch's reply queue; unroutable results are parked, so this never fails for lack of a queue."""
+    return Address(REPLY, queue)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSpec:
+    """An exchange to declare; all are durable."""
+
+    name: str
+    kind: Literal["direct", "fanout"]
+    arguments: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """A durable queue to declare, and its binding."""
+
+    name: str
+    exchange: str
+    key: str
+    arguments: dict[str, str | int]
+
+
+def exchanges() -> Iterator[ExchangeSpec]:
+    """In an order in which each can be declared."""
+    yield ExchangeSpec(WORK, "direct")
+    yield ExchangeSpec(PARKED, "fanout")
+    yield ExchangeSpec(REPLY, "direct", {"alternate-exchange": PARKED})
+    yield ExchangeSpec(DEAD, "direct")
+    yield ExchangeSpec(CONTROL, "fanout")
+    yield ExchangeSpec(STREAM, "direct")
+    for seconds in RETRY_LEVELS_S:
+        # One fanout for each level, so that the routing key stays the work queue's name through the dead-lettering.
+        yield ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout")
+
+
+def queues(models: Sequence[str]) -> Iterator[QueueSpec]:
+    """All durable queues for these models, reply queues excepted."""
+    for name in (DEATHS, DEAD_LETTERS):
+        yield QueueSpec(name, DEAD, name, {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000})
+    yield QueueSpec(RESULTS_PARKED, PARKED, "", {"x-queue-type": "classic"})
+    for seconds in RETRY_LEVELS_S:
+        level = retry_level(seconds)
+        yield QueueSpec(level, f"kvasir.{level}", "", _quorum(dead_letter_to=WORK) | {"x-message-ttl": seconds * 1000})
+    for model in models:
+        for stage in WORK_STAGES:
+            names = [work_queue(stage, model, lane) for lane in LANES] + [suspects_queue(stage, model)]
+            for name in names:
+                arguments = _quorum(dead_letter_to=DEAD) | {"x-dead-letter-routing-key": DEATHS}
+                yield QueueSpec(name, WORK, name, arguments | {"x-delivery-limit": BROKER_DELIVERY_LIMIT})
+
+
+def reply_arguments() -> dict[str, str | int]:
+    """Classic: each quorum queue's name is an Erlang atom for ever. No x-expires: it deletes confirmed results."""
+    return {"x-queue-type": "classic"}
+
+
+def _quorum(dead_letter_to: str) -> dict[str, str | int]:
+    """Dead-lettered at least once, which asks for reject-publish. No x-max-length: a full queue must never be ours."""
+    return {
+        "x-queue-type": "quorum",
+        "x-dead-letter-exchange": dead_letter_to,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }

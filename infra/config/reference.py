@@ -1,0 +1,104 @@
+"""docs/configuration.md from the schema: `python -m infra.config.reference > docs/configuration.md`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import MISSING, fields
+
+from infra.config.meanings import MEANINGS, TABLES
+from infra.config.schema import SAMPLING, keys_of
+from infra.config.schema import TABLES as OF_KEYS
+from infra.config.sources import VARIABLES
+
+_HEADINGS = {
+    "services": "`[services]`",
+    "grading": "`[grading]`",
+    "costs": "`[costs]`",
+    "models": '`[models."NAME"]`',
+    "models.weights": '`[models."NAME".weights]`',
+    "machines": "`[machines.NAME]`",
+    "machines.roles": "`machines.NAME.roles = [{ … }]`",
+    "machines.rates": '`[machines.NAME.rates."MODEL"]`',
+}
+
+_HEAD = """\
+# Configuration
+
+One file, `kvasir.toml`, read by every command and worker. [examples/kvasir.toml](../examples/kvasir.toml) is the
+team's own, with reasons; [examples/demo.toml](../examples/demo.toml) the smallest. `kvasir config` prints each value
+in use and where it came from.
+
+For each value by itself the nearest source wins: a flag, a `KVASIR_*` variable, the file of `--config` (or
+`KVASIR_CONFIG`), `./kvasir.toml`, `kvasir.toml` in the user's configuration folder (`~/.config/kvasir`, on a Mac
+`~/Library/Application Support/kvasir`), the default. Relative paths start from the file's folder. An unknown key is an
+error that names the nearest known one. A `./kvasir.toml` that belongs to another user, or that others may write to, is
+refused; `--config` names it all the same.
+
+This page is made by `python -m infra.config.reference`; a test compares.
+"""
+
+_TAIL = """\
+## Only from the environment
+
+| variable | meaning |
+|---|---|
+| `KVASIR_CONFIG` | the file of `--config` |
+| `KVASIR_BROKER_PASSWORD` | the broker's password, where no file holds it; it has no key |
+| `KVASIR_STORE_PASSWORD` | the store's |
+| `KVASIR_HOURS` | of a worker: `--hours` |
+| `KVASIR_STEAL` | of a decode worker: `--steal` |
+| `KVASIR_MEMORY_GB` | of a decode worker: `--memory` |
+| `KVASIR_METRICS_PORT` | of a worker: `--metrics-port` |
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *map(_table, TABLES), _TAIL])
+
+
+def keys() -> set[str]:
+    """The path of every key, names of models and machines left out."""
+    return {f"{table}.{key}" for table in TABLES for key in _keys(table)}
+
+
+def _keys(table: str) -> list[str]:
+    """Without those that are tables of their own; a machine's roles are a value too."""
+    paths = {key: f"{table}.{key}" for key in keys_of(table)}
+    return [key for key, path in paths.items() if path not in TABLES or path == "machines.roles"]
+
+
+def _table(table: str) -> str:
+    lines = [
+        f"## {_HEADINGS[table]}",
+        "",
+        TABLES[table],
+        "",
+        "| key | default | variable | meaning |",
+        "|---|---|---|---|",
+    ]
+    return "\n".join([*lines, *(_row(table, key) for key in _keys(table)), ""])
+
+
+def _row(table: str, key: str) -> str:
+    variable = VARIABLES.get((table, key), "")
+    return f"| `{key}` | {_default(table, key)} | {variable and f'`{variable}`'} | {MEANINGS[f'{table}.{key}']} |"
+
+
+def _default(table: str, key: str) -> str:
+    if table == "models" and key in SAMPLING:
+        return "`[grading]`'s"
+    default = {each.name: each.default for each in fields(OF_KEYS[table])}.get(key) if table in OF_KEYS else ""
+    if default in ("", (), MISSING):
+        return ""
+    return f"{default:g}" if isinstance(default, float) else f"{default}"
+
+
+def main() -> int:
+    """Print the page."""
+    sys.stdout.write(reference())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Every table of kvasir.toml as a frozen dataclass: each key's type, what it may be, and its default.
+
+pydantic checks each source by these annotations (`infra.config.sources`), and the values end in these classes. The
+marks in them are ours, since pydantic's would have to be imported by every command, also by one that reads no settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+from infra.config import urls
+from infra.config.hours import Hours
+from messages import checks
+from messages.errors import InvalidMessage
+from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
+
+ENGINES = ("llamacpp", "mlx", "ollama", "simulated", "transformers")
+PLATFORMS = ("linux", "linux-cuda", "macos")
+SUPERVISORS = ("launchd", "plain", "systemd")
+WORKER_ROLES = ("decode", "prefill")
+ROLES = (*WORKER_ROLES, "app", "broker", "grafana", "prometheus", "store")
+SAMPLING = ("max_tokens", "temperature", "top_p")
+
+# What would begin a new line, or worse, in a unit file.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class Must:
+    """What a value must be: pairs of words for people and a schema for pydantic-core, one after the other."""
+
+    def __init__(self, *steps: tuple[str, Mapping[str, object]]) -> None:
+        self._steps = steps
+
+    def __get_pydantic_core_schema__(self, _source: object, _handler: object) -> dict[str, Any]:
+        steps = [
+            {"type": "custom-error", "schema": schema, "custom_error_type": "must", "custom_error_message": words}
+            for words, schema in self._steps
+        ]
+        return {"type": "chain", "steps": steps}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A text that passes a check of ours, which is called with "" for a name and raises InvalidMessage."""
+
+    check: Callable[[str, str], None]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
+        return {
+            "type": "function-after",
+            "function": {"type": "no-info", "function": self._run},
+            "schema": handler(source),
+        }
+
+    def _run(self, value: str) -> str:
+        try:
+            self.check("", value)
+        except InvalidMessage as error:
+            raise ValueError(error) from None  # the only kind that pydantic collects
+        return value
+
+
+def _whole(low: int, high: int) -> Must:
+    return Must((f"a whole number from {low:,} to {high:,}", {"type": "int", "strict": True, "ge": low, "le": high}))
+
+
+def _number(low: float, high: float) -> Must:
+    finite = {"type": "float", "strict": True, "allow_inf_nan": False}
+    return Must(("a number", finite), (f"from {low:g} to {high:g}", {"type": "float", "ge": low, "le": high}))
+
+
+def _form(words: str, pattern: str) -> Must:
+    return Must((words, {"type": "str", "pattern": f"^(?:{pattern})$"}))
+
+
+def _one_of(*words: str) -> Must:
+    return Must((f"one of {', '.join(sorted(filter(None, words)))}", {"type": "literal", "expected": list(words)}))
+
+
+def _text(name: str, value: str) -> None:
+    """Of a length that nobody writes by accident."""
+    checks.text(name, value, 4096)
+
+
+def _line(name: str, value: str) -> None:
+    _text(name, value)
+    if CONTROL.search(value):
+        raise InvalidMessage(f"{name} must be one line without control characters, not {value!r:.60}")
+
+
+def _place(name: str, value: str) -> None:
+    """A file, or where weights are: one line, shown, logged and quoted in errors, so nothing in it may be secret."""
+    if urls.may_hold_password(value) and not value.startswith(("ollama:", "llama-server:")):
+        raise InvalidMessage(f"{name} must hold no password: it would be shown and logged")
+    _line(name, value)
+
+
+def _model_or_none(name: str, value: str) -> None:
+    if value:
+        checks.model_name(name, value)
+
+
+def _hours(name: str, value: str) -> None:
+    checks.text(name, value, 200)
+    Hours.parse(name, value)
+
+
+Text = Annotated[str, Checked(_text)]
+Line = Annotated[str, Checked(_line)]
+Place = Annotated[str, Checked(_place)]
+ModelName = Annotated[str, Checked(checks.model_name)]
+ModelOrNone = Annotated[str, Checked(_model_or_none)]
+MachineName = Annotated[str, Checked(checks.identifier)]
+BrokerUrl = Annotated[str, Checked(lambda name, value: urls.check(name, value, urls.BROKER_SCHEMES))]
+StoreUrl = Annotated[str, Checked(lambda name, value: urls.check(name, value, urls.STORE_SCHEMES))]
+Engine = Annotated[str, _one_of(*ENGINES)]
+EngineOrNone = Annotated[str, _one_of("", *ENGINES)]
+# No leading dash and no blanks: a host and a user end up on the command line of ssh, a folder in shell commands.
+Host = Annotated[str, _form("a host name or an address", r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}")]
+User = Annotated[str, _form("a user's login name", r"|[A-Za-z_][A-Za-z0-9._\-]{0,63}")]
+Folder = Annotated[
+    str, _form("a folder, absolute or from the user's home on", r"/?[A-Za-z0-9_.][A-Za-z0-9_./\-]{0,200}")
+]
+Tokens = Annotated[int, _whole(1, MAX_TOKENS)]
+TokensOrNone = Annotated[int, _whole(0, MAX_TOKENS)]
+Temperature = Annotated[float, _number(0, 5)]
+Share = Annotated[float, _number(0, 1)]
+Slots = Annotated[int, _whole(1, 1024)]
+Amount = Annotated[float, _number(0, 1e6)]
+Rate = Annotated[float, _number(0, 1e9)]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTable:
+    """Where broker and store are; "" and `local` mean in this process."""
+
+    broker: BrokerUrl = ""
+    store: StoreUrl = ""
+    broker_password_file: Place = ""
+    store_password_file: Place = ""
+    broker_ca_file: Place = ""  # PEM, of who signed the broker's certificate; "": whom the system trusts
+    store_ca_file: Place = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """Which models grade, and how they sample unless their own table says otherwise."""
+
+    code_model: ModelOrNone = ""
+    feedback_model: ModelOrNone = ""
+    notice: Text = ""  # a sentence across the top of every report, such as the demo's: these are no real grades
+    max_tokens: Tokens = 3000  # these three as the team's grader had them
+    temperature: Temperature = 0.2
+    top_p: Share = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What electricity costs, and how machines' prices are spread over their use; in any one currency."""
+
+    price_per_kwh: Amount = 0.0  # 0: unknown
+    years: Annotated[float, _number(0.1, 100)] = 4.0  # that a machine is used
+    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # that it is used for something
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTable:
+    """A model that has queues. `weights` maps an engine to a file, a folder, or what else the engine can load."""
+
+    context: TokensOrNone = 0  # 0: as much as the model was trained for
+    max_tokens: Tokens = 3000
+    temperature: Temperature = 0.2
+    top_p: Share = 0.9
+    engine: EngineOrNone = ""  # for the local pipeline; "": the only one with weights
+    slots: Slots = 4
+    threads: Annotated[int, _whole(0, 1024)] = 0  # of the CPU; 0: the engine's choice
+    short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # up to so many go to decode without a KV cache
+    kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY  # jobs prefilled at decode too; 0: none is
+    copies: Annotated[int, _whole(1, 2)] = 1  # in the local pipeline: 2 so that prefill and decode never share a batch
+    tokenizer: Line = ""
+    same_weights: tuple[Engine, ...] = ()  # engines whose weights are conversions of the same: they may share KV caches
+    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # of its KV cache, for planning; 0: unknown
+    memory_gb: Amount = 0.0  # of its weights, for planning; 0: unknown
+    weights: Mapping[Engine, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One thing that runs on a machine: a worker, or a service."""
+
+    role: Annotated[str, _one_of(*ROLES)]
+    model: ModelOrNone = ""
+    engine: EngineOrNone = ""
+    weights: Place = ""  # as that machine sees it; "": the model's own for this engine
+    slots: Slots = 0  # 0: the model's
+    memory_gb: Amount = 0.0  # what a store may use; 0: no limit of ours
+
+    def __post_init__(self) -> None:
+        for key in ("model", "engine") if self.role in WORKER_ROLES else ():
+            if not getattr(self, key):
+                raise ValueError(f": a {self.role} worker needs {key!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens a second of one model on one machine, for planning; 0: unknown."""
+
+    prefill: Rate = 0.0
+    decode: Rate = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTable:
+    """A machine: how to reach it, what it can do, what runs there. 0 means unknown."""
+
+    host: Host = ""
+    user: User = ""  # "": whoever deploys
+    platform: Annotated[str, _one_of(*PLATFORMS)] = "linux"
+    folder: Folder = "kvasir"  # where `kvasir deploy` puts everything: absolute, or from the user's home on
+    supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""  # "": the platform's own
+    metrics_port: Annotated[int, _whole(1, 65535)] = 9101  # of its first worker's page; the others' follow
+    hours: Annotated[str, Checked(_hours)] = ""  # in which its workers take jobs, such as 18:00-08:00; "": always
+    memory_gb: Amount = 0.0
+    link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # to the store's machine, gigabits a second
+    watts: Annotated[float, _number(0, 1e5)] = 0.0  # under load
+    price: Annotated[float, _number(0, 1e9)] = 0.0  # paid for it, in the currency of [costs]
+    roles: tuple[Role, ...] = ()
+    rates: Mapping[ModelName, Rates] = field(default_factory=dict)  # by model
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """All of kvasir.toml, or of another source."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  pydantic's name, of this table and those in it
+
+    services: ServiceTable = field(default_factory=ServiceTable)
+    grading: Grading = field(default_factory=Grading)
+    costs: Costs = field(default_factory=Costs)
+    models: Mapping[ModelName, ModelTable] = field(default_factory=dict)
+    machines: Mapping[MachineName, MachineTable] = field(default_factory=dict)
+
+
+# By the path of the table, names of models and machines left out.
+TABLES: Mapping[str, type] = {
+    "": File,
+    "services": ServiceTable,
+    "grading": Grading,
+    "costs": Costs,
+    "models": ModelTable,
+    "machines": MachineTable,
+    "machines.roles": Role,
+    "machines.rates": Rates,
+}
+
+
+def keys_of(table: str) -> list[str]:
+    """The keys of a table, in the order of the documentation."""
+    return list(ENGINES) if table == "models.weights" else [each.name for each in fields(TABLES[table])]
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    close = difflib.get_close_matches(name, sorted(known), 1, 0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(sorted(known))}" if known else "none is known"

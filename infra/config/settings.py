@@ -1,0 +1,206 @@
+"""The settings of every command and worker: one file kvasir.toml, and what may override it.
+
+Order, decided for each value by itself: flag, `KVASIR_*` variable, the file given with --config (or KVASIR_CONFIG),
+./kvasir.toml, kvasir.toml in the user's configuration folder, default. Every value knows where it came from.
+
+Passwords come from the environment or from files. They are kept apart from the URLs, so that printing settings,
+or an error about them, shows none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from infra.config import urls
+from infra.config.schema import SAMPLING, WORKER_ROLES, Costs, Grading, Rates, Role, keys_of
+from infra.config.sources import (
+    PASSWORDS,
+    Found,
+    Keys,
+    dotted,
+    file_layers,
+    flag_layer,
+    merge,
+    variable_layer,
+)
+from infra.config.types import MachineSettings, ModelSettings, Services, Settings, configured
+from infra.config.urls import Secret, mask
+from messages.errors import ConfigError
+
+__all__ = [
+    "Costs",
+    "Grading",
+    "MachineSettings",
+    "ModelSettings",
+    "Rates",
+    "Role",
+    "Services",
+    "Settings",
+    "describe",
+    "load_settings",
+    "mask",
+]
+
+Row = tuple[str, str, str]
+
+_VARIABLES = 1  # their rank, after flags
+
+_ZERO_OF_A_MODEL = {
+    "context": "(as trained)",
+    "short_prompt_tokens": "(none)",
+    "kv_check_every": "(never)",
+    "threads": "(the engine's choice)",
+    "kv_bytes_per_token": "(not known)",
+    "memory_gb": "(not known)",
+}
+
+
+def load_settings(
+    flags: Mapping[str, object] | None = None,
+    config: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    user_dir: Path | None = None,
+) -> Settings:
+    """Read and check all sources.
+
+    Args:
+        flags: by the name of a key in [services] or [grading] (`{"code_model": "m"}`), or nested like the file
+            (`{"models": {"m": {"engine": "llamacpp", "weights": {"llamacpp": "m.gguf"}}}}`). None: not given.
+        config: the file of --config.
+        environ: in place of the process's environment.
+        cwd: in place of the current folder; relative paths in flags and variables start here.
+        user_dir: in place of the user's configuration folder.
+
+    Raises ConfigError that names the flag, variable, or file and line. Password files are not read here, so that
+    commands that connect to nothing work without them.
+    """
+    environ = os.environ if environ is None else environ
+    cwd = (cwd or Path()).absolute()
+    found = merge(
+        [flag_layer(flags or {}, cwd), variable_layer(environ, cwd), *file_layers(config, environ, cwd, user_dir)]
+    )
+    services = _services(found, environ)
+    models = {name: _model(found, name) for name in _given(found, "models")}
+    machines = {name: _machine(found, name, models) for name in _given(found, "machines")}
+    return Settings(
+        services,
+        Grading(**_given(found, "grading")),
+        MappingProxyType(models),
+        MappingProxyType(machines),
+        MappingProxyType({dotted(keys): entry.origin for keys, entry in found.items()}),
+        Costs(**_given(found, "costs")),
+    )
+
+
+def _given(found: Mapping[Keys, Found], *table: str) -> dict[str, Any]:
+    """The values right below a table, or the names there, in order of precedence and appearance."""
+    return {keys[-1]: entry.value for keys, entry in found.items() if keys[:-1] == table}
+
+
+def _services(found: dict[Keys, Found], environ: Mapping[str, str]) -> Services:
+    """Broker and store, with their URLs freed of passwords."""
+    given = _given(found, "services")
+    for name in PASSWORDS:
+        given[name], secret = _service(found, name, environ.get(PASSWORDS[name], ""))
+        if secret:
+            given[f"{name}_secret"] = secret
+            found["services", f"{name}_password"] = Found(secret, secret.origin, 0)
+    return Services(**given)
+
+
+def _service(found: Mapping[Keys, Found], name: str, variable: str) -> tuple[str, Secret | None]:
+    """URL and password. The nearest source of a password wins, its own variable or file before the URL."""
+    given = found.get(("services", name))
+    if given is None or given.value in ("", urls.LOCAL):
+        return "", None
+    url, password = urls.take_password(given.value)
+    candidates = []
+    if variable:
+        candidates.append((_VARIABLES, Secret(PASSWORDS[name], variable)))
+    if file := found.get(("services", f"{name}_password_file")):
+        candidates.append((file.rank, Secret(file.origin, file=Path(file.value))))
+    if password:
+        candidates.append((given.rank, Secret(given.origin, password)))
+    return url, min(candidates, key=lambda candidate: candidate[0], default=(0, None))[1]
+
+
+def _model(found: dict[Keys, Found], name: str) -> ModelSettings:
+    for key in SAMPLING:
+        _inherit(found, ("models", name, key), ("grading", key))
+    places = _given(found, "models", name, "weights")
+    weights = {engine: place for engine, place in places.items() if place}
+    return ModelSettings(**_given(found, "models", name) | {"name": name, "weights": MappingProxyType(weights)})
+
+
+def _inherit(found: dict[Keys, Found], own: Keys, general: Keys) -> None:
+    """A sampling value of [grading] is the model's, unless the model has its own from a source as near."""
+    if general in found and (own not in found or found[general].rank < found[own].rank):
+        found[own] = found[general]
+
+
+def _machine(found: Mapping[Keys, Found], name: str, models: Mapping[str, ModelSettings]) -> MachineSettings:
+    path = ("machines", name)
+    given = {"host": name} | _given(found, *path)
+    for role in given.get("roles", ()):
+        if role.role in WORKER_ROLES and role.model not in models:
+            origin = found[*path, "roles"].origin
+            raise ConfigError(f"{origin}: model {role.model!r} is not configured; {configured(role.model, models)}")
+    rates = {model: Rates(**_given(found, *path, "rates", model)) for model in _given(found, *path, "rates")}
+    return MachineSettings(**given | {"name": name, "rates": MappingProxyType(rates)})
+
+
+def describe(settings: Settings) -> list[Row]:
+    """(name, value as shown, origin) of every setting, for `kvasir config`; passwords are `***`."""
+    rows = list(_rows("services", settings, settings.services, ("broker", "store")))
+    for number, name in enumerate(("broker", "store")):
+        if secret := getattr(settings.services, f"{name}_secret"):
+            url = urls.put_password(getattr(settings.services, name), "x")
+            rows[number] = (rows[number][0], mask(url), rows[number][2])
+            rows.append((f"services.{name}_password", repr(secret), secret.origin))
+    rows += _rows("services", settings, settings.services, ("broker_ca_file", "store_ca_file"))
+    rows += _rows("grading", settings, settings.grading, keys_of("grading"))
+    rows += _rows("costs", settings, settings.costs, keys_of("costs"))
+    for name, model in settings.models.items():
+        rows += _rows(f"models.{name}", settings, model, keys_of("models")[:-1])
+        rows += _named(f"models.{name}.weights", settings, model.weights)
+    for name, machine in settings.machines.items():
+        rows += _rows(f"machines.{name}", settings, machine, keys_of("machines")[:-1])
+        for model_name, rates in machine.rates.items():
+            rows += _rows(f"machines.{name}.rates.{model_name}", settings, rates, keys_of("machines.rates"))
+    return rows
+
+
+def _rows(prefix: str, settings: Settings, holder: object, names: Iterable[str]) -> Iterator[Row]:
+    return _named(prefix, settings, {name: getattr(holder, name) for name in names})
+
+
+def _named(prefix: str, settings: Settings, values: Mapping[str, object]) -> Iterator[Row]:
+    for name, value in values.items():
+        full = f"{prefix}.{name}"
+        yield full, _absent(full, value) or _shown(value), settings.origin(full)
+
+
+def _absent(name: str, value: object) -> str:
+    """What an empty value means, or a zero where zero means nothing; "" if the value is there."""
+    if value in ("", ()):
+        if name.endswith("_ca_file"):
+            return "(the system's)"
+        return "(in this process)" if name in ("services.broker", "services.store") else "(not set)"
+    if value == 0 and (name.startswith("machines.") or name == "costs.price_per_kwh"):
+        return "(not known)"
+    if value == 0 and name.startswith("models."):
+        return _ZERO_OF_A_MODEL.get(name.rsplit(".", 1)[-1], "")
+    return ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Role):
+        return " ".join(part for part in (value.role, value.model, value.engine and f"by {value.engine}") if part)
+    if isinstance(value, tuple):
+        return ", ".join(_shown(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

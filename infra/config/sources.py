@@ -1,0 +1,339 @@
+"""Where settings come from: flags, variables, files. Each source becomes a `Layer`; `merge` lets the nearest win.
+
+Precedence is decided for each value by itself, so a file may set what the one before it left open.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.config import urls
+from infra.config.ownership import why_not_ours
+from infra.config.schema import ROLES, File, did_you_mean, keys_of
+from messages.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+FILE_NAME = "kvasir.toml"
+CONFIG_VARIABLE = "KVASIR_CONFIG"
+
+Keys = tuple[str, ...]
+
+VARIABLES: Mapping[Keys, str] = {
+    ("services", "broker"): "KVASIR_BROKER_URL",
+    ("services", "store"): "KVASIR_STORE_URL",
+    ("services", "broker_password_file"): "KVASIR_BROKER_PASSWORD_FILE",
+    ("services", "store_password_file"): "KVASIR_STORE_PASSWORD_FILE",
+    ("services", "broker_ca_file"): "KVASIR_BROKER_CA_FILE",
+    ("services", "store_ca_file"): "KVASIR_STORE_CA_FILE",
+    ("grading", "code_model"): "KVASIR_CODE_MODEL",
+    ("grading", "feedback_model"): "KVASIR_FEEDBACK_MODEL",
+    ("grading", "max_tokens"): "KVASIR_MAX_TOKENS",
+    ("grading", "temperature"): "KVASIR_TEMPERATURE",
+    ("grading", "top_p"): "KVASIR_TOP_P",
+}
+# Only from the environment: there is no key for a password in the file, and no flag.
+PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
+_SHORT: Mapping[str, Keys] = {key: (table, key) for table in ("services", "grading") for key in keys_of(table)}
+# Set for other purposes: the tests' services, and what container platforms put there for a service named kvasir-….
+_FOREIGN = re.compile(r"KVASIR_TEST_|.*_SERVICE_(HOST|PORT)|.*_PORT(_|$)")
+_LISTS = {"same_weights": "engines", "roles": "tables such as { role = 'prefill', model = 'qwen3-coder:30b' }"}
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # two letters or more
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value, where it came from, and how near that is (0: nearest)."""
+
+    value: Any
+    origin: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One source: a tree shaped like the file, and the folder where its relative paths start."""
+
+    tree: Mapping[str, Any]
+    folder: Path
+    origin: Callable[[Keys], str]
+    is_text: bool = False  # numbers too are texts, as in environment variables
+
+
+def merge(layers: Sequence[Layer]) -> dict[Keys, Found]:
+    """Every value given anywhere, checked; the first layer that has one wins. Raises ConfigError.
+
+    Tables are in the result too, as {}, so that an empty `models.NAME` is not lost.
+    """
+    found: dict[Keys, Found] = {}
+    for rank, layer in enumerate(layers):
+        for keys, value in _values(layer.tree, _checked(layer), ()):
+            if value and (keys[-1].endswith("_file") or keys[2:3] in (("tokenizer",), ("weights",))):
+                value = _located(value, layer.folder)
+            found.setdefault(keys, Found(value, layer.origin(keys), rank))
+    return found
+
+
+def dotted(keys: Keys) -> str:
+    """`models.qwen3-coder:30b.context`"""
+    return ".".join(keys)
+
+
+def _values(tree: Mapping[str, Any], checked: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+    """What the tree holds, as pydantic returned it."""
+    for name, given in tree.items():
+        keys, value = (*path, name), checked[name] if isinstance(checked, Mapping) else getattr(checked, name)
+        yield keys, {} if isinstance(given, Mapping) else value
+        if isinstance(given, Mapping):
+            yield from _values(given, value, keys)
+
+
+def _located(place: str, folder: Path) -> str:
+    """What may be a path: relative to its source's folder, unless it has a scheme."""
+    path = Path(place)
+    return place if _SCHEME.match(place) else str(folder / (path.expanduser() if path.parts[0] == "~" else path))
+
+
+@cache
+def _adapter() -> TypeAdapter[File]:
+    """Imported here: `--help` and completion read no settings, and pydantic takes longer than they do."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(File)
+
+
+def _checked(layer: Layer) -> File:
+    from pydantic import ValidationError
+
+    check = _adapter().validate_strings if layer.is_text else _adapter().validate_python
+    try:
+        return check(layer.tree)
+    except ValidationError as error:
+        raise _refusal(layer, error.errors(include_url=False)[0]) from None
+
+
+def _refusal(layer: Layer, error: ErrorDetails) -> ConfigError:
+    """The error about a value or a name; one that may hold a password is not shown."""
+    of_key = error["loc"][-1] == "[key]"
+    loc = error["loc"][:-1] if of_key else error["loc"]
+    keys: Keys = tuple(takewhile(lambda part: isinstance(part, str), loc))  # type: ignore[arg-type]
+    try:
+        if of_key or error["type"] == "unexpected_keyword_argument":
+            problem, shown = _of_name(loc, error), loc[-1]
+        else:
+            # Those of [services] never repeat a value; what is wrong with a URL can be said.
+            problem, shown = _spelt(loc) + _of_value(loc[-1], error), "" if keys[0] == "services" else error["input"]
+        secret = urls.may_hold_password(shown)
+    except ValueError:
+        problem, secret = f"{_spelt(loc)} must not be a number of thousands of digits", False
+    if secret:
+        problem = "a URL with a password, or what looks like one, has no place here"
+    return ConfigError(f"{layer.origin(keys)}: {problem}")
+
+
+def _spelt(loc: Sequence[Any]) -> str:
+    """`models.m.context`, `machines.mac1.roles, entry 2, role`"""
+    if loc[2:3] != ("roles",) or not loc[3:]:
+        return ".".join(part for part in loc if isinstance(part, str))
+    return ", ".join([".".join(loc[:3]), f"entry {loc[3] + 1}", *loc[4:]])
+
+
+def _of_name(loc: Sequence[str | int], error: ErrorDetails) -> str:
+    """What is wrong with a name: of a model or machine, or of no key of ours."""
+    if error["type"] == "value_error":
+        return f"the name in {_spelt(loc[:-1])}{error['ctx']['error']}"
+    table = "models.weights" if error["type"] == "must" else ".".join(map(str, loc[:-1][::2]))
+    known = did_you_mean(str(loc[-1]), keys_of(table))
+    if table == "machines.roles":
+        return f"{_spelt(loc[:-1])}: {loc[-1]!r:.60} is no setting of a role; {known}"
+    return f"{_spelt(loc)} is no setting of Kvasir; {known}"
+
+
+def _of_value(key: str | int, error: ErrorDetails) -> str:
+    """What is wrong with a value, to be read after its name."""
+    value, kind = error["input"], type(error["input"]).__name__
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "must":
+            return f" must be {error['msg']}, not " + (f"{value:g}" if kind == "float" else f"{value!r:.60}")
+        case "string_type":
+            return f" must be text, not {kind}"
+        case "tuple_type":
+            return f" must be a list of {_LISTS[str(key)]}, not {value!r:.40}"
+        case "missing":
+            return f" must be one of {', '.join(sorted(ROLES))}"  # the only key without a default
+    return f" must be a table, not {kind}"
+
+
+# Flags
+
+
+def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
+    """Command-line values. None means that the flag was not given."""
+    tree: dict[str, Any] = {}
+    for name, value in _given(flags).items():
+        section, *rest = _SHORT.get(name, (name,))
+        if rest:
+            tree.setdefault(section, {})[rest[0]] = value
+        elif isinstance(value, Mapping):
+            tree.setdefault(section, {}).update(value)
+        else:
+            tree[section] = value  # no name of ours: merge says so
+    for service in ("broker", "store"):
+        _refuse_password(f"--{service}", tree.get("services", {}).get(service))
+    return Layer(tree, cwd, _flag)
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {name: _given(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
+    return {name: value for name, value in nested.items() if value is not None}
+
+
+def _flag(keys: Keys) -> str:
+    name = "weights" if "weights" in keys else keys[-1]
+    return "--" + name.replace("_", "-")
+
+
+def _refuse_password(flag: str, url: object) -> None:
+    if isinstance(url, str) and url != urls.mask(url):
+        raise ConfigError(
+            f"{flag}: a password on the command line can be read by everybody on this machine; "
+            f"put it into KVASIR_{flag[2:].upper()}_PASSWORD or a password file"
+        )
+
+
+# Environment variables
+
+
+def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
+    """The `KVASIR_*` variables but for passwords. An empty one counts as not set."""
+    _refuse_misspelt(environ)
+    tree: dict[str, dict[str, str]] = {}
+    for (table, key), variable in VARIABLES.items():
+        if environ.get(variable):
+            tree.setdefault(table, {})[key] = environ[variable]
+    return Layer(tree, cwd, lambda keys: VARIABLES.get(keys, ""), is_text=True)
+
+
+def _refuse_misspelt(environ: Mapping[str, str]) -> None:
+    """A variable that resembles one of ours is taken for a slip; one that resembles none is somebody else's."""
+    known = {CONFIG_VARIABLE, *VARIABLES.values(), *PASSWORDS.values()}
+    for name in environ:
+        if not name.startswith("KVASIR_") or name in known or _FOREIGN.match(name):
+            continue
+        # Without the common prefix, which would make everything look alike.
+        close = difflib.get_close_matches(name[7:], sorted(variable[7:] for variable in known), 1, 0.75)
+        if close:
+            raise ConfigError(f"{name}: Kvasir has no such variable; did you mean KVASIR_{close[0]}?")
+
+
+# Files
+
+
+def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user_dir: Path | None) -> list[Layer]:
+    """`--config` or KVASIR_CONFIG (must exist), then ./kvasir.toml, then the user's; no file twice.
+
+    A file that is merely found where one stands must be this user's: it says where students' work goes.
+    """
+    given = _chosen(config, environ, cwd)
+    paths = [given] if given else []
+    folders = [cwd, user_dir or user_config_dir(environ)]
+    paths += [folder / FILE_NAME for folder in folders if folder and (folder / FILE_NAME).exists()]
+    unique = {path.resolve(): path for path in reversed(paths)}
+    chosen = [path for path in paths if unique.pop(path.resolve(), None)]
+    for path in chosen:
+        if path != given and (why := why_not_ours(path)):
+            raise ConfigError(f"{why}; or name it, if you trust it: --config {path}")
+    return [_file_layer(path) for path in chosen]
+
+
+def user_config_dir(environ: Mapping[str, str]) -> Path | None:
+    """The user's folder for Kvasir's configuration; None if there is no home."""
+    xdg = environ.get("XDG_CONFIG_HOME", "")
+    if Path(xdg).is_absolute():  # the XDG specification: a relative one is ignored
+        return Path(xdg) / "kvasir"
+    home = environ.get("HOME")
+    if not home:
+        return None
+    folder = "Library/Application Support" if sys.platform == "darwin" else ".config"
+    return Path(home) / folder / "kvasir"
+
+
+def _chosen(config: Path | None, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    name = config or environ.get(CONFIG_VARIABLE)
+    if not name:
+        return None
+    path = cwd / Path(name).expanduser()
+    if not path.is_file():
+        source = "--config" if config else CONFIG_VARIABLE
+        shown = "of that name, which looks like a URL with a password" if urls.may_hold_password(path) else path
+        raise ConfigError(f"{source}: there is no file {shown}")
+    return path
+
+
+def _file_layer(path: Path) -> Layer:
+    if not path.is_file():  # a pipe would keep us waiting
+        raise ConfigError(f"{path}: is no ordinary file")
+    try:
+        text = path.read_text("utf-8-sig")
+        tree = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        why = "a name in it looks like a URL with a password" if urls.may_hold_password(why) else why
+        raise ConfigError(f"{path}: is not valid TOML: {why}") from None
+    lines = key_lines(text)
+    return Layer(tree, path.parent, lambda keys: _place(path, lines, keys))
+
+
+def _place(path: Path, lines: Mapping[Keys, int], keys: Keys) -> str:
+    """Path and line of a value, or of the table around it."""
+    for length in range(len(keys), 0, -1):
+        if keys[:length] in lines:
+            return f"{path} line {lines[keys[:length]]}"
+    return str(path)
+
+
+def key_lines(text: str) -> dict[Keys, int]:
+    """The line of each header and each `key =` of a valid TOML text. Best effort, as tomllib keeps no positions."""
+    lines: dict[Keys, int] = {}
+    table: Keys = ()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("["):
+            table = _path(line) or table
+            lines.setdefault(table, number)
+        elif "=" in line:
+            keys = _path(line.partition("=")[0] + "= 0")
+            lines.setdefault((*table, *keys), number)
+    return lines
+
+
+def _path(line: str) -> Keys:
+    """The keys that one line of TOML names; () if it is not a whole statement."""
+    try:
+        node: Any = tomllib.loads(line)
+    except (ValueError, RecursionError):
+        return ()
+    keys = []
+    while isinstance(node, dict | list) and node:
+        if isinstance(node, dict):
+            keys.append(next(iter(node)))
+            node = node[keys[-1]]
+        else:
+            node = node[0]
+    return tuple(keys)

@@ -1,0 +1,123 @@
+"""The settings as everybody uses them: the tables of `infra.config.schema`, named, with their passwords.
+
+`infra.config.settings` makes them; nothing here reads a file or a variable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.config.schema import Costs, Grading, MachineTable, ModelTable, ServiceTable, did_you_mean
+from infra.config.urls import Secret, put_option, put_password
+from messages.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services(ServiceTable):
+    """Broker and store; "" means in this process, and the URLs carry no password."""
+
+    broker_secret: Secret | None = None
+    store_secret: Secret | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings(ModelTable):
+    """A model that has queues, under its name."""
+
+    name: str
+
+    def weights_for(self, engine: str = "") -> tuple[str, str]:
+        """(engine, weights) for `engine`, or for the model's default. Raises ConfigError if that is not settled."""
+        chosen = engine or self.engine or (next(iter(self.weights)) if len(self.weights) == 1 else "")
+        table = f"[models.{self.name!r}]".replace("'", '"')
+        if not chosen:
+            having = ", ".join(sorted(self.weights)) or "none"
+            raise ConfigError(f"model {self.name!r} has weights for: {having}; set engine in {table}, or pass --engine")
+        if chosen not in self.weights:
+            raise ConfigError(f"model {self.name!r} has no weights for {chosen}: set weights.{chosen} in {table}")
+        return chosen, self.weights[chosen]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSettings(MachineTable):
+    """A machine, under its name; its host is never empty."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, checked. Read-only."""
+
+    services: Services
+    grading: Grading
+    models: Mapping[str, ModelSettings]
+    machines: Mapping[str, MachineSettings]
+    origins: Mapping[str, str] = field(repr=False)
+    costs: Costs = field(default_factory=Costs)
+
+    def origin(self, name: str) -> str:
+        """Where the value of e.g. `services.broker` came from: a flag, a variable, `FILE line N`, or `default`."""
+        return self.origins.get(name, "default")
+
+    def model(self, name: str) -> ModelSettings:
+        """The settings of a configured model. Raises ConfigError with what is configured."""
+        if name not in self.models:
+            raise ConfigError(f"model {name!r} is not configured; {configured(name, self.models)}")
+        return self.models[name]
+
+    def code_model(self) -> ModelSettings:
+        """The model that analyses code. Raises ConfigError if none is named, or the named one is not configured."""
+        return self._grading_model("code_model", self.grading.code_model)
+
+    def feedback_model(self) -> ModelSettings:
+        """The model that writes feedback. Raises as `code_model`."""
+        return self._grading_model("feedback_model", self.grading.feedback_model)
+
+    def _grading_model(self, key: str, name: str) -> ModelSettings:
+        if not name:
+            flag = key.replace("_", "-")
+            raise ConfigError(f"no model is named: pass --{flag}, or set {key} in [grading] of kvasir.toml")
+        if name not in self.models:
+            origin = self.origin(f"grading.{key}")
+            raise ConfigError(f"{origin}: model {name!r} is not configured; {configured(name, self.models)}")
+        return self.models[name]
+
+    def broker_url_with_secret(self) -> str:
+        """The broker's URL to connect with; "" if there is none. Raises ConfigError on an unreadable password file."""
+        if self.services.broker_secret and "@" not in self.services.broker:
+            origin = self.origin("services.broker")
+            raise ConfigError(f"{origin}: a password is set for the broker, but its URL names no user (amqp://USER@…)")
+        return _with_secret(self.services.broker, self.services.broker_secret)
+
+    def store_url_with_secret(self) -> str:
+        """The store's URL to connect with; "" if there is none. Raises ConfigError on an unreadable password file."""
+        url = _with_secret(self.services.store, self.services.store_secret)
+        ca_file = self._ca_file("store", "rediss")
+        return put_option(url, "ssl_ca_certs", ca_file) if ca_file else url
+
+    def broker_ca_file(self) -> str:
+        """The file to check the broker's certificate with; "": the system's. Raises ConfigError if it is of no use."""
+        return self._ca_file("broker", "amqps")
+
+    def _ca_file(self, service: str, scheme: str) -> str:
+        url, path = getattr(self.services, service), getattr(self.services, f"{service}_ca_file")
+        origin = self.origin(f"services.{service}_ca_file")
+        if url and path and not url.startswith(f"{scheme}://"):
+            raise ConfigError(f"{origin}: a CA file is set, but the {service}'s URL is not {scheme}://…")
+        if url and path and not os.access(path, os.R_OK):
+            raise ConfigError(f"{origin}: can't read the CA file {path}")
+        return str(path) if url else ""
+
+
+def configured(name: str, models: Mapping[str, ModelSettings]) -> str:
+    """The end of a sentence about a model that is not configured."""
+    if not models:
+        return f'none is: add a table [models."{name}"] to kvasir.toml'
+    return did_you_mean(name, models) + f" (configured: {', '.join(sorted(models))})"
+
+
+def _with_secret(url: str, secret: Secret | None) -> str:
+    return put_password(url, secret.reveal()) if url and secret else url

@@ -1,0 +1,150 @@
+"""Service URLs and the passwords in them. No function here, and none of its errors, ever shows a password."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from messages.errors import ConfigError, InvalidMessage
+
+BROKER_SCHEMES = ("amqp", "amqps")
+STORE_SCHEMES = ("redis", "rediss", "unix")
+_UNESCAPED = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
+LOCAL = "local"  # instead of a URL: run it in this process, whatever a file of lower rank says
+
+# Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask early.
+_IN_USERINFO = re.compile(r"(://[^:@/?#]*:).*@", re.DOTALL)
+_CREDENTIALS = re.compile(r":.*@", re.DOTALL)
+_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # in a list or table as Python shows it
+_IN_QUERY = re.compile(r"([?&;]pass[^=&;]*=)[^&;#]*", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"pass|auth|secret", re.IGNORECASE)
+
+
+def mask(url: str) -> str:
+    """The URL with `***` in place of a password; works on malformed URLs too."""
+    return _IN_QUERY.sub(r"\1***", _IN_USERINFO.sub(r"\1***@", url))
+
+
+def may_hold_password(value: object) -> bool:
+    """Whether a value looks like `user:password@…`, with or without the rest of a URL, or holds what does."""
+    return bool((_CREDENTIALS_WITHIN if isinstance(value, list | dict) else _CREDENTIALS).search(str(value)))
+
+
+def check(name: str, value: object, schemes: Sequence[str]) -> None:
+    """A URL of one of `schemes`, with host (unix: path) and a possible port; or `local`, or empty. InvalidMessage.
+
+    The error never repeats the value: where it is not a URL, nobody can say which part of it is the password.
+    """
+    if not isinstance(value, str):
+        raise InvalidMessage(f"{name} must be text, not {type(value).__name__}")
+    if value in ("", LOCAL):
+        return
+    shape = " or ".join(f"{scheme}://…" for scheme in schemes)
+    problem = _problem(value, schemes)
+    if problem:
+        raise InvalidMessage(f"{name} must be {shape} (or {LOCAL!r}): {problem}")
+
+
+def _problem(url: str, schemes: Sequence[str]) -> str:
+    """What is wrong with a URL, without quoting it; "" if nothing is."""
+    if re.search(r"\s", url) or not url.isprintable():
+        return "it has a blank, or a character that can't be seen, in it"
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # raises ValueError, quoting what may be a password
+    except ValueError:
+        return f"its host or port can't be read ({_UNESCAPED})"
+    if "://" not in url:
+        return "it has no protocol"
+    if parts.scheme not in schemes:
+        return "it has another protocol"
+    if "@" in url.replace(parts.netloc, "", 1) or "#" in url:
+        return _UNESCAPED
+    if port == 0:
+        return "port 0 is none"
+    if "%3a" in (parts.username or "").lower():
+        return "the ':' between name and password must not be percent-encoded"
+    if _SECRET_OPTION.search(unquote(parts.query)):
+        return "a password belongs before the '@' or into a password file"
+    if parts.scheme == "unix":
+        return "" if parts.path not in ("", "/") else "it names no socket"
+    return "" if parts.hostname else "it names no host"
+
+
+def take_password(url: str) -> tuple[str, str]:
+    """(URL without its password, the password or "")."""
+    userinfo, _, place = urlsplit(url).netloc.rpartition("@")
+    user, _, password = userinfo.partition(":")
+    return _at(url, f"{user}@{place}" if user else place), unquote(password)
+
+
+def put_password(url: str, password: str) -> str:
+    """The URL with a password, percent-encoded. The URL must have none yet."""
+    user, _, place = urlsplit(url).netloc.rpartition("@")
+    return _at(url, f"{user}:{quote(password, safe='')}@{place}")
+
+
+def put_user(url: str, user: str) -> str:
+    """The URL with another user. The URL must have no password."""
+    return _at(url, f"{quote(user, safe='')}@{urlsplit(url).netloc.rpartition('@')[2]}")
+
+
+def put_option(url: str, name: str, value: str) -> str:
+    """The URL with one more option in its query."""
+    return f"{url}{'&' if '?' in url else '?'}{name}={quote(value, safe='/')}"
+
+
+def _at(url: str, netloc: str) -> str:
+    """The URL with another user-and-host part. (urlunsplit makes `unix:/path` of `unix:///path`.)"""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{netloc}{rest[len(urlsplit(url).netloc) :]}"
+
+
+class Secret:
+    """A password, or the file that holds it; shows itself as `***` wherever it is printed.
+
+    No dataclass: `dataclasses.asdict` of the settings would open it.
+    """
+
+    def __init__(self, origin: str, value: str = "", file: Path | None = None) -> None:
+        self.origin = origin
+        self._value = value
+        self._file = file
+
+    def __repr__(self) -> str:
+        return "***"
+
+    @property
+    def file(self) -> Path | None:
+        """The file that holds it; None if it is in a variable or a URL."""
+        return self._file
+
+    def make(self) -> Path | None:
+        """Write a random password into its file, readable by its owner alone, if there is no such file yet."""
+        if self._file is None or self._file.exists():
+            return None
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{self.origin}: can't write the password file {self._file}: {error.strerror}") from None
+        return self._file
+
+    def reveal(self) -> str:
+        """The password. A file is read anew each time, without its last line break; ConfigError if it can't be."""
+        if self._file is None:
+            return self._value
+        try:
+            password = self._file.read_text("utf-8").rstrip("\r\n")
+        except OSError as error:
+            raise ConfigError(f"{self.origin}: can't read the password file {self._file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{self.origin}: the password file {self._file} is not UTF-8 text") from None
+        if not password:
+            raise ConfigError(f"{self.origin}: the password file {self._file} is empty")
+        return password

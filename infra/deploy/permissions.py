@@ -1,0 +1,117 @@
+"""What each role may do at the broker and at the store, and nothing beyond.
+
+At the broker, RabbitMQ's configure, write and read patterns.
+
+`python -m infra.deploy.permissions` prints the commands that give a user its role's rights:
+
+    rabbitmqctl set_permissions -p / kvasir-decode '^control\\..*$' '^(…)$' '^(…)$'
+
+Patterns are over the names of exchanges and queues (`infra.broker.topology`). Publishing needs write on the exchange,
+consuming and getting read on the queue, declaring and deleting configure; binding needs write on the queue and read
+on the exchange (www.rabbitmq.com/docs/access-control). Only the operator declares the topology; the others find it.
+
+At the store, the rules of Redis 7's ACL: commands, and the patterns of keys they may touch, in brackets where they
+belong together (redis.io/docs/latest/operate/oss_and_stack/management/security/acl).
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Role = Literal["operator", "producer", "prefill", "decode", "monitor"]
+
+_NOTHING = "^$"
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """Three regular expressions, each over whole names."""
+
+    configure: str
+    write: str
+    read: str
+
+
+def _names(*patterns: str) -> str:
+    return f"^({'|'.join(patterns)})$"
+
+
+_OWN_CONTROL = r"control\..*"  # a worker's private queue of broadcasts
+_WORKER_WRITES = (r"kvasir\.(work|reply|dead|control|retry\..*)", _OWN_CONTROL)
+_WORKER_READS = (r"kvasir\.control", _OWN_CONTROL, "deaths")
+_PREFILL_QUEUES = (r"prefill\..*", r"suspects\.prefill\..*")
+_DECODE_QUEUES = (r"decode\..*", r"suspects\.decode\..*")
+
+PERMISSIONS: Mapping[Role, Permission] = MappingProxyType(
+    {
+        # Declares the topology, and looks after dead letters.
+        "operator": Permission(".*", ".*", ".*"),
+        "producer": Permission(
+            _names(r"reply\..*", r"stream\..*"),
+            _names(r"kvasir\.(work|reply|parked|control)", r"reply\..*", r"stream\..*"),
+            _names(r"kvasir\.(reply|stream)", r"results\.parked", r"reply\..*", r"stream\..*"),
+        ),
+        "prefill": Permission(_names(_OWN_CONTROL), _names(*_WORKER_WRITES), _names(*_WORKER_READS, *_PREFILL_QUEUES)),
+        # Prefill's queues too: without a prefill worker the decode workers do the prompts.
+        "decode": Permission(
+            _names(_OWN_CONTROL),
+            _names(*_WORKER_WRITES, r"kvasir\.stream"),
+            _names(*_WORKER_READS, *_DECODE_QUEUES, *_PREFILL_QUEUES),
+        ),
+        # Sees how full queues are, and never a message. On RabbitMQ 4.3 even that needs configure.
+        "monitor": Permission(_NOTHING, _NOTHING, _NOTHING),
+    }
+)
+
+# Whoever may call a script may call any; Redis holds each command in it against the same rules.
+_LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load"
+_SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists) (%R~sketch:* +get)"
+# EVALSHA asks for reading and writing of every key that it is given.
+_CRASH_COUNTS = "(~takes:* +evalsha +incrby +pexpire +del)"
+_OWN_REGISTRATION = (
+    "(~card:* ~cards +evalsha +set +zadd +zrange +zrem +zremrangebyscore +pexpireat +mget +del) "
+    "(~sketch:* +evalsha +set +pexpire)"
+)
+
+STORE_RULES: Mapping[Role, str] = MappingProxyType(
+    {
+        "operator": "~* &* +@all -@admin -@dangerous +info +config|get",
+        "producer": f"{_LOG_IN} {_SEES} (~cancelled:* +evalsha +set)",
+        # SCAN shows names of keys, to find the shared blocks that make way; it shows no value.
+        "prefill": (
+            f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} "
+            "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:prefix-* +evalsha +get +set +del) "
+            "(~reservations +evalsha +hgetall +hset +hdel +pexpireat)"
+        ),
+        # It renews a block's time to live, and deletes; it writes none.
+        "decode": (
+            f"{_LOG_IN} {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} "
+            "(~kv:* ~kvw:* +getex +expire +unlink) (~result:* ~claim:* +evalsha +get +set +del)"
+        ),
+        "monitor": f"{_LOG_IN} {_SEES} +config|get",
+    }
+)
+
+
+def set_permissions(role: Role, user: str, vhost: str = "/") -> list[str]:
+    """Arguments of rabbitmqctl that give `user` the rights of `role` in `vhost`, and take all others there."""
+    given = PERMISSIONS[role]
+    return ["set_permissions", "-p", vhost, user, given.configure, given.write, given.read]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a command for each role; the vhost may be given."""
+    vhost = arguments[0] if arguments else "/"
+    for role in PERMISSIONS:
+        command = ["rabbitmqctl", *set_permissions(role, f"kvasir-{role}", vhost)]
+        sys.stdout.write(f"{shlex.join(command)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,0 @@
-"""The broker on RabbitMQ. Only this package imports pika."""
-
-from infra.rabbitmq.broker import RabbitMQBroker
-
-__all__ = ["RabbitMQBroker"]

@@ -1,0 +1,113 @@
+"""What a worker registers of itself in the store, renewed by heartbeat. No registration, no worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from messages import checks
+from messages.errors import InvalidMessage
+from messages.kv import KVLayout
+
+Role = Literal["prefill", "decode"]
+
+MAX_LAYOUT_BYTES = 512
+
+
+def layout_text(layout: KVLayout | None) -> str:
+    """A KV layout for people and for comparing: `48 layers x 4 kv_heads x 128 head_dim; bf16`; "" for none.
+
+    What stands before the semicolon is the shape, which both ends must have alike; the dtype after it is cast.
+    """
+    if layout is None:
+        return ""
+    shape = f"{layout.num_layers} layers x {layout.kv_heads} kv_heads x {layout.head_dim} head_dim"
+    if layout.v_head_dim not in (None, layout.head_dim):
+        shape += f" of K, {layout.v_head_dim} of V"
+    if layout.window:
+        shape += f", window {layout.window} in layers {_ranges(layout.window_layers)}"
+    for kind, layers in (("recurrent", layout.recurrent_layers), ("both", layout.both_layers)):
+        shape += f", {kind} layers {_ranges(layers)}" if layers else ""
+    return f"{shape[: MAX_LAYOUT_BYTES - 16]}; {layout.dtype}"
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """`0-34 step 2` for an even sequence, else every number."""
+    ordered = sorted(numbers)
+    steps = {after - before for before, after in pairwise(ordered)}
+    if len(steps) == 1 and len(ordered) > 2:
+        return f"{ordered[0]}-{ordered[-1]} step {steps.pop()}"
+    return " ".join(str(number) for number in ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Read by status, doctor, stealing and the producers; every figure is the worker's own."""
+
+    worker_id: str  # host.pid.random: unique for one process's life
+    role: Role
+    model: str  # the queue it serves
+    engine: str
+    device: str  # "cpu", "cuda", "metal", "simulated"
+    fingerprint: str  # of the KV family; "" if it can't transfer KV
+    tokenizer: str  # hash of the tokenizer; the producers count tokens with `chars_per_token` where they lack it
+    context: int  # tokens
+    slots: int
+    host: str
+    pid: int
+    started_at: float  # seconds since the epoch, store's clock
+    chars_per_token: float = 0.0  # measured on a sample; 0: unknown
+    busy: int = 0  # slots in use
+    done: int = 0  # jobs finished since start
+    tokens_per_s: float = 0.0  # of its stage, moving average; 0: nothing measured yet
+    transfers_kv: bool = False  # proved at start
+    off: str = ""  # why it takes no jobs now: paused, outside its hours
+    notes: str = ""  # what an operator should know, in one sentence
+    jobs: tuple[str, ...] = ()  # job ids it holds
+    # Of a decode worker: the models in its memory, home first, and what it has measured of each; 0: nothing yet.
+    resident: tuple[str, ...] = ()
+    resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
+    resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer
+    stolen: int = 0  # jobs of other models taken since start
+    not_stolen: int = 0  # times that taking one did not pay
+    left: int = 0  # times that it left its own model's work to a faster worker
+    layout: str = ""  # of its KV cache, as `layout_text` gives it; "": none goes in or out, or an older worker
+    sketch: str = ""  # hexadecimal hash of what its engine computes; "": it makes none, or an older worker
+
+    def __post_init__(self) -> None:
+        checks.identifier("worker_id", self.worker_id)
+        checks.one_of("role", self.role, ("prefill", "decode"))
+        checks.model_name("model", self.model)
+        for name in ("engine", "device", "fingerprint", "tokenizer", "host", "off", "sketch"):
+            checks.text(name, getattr(self, name), 255)
+        checks.text("notes", self.notes, 1024)
+        checks.text("layout", self.layout, MAX_LAYOUT_BYTES)
+        for name in ("context", "slots", "pid", "busy", "done", "stolen", "not_stolen", "left"):
+            checks.whole(name, getattr(self, name), 0, 1 << 32)
+        for name in ("started_at", "tokens_per_s", "chars_per_token"):
+            checks.number(name, getattr(self, name), 0, 1e11)
+        if not isinstance(self.jobs, tuple) or len(self.jobs) > 1024:
+            raise InvalidMessage("jobs must be at most 1,024 job ids")
+        for job in self.jobs:
+            checks.identifier("jobs", job)
+        self._check_resident()
+
+    def _check_resident(self) -> None:
+        measured = (self.resident_tokens_per_s, self.resident_answer_tokens)
+        if not isinstance(self.resident, tuple) or len(self.resident) > 64:
+            raise InvalidMessage("resident must be at most 64 models")
+        if any(not isinstance(column, tuple) or len(column) != len(self.resident) for column in measured):
+            raise InvalidMessage("what was measured of the resident models must have one figure for each")
+        for model in self.resident:
+            checks.model_name("resident", model)
+        for name, column in zip(("resident_tokens_per_s", "resident_answer_tokens"), measured, strict=True):
+            for value in column:
+                checks.number(name, value, 0, 1e11)
+
+    def measured(self, model: str) -> tuple[float, float]:
+        """(tokens a second of one sequence, mean tokens of an answer) here; 0 where nothing is known."""
+        if model not in self.resident:
+            return 0.0, 0.0
+        place = self.resident.index(model)
+        return self.resident_tokens_per_s[place], self.resident_answer_tokens[place]
