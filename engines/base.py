@@ -1,24 +1,26 @@
 """The two engine protocols, and what an engine says of itself.
 
 An engine knows tokens, KV caches and text. It knows no queue, no store and no job. Errors it may raise, and only
-these: ContextExceeded, InvalidSchema, EngineUnavailable, HandOverFailed, Cancelled (all from messages.errors), and
-ConfigError while it starts.
+these: ContextExceeded, InvalidSchema, InvalidPrompt, EngineUnavailable, KVTransferFailed, Cancelled (all from
+messages.errors), and ConfigError while it starts.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from messages.jobs import Sampling
+from engines.rope import Rope
+from engines.sketch import Sketches
+from messages.jobs import Part, Sampling
 from messages.kv import Block, KVCache, KVLayout, Window
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, declared; the worker proves the hand-over when it starts."""
+    """What an engine can do, declared; the worker proves the KV transfer when it starts."""
 
     prefill: bool
     decode: bool
@@ -36,16 +38,21 @@ class EngineInfo:
     device: str  # "cpu", "cuda", "metal", "simulated"
     context: int  # tokens, prompt and answer together
     slots: int  # sequences decoded at once
-    fingerprint: str  # of the KV family: shapes, RoPE, tokenizer, weights; "" if nothing is handed over
+    fingerprint: str  # of the KV family: shapes, RoPE, tokenizer, weights; "" if nothing is transferred
     tokenizer: str  # hash of the vocabulary
     layout: KVLayout | None  # None: no KV cache goes in or out
     capabilities: Capabilities
     chars_per_token: float = 0.0  # on a sample of code and prose
+    ropes: tuple[Rope, ...] = ()  # of full-attention layers, then of those with a window; none: not known
+    vocabulary: int = 0  # ids that the tokenizer has; 0: not known, and no sketch is made
+    rounding: str = "f32"  # of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
+    build: str = ""  # of the program that computes
+    weights: str = ""  # fingerprint of the very files where `fingerprint` is a family's; "": that is the same
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A rendered and tokenized prompt. Its first `shared` ids are those of every prompt with this shared part.
+    """A rendered and tokenized prompt. Its first `shared` ids are those of every prompt with this prefix.
 
     No ids: the engine keeps them to itself (see DecodesText); the job then travels as text.
     """
@@ -73,7 +80,7 @@ class Answer:
     finish_reason: str  # "stop" or "length"
     evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
     first_token_s: float  # from the call to the first token
-    seconds: float  # from the call to the last token, waiting for a seat inside the engine included
+    seconds: float  # from the call to the last token, waiting for a slot inside the engine included
 
 
 class Tokenizes(Protocol):
@@ -83,10 +90,11 @@ class Tokenizes(Protocol):
     def info(self) -> EngineInfo:
         """What is loaded; constant for the engine's life."""
 
-    def tokenize(self, shared: str, own: str, clock: float) -> Tokenized:
-        """Render the model's chat template around the user message `shared + own`, and tokenize it.
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """Render the model's chat template around the messages of `prompt`, and tokenize it.
 
-        `clock` (seconds since the epoch) is what a template that prints the date is given.
+        `clock` (seconds since the epoch) is what a template that prints the date is given. Raises InvalidPrompt for
+        messages that the template can't render, each once and in their order.
         """
 
     def count_tokens(self, text: str) -> int:
@@ -120,7 +128,7 @@ class PrefillEngine(Tokenizes, Protocol):
             stop: when set, raises Cancelled soon.
 
         Raises:
-            ContextExceeded, EngineUnavailable, HandOverFailed (resume is unusable), Cancelled.
+            ContextExceeded, EngineUnavailable, KVTransferFailed (resume is unusable), Cancelled.
         """
 
 
@@ -138,7 +146,7 @@ class DecodeEngine(Tokenizes, Protocol):
         """Generate an answer to the prompt `tokens`.
 
         With `cache` (which covers `tokens[:-1]`) only the last prompt token is evaluated; without, all of them, in a
-        cleared seat. The answer's `evaluated_tokens` is the engine's own counter, so that the caller can prove it.
+        cleared slot. The answer's `evaluated_tokens` is the engine's own counter, so that the caller can prove it.
 
         Args:
             on_text: called with each new piece of text, in the calling thread.
@@ -147,23 +155,44 @@ class DecodeEngine(Tokenizes, Protocol):
         Raises:
             ContextExceeded: prompt and `sampling.max_tokens` don't fit the context.
             InvalidSchema: the schema can't be made a constraint.
-            HandOverFailed: the cache has another layout, doesn't cover tokens[:-1], or can't be restored.
+            KVTransferFailed: the cache has another layout, doesn't cover tokens[:-1], or can't be restored.
             EngineUnavailable, Cancelled.
         """
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """What the model expects next after the prompt `tokens`: the likeliest ids (64) with their log-probabilities.
+
+        Natural logarithms of the raw probabilities, before grammar and sampling, likeliest first. `cache` as for
+        `decode`; so are the errors.
+        """
+
+
+E = TypeVar("E", bound=PrefillEngine | DecodeEngine, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[E]):
+    """A model in an engine. `why_no_kv`: a sentence if its KV transfer was not proved."""
+
+    engine: E
+    why_no_kv: str = ""
+    sketches: Sketches = field(default_factory=Sketches)  # whose KV caches it takes
 
 
 @runtime_checkable
 class DecodesText(Protocol):
-    """A decode engine that renders and tokenizes by itself and tells nobody the ids. Nothing is handed over to it.
+    """A decode engine that renders and tokenizes by itself and tells nobody the ids. Nothing is transferred to it.
 
     Its `tokenize` gives no ids, and `decode_text` takes the place of `decode`.
     """
 
     def decode_text(
         self,
-        prompt: str,
+        prompt: Sequence[Part],
         sampling: Sampling,
         on_text: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> Answer:
-        """Generate an answer to the user message `prompt`. Arguments and errors as for `DecodeEngine.decode`."""
+        """Generate an answer to `prompt`. Arguments and errors as for `DecodeEngine.decode`, and InvalidPrompt."""

@@ -10,13 +10,13 @@ import importlib.util
 from dataclasses import dataclass
 
 from engines.base import Capabilities
-from engines.llama_server import PROGRAM, find_program
+from engines.llamacpp.server import PROGRAM, find_program
 
 _ALL = Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EngineEntry:
     """One engine. `packages` are what it imports, `extra` the extra of the distribution that brings them."""
 
     name: str
@@ -43,7 +43,7 @@ class Entry:
 
 
 CATALOGUE = (
-    Entry(
+    EngineEntry(
         "llamacpp",
         Capabilities(True, True, True, True, resumes=True),
         ("xllamacpp",),
@@ -52,17 +52,17 @@ CATALOGUE = (
         "canonical",
         f"a GPU that the wheel has no build for needs {PROGRAM} on PATH",
     ),
-    Entry("mlx", _ALL, ("mlx", "mlx_lm"), "mlx", "FOLDER or hub name", "canonical"),
-    Entry(
+    EngineEntry("mlx", _ALL, ("mlx", "mlx_lm"), "mlx", "FOLDER or hub name", "canonical"),
+    EngineEntry(
         "ollama",
         Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False),
         ("ollama",),
         "",
         "http://HOST:11434/MODEL, ollama:MODEL",
         "",
-        "the decoder does the prompt; llamacpp hands over with the same model (--weights ollama:MODEL)",
+        "the decoder does the prompt; llamacpp transfers KV with the same model (--weights ollama:MODEL)",
     ),
-    Entry("simulated", _ALL, (), "", "sim:prefill=2000,decode=60,…", "synthetic", "no model: tests and planning"),
-    Entry("transformers", _ALL, ("torch", "transformers"), "torch", "FOLDER or hub name", "canonical"),
+    EngineEntry("simulated", _ALL, (), "", "sim:prefill=2000,decode=60,…", "synthetic", "no model: tests and planning"),
+    EngineEntry("transformers", _ALL, ("torch", "transformers"), "torch", "FOLDER or hub name", "canonical"),
 )
 BY_NAME = {entry.name: entry for entry in CATALOGUE}

@@ -13,13 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from engines.base import EngineInfo
+from engines.rope import Rope, ropes_text
 from messages.kv import KVLayout
 
 
-def family_fingerprint(model: str, engines: Sequence[str], layout: KVLayout) -> str:
-    """The family's name: model, engines, and the shape of the KV cache (the dtype may differ: it is cast)."""
+def family_fingerprint(model: str, engines: Sequence[str], layout: KVLayout, ropes: Sequence[Rope] = ()) -> str:
+    """The family's name: model, engines, RoPE, and the shape of the KV cache (the dtype may differ: it is cast).
+
+    RoPE is part of it because an owner's word for weights is none for what two engines compute from them.
+    """
     shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.window, layout.window_layers)
-    seed = repr((model, sorted(engines), shape)).encode()
+    seed = repr((model, sorted(engines), shape, ropes_text(ropes))).encode()
     return "family-" + hashlib.blake2b(seed, digest_size=16, person=b"kvasir.family").hexdigest()
 
 
@@ -28,7 +32,7 @@ class InFamily:
 
     def __init__(self, engine: Any, fingerprint: str) -> None:
         self._engine = engine
-        self._info: EngineInfo = replace(engine.info, fingerprint=fingerprint)
+        self._info: EngineInfo = replace(engine.info, fingerprint=fingerprint, weights=engine.info.fingerprint)
 
     @property
     def info(self) -> EngineInfo:
@@ -44,4 +48,4 @@ def in_family(engine: Any, model: str, engines: Sequence[str]) -> Any:
     info: EngineInfo = engine.info
     if info.engine not in engines or info.layout is None or not info.fingerprint:
         return engine
-    return InFamily(engine, family_fingerprint(model, engines, info.layout))
+    return InFamily(engine, family_fingerprint(model, engines, info.layout, info.ropes))

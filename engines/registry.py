@@ -10,11 +10,11 @@ from engines.base import DecodeEngine, PrefillEngine
 from messages.errors import ConfigError
 
 _MODULES = {
-    "llamacpp": "engines.llamacpp",
-    "mlx": "engines.mlx",
-    "ollama": "engines.ollama",
-    "simulated": "engines.simulated",
-    "transformers": "engines.transformers",
+    "llamacpp": "engines.llamacpp.engine",
+    "mlx": "engines.mlx.engine",
+    "ollama": "engines.ollama.engine",
+    "simulated": "engines.simulated.engine",
+    "transformers": "engines.transformers.engine",
 }
 ENGINES = tuple(sorted(_MODULES))
 

@@ -1,0 +1,187 @@
+"""Renders a model's chat template around the messages of a prompt, and tokenizes what comes of it.
+
+A student's text must never become a control token, even if it spells one (`<|im_end|>`). So the template is rendered
+around markers, never around the texts: what stands before, between and after the markers is the template's own. The
+template's text up to its last control token before a message, and from its first one after it, is tokenized with
+control tokens recognised; the message, with the plain template text that touches it, as one piece without. Tokenizers
+cut at control tokens before anything else, so for harmless messages the ids are those of the whole text at once.
+
+A template that changes with what a message says can't be rendered this way; one that trims messages is recognised.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+from engines.base import Tokenized
+from messages.errors import ConfigError, InvalidPrompt
+from messages.jobs import Part, Role
+
+# Small letters only: a template's text is searched for dates, to be replaced.
+_MARKER = "kvasirqzjwkmarker"
+_MARKED = re.compile(_MARKER + "([a-j]+)x")
+_AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
+_PADDING = " \n"
+# What may follow the class-wide part. Where one of these changes how its end is tokenized, that end is not shared.
+_FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """Consecutive parts of one role. The first `common` characters of the text are the class's."""
+
+    role: Role
+    text: str
+    common: int
+
+
+def chat(prompt: Sequence[Part]) -> list[ChatMessage]:
+    """The messages of a prompt, in order."""
+    made = []
+    for role, grouped in groupby(prompt, lambda part: part.role):
+        parts = list(grouped)
+        common = sum(len(part.text) for part in parts if part.scope == "class")
+        made.append(ChatMessage(role, "".join(part.text for part in parts), common))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What the template puts around messages.
+
+    `gaps`: before the first message, between each two, and after the last: plain text that touches the message
+    before, text in which control tokens are recognised, plain text that touches the message after. `trims`: whether
+    the template trims each message's start, and its end.
+    """
+
+    gaps: tuple[tuple[str, str, str], ...]
+    trims: tuple[tuple[bool, bool], ...]
+
+
+class ChatPrompt(ABC):
+    """Tokenizes prompts for one model. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._frames: OrderedDict[Any, _Frame] = OrderedDict()
+        self._shared: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """See `engines.base.Tokenizes.tokenize`. Templates that print the date get the day of `clock`, UTC."""
+        messages = chat(prompt)
+        frame = self._frame([message.role for message in messages], clock)
+        ids = self._ids(frame, [message.text for message in messages])
+        common = []  # of each message as far as it may be the class's, the one in which others differ last
+        for message in messages:
+            common.append(message.text[: message.common])
+            if message.common < len(message.text):
+                break
+        return Tokenized(ids, common_prefix(ids, self._shared_ids(frame, tuple(common))) if any(common) else 0)
+
+    def require_template(self) -> None:
+        """Raises ConfigError if one user message can't be rendered."""
+        try:
+            self._frame(["user"], 0.0)
+        except InvalidPrompt as error:
+            raise ConfigError(str(error)) from None
+
+    @abstractmethod
+    def rendered(self, messages: list[dict[str, str]], clock: float) -> str:
+        """These messages and the opening of the assistant's answer, by the template. Raises InvalidPrompt."""
+
+    @abstractmethod
+    def control_span(self, text: str) -> tuple[int, int]:
+        """Where the first control token of a template's text begins, and where the last ends; (len, 0): none."""
+
+    @abstractmethod
+    def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
+        """Ids of a piece of a prompt, in which control tokens are recognised or not; `begins`: it is the first."""
+
+    def _ids(self, frame: _Frame, texts: Sequence[str]) -> tuple[int, ...]:
+        ids: list[int] = []
+        begins, plain = True, ""
+        for number, (head, control, tail) in enumerate(frame.gaps):
+            plain += head
+            if control or number == len(texts):
+                for text, parsed in ((plain, False), (control, True)):
+                    if text:
+                        ids += self.piece_ids(text, begins, parsed)
+                        begins = False
+                plain = ""
+            plain += tail
+            if number < len(texts):
+                starts, ends = frame.trims[number]
+                text = texts[number].lstrip() if starts else texts[number]
+                plain += text.rstrip() if ends else text
+        return tuple(ids)
+
+    def _shared_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
+        """The ids that every prompt with this class-wide part, in messages of these roles, begins with."""
+        begun = _Frame(frame.gaps[: len(common) + 1], frame.trims[: len(common)])
+        with self._lock:
+            known = self._shared.get((begun, common))
+        if known is not None:
+            return known
+        # The x keeps a template that trims messages from eating a follower made of white space.
+        variants = [self._ids(begun, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
+        ids = variants[0][: min(common_prefix(variants[0], other) for other in variants[1:])]
+        self._remember(self._shared, (begun, common), ids)
+        return ids
+
+    def _frame(self, roles: list[Role], clock: float) -> _Frame:
+        gaps = self._rendered_gaps(roles, clock, "")
+        key = (*roles, *gaps)
+        with self._lock:
+            known = self._frames.get(key)
+        if known is not None:
+            return known
+        cut = []
+        spans = {gap: self.control_span(gap) for gap in {*gaps}}  # in a conversation most are alike
+        for number, gap in enumerate(gaps):
+            start, end = spans[gap]
+            start = 0 if number == 0 else start
+            end = len(gap) if number == len(roles) else end
+            cut.append((gap[:start], gap[start:end], gap[max(start, end) :]))
+        padded = self._rendered_gaps(roles, clock, _PADDING)
+        trims = [(not before.endswith(_PADDING), not after.startswith(_PADDING)) for before, after in pairwise(padded)]
+        frame = _Frame(tuple(cut), tuple(trims))
+        self._remember(self._frames, key, frame)
+        return frame
+
+    def _rendered_gaps(self, roles: list[Role], clock: float, padding: str) -> list[str]:
+        """The template's text before, between and after messages of these roles."""
+        names = [str(number).translate(_AS_LETTERS) for number in range(len(roles))]
+        texts = [f"{padding}{_MARKER}{name}x{padding}" for name in names]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        pieces = _MARKED.split(self.rendered(messages, clock))
+        found = pieces[1::2]
+        for name, role in zip(names, roles, strict=True):
+            if found.count(name) != 1:
+                raise InvalidPrompt(
+                    f"the model's chat template prints the {role}'s message {found.count(name)} times, not once"
+                )
+        if found != names:
+            raise InvalidPrompt(f"the model's chat template changes the order of these messages: {', '.join(roles)}")
+        return pieces[::2]
+
+    def _remember(self, memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+        with self._lock:
+            memory[key] = value
+            while len(memory) > _REMEMBERED:
+                memory.popitem(last=False)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids from the start are the same."""
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return index
+    return min(len(first), len(second))

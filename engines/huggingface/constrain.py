@@ -1,0 +1,96 @@
+"""JSON-schema constraints through LLGuidance, as bit masks over the vocabulary. Knows no tensor library.
+
+One `Constrainer` for a loaded model, one `Constraint` for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from engines.harmony import FinalChannel
+from engines.huggingface.prompt import HFPrompt
+from engines.huggingface.text import final_channel
+from messages.errors import ConfigError, InvalidSchema
+
+# One space and no line breaks: white space without bound is where small models lose themselves.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+Mask = NDArray[np.bool_]
+
+
+class Constraint:
+    """What the next token of one answer may be. Not safe for use by two threads at once."""
+
+    def __init__(self, matcher: LLMatcher, num_tokens: int, ends: Mask, channel: FinalChannel | None) -> None:
+        self._matcher = matcher
+        self._num_tokens = num_tokens
+        self._ends = ends
+        self._channel = channel
+        self._ended = False
+
+    def accept(self, token: int) -> None:
+        """Go on by one sampled token. Raises InvalidSchema if the schema has become too hard to follow."""
+        if self._channel is not None and not self._channel.is_open:
+            self._channel.see(token)
+            return
+        if self._ended:
+            return
+        self._ended = bool(self._ends[token])
+        if not self._matcher.consume_token(token) and not self._ended:
+            raise InvalidSchema(f"the JSON schema can't be enforced: {self._matcher.get_error():.500}")
+
+    def allowed(self) -> Mask:
+        """For each token id, whether it may come next. Raises InvalidSchema as `accept`."""
+        if self._channel is not None and not self._channel.is_open:
+            return ~self._ends  # an answer that ends before it began would be no JSON
+        if self._ended or self._matcher.is_stopped():
+            return self._ends
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise InvalidSchema(f"the JSON schema can't be enforced: {self._matcher.get_error():.500}")
+        mask = np.zeros(self._num_tokens, np.bool_)
+        unpacked = np.unpackbits(bits, bitorder="little")[: self._num_tokens]
+        mask[: len(unpacked)] = unpacked
+        return mask
+
+
+class Constrainer:
+    """Makes constraints for one model. Callable from any thread."""
+
+    def __init__(self, prompt: HFPrompt, num_tokens: int) -> None:
+        """`num_tokens`: the width of the model's logits, which may exceed the tokenizer's vocabulary."""
+        self._prompt = prompt
+        self._num_tokens = num_tokens
+        ends = sorted(number for number in prompt.end_ids if number < num_tokens)
+        if not ends:
+            raise ConfigError("neither the model's configuration nor its tokenizer names a token that ends an answer")
+        self._ends = np.zeros(num_tokens, np.bool_)
+        self._ends[ends] = True
+        try:
+            self._tokenizer = LLTokenizer(prompt.tokenizer_json, n_vocab=num_tokens, eos_token=ends)
+        except ValueError as error:
+            raise ConfigError(f"the model's tokenizer can't be used for JSON schemas: {error}") from None
+
+    def start(self, schema: str) -> Constraint:
+        """A constraint for one answer. In models that think aloud first, it begins with the final channel.
+
+        Raises InvalidSchema, saying why.
+        """
+        matcher = LLMatcher(self._tokenizer, _grammar(schema), log_level=0)
+        if matcher.is_error():
+            raise InvalidSchema(f"the JSON schema can't be made a constraint: {matcher.get_error():.500}")
+        return Constraint(matcher, self._num_tokens, self._ends, final_channel(self._prompt))
+
+
+def _grammar(schema: str) -> str:
+    value: dict[str, Any] = json.loads(schema)
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema({"x-guidance": _JSON_STYLE} | value)
+    except ValueError as error:
+        raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
+    return grammar

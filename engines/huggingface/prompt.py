@@ -1,0 +1,215 @@
+"""Prompts of a Hugging Face model folder: its own tokenizer and its own chat template.
+
+What is done with them is told in `engines.chat`; the ids are those that llama.cpp gives for the same model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from engines.chat import ChatPrompt
+from engines.huggingface.weights import read_json
+from engines.vocabulary import vocabulary_hash
+from messages.errors import ConfigError, InvalidPrompt
+from messages.jobs import user_prompt
+
+# Converters to GGUF make a control token of whatever is spelled like one, declared special or not.
+_SPELLED_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
+# Tokens that end an answer in the model families that have them, whatever their configuration lists.
+_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>",
+         "<|call|>")  # fmt: skip
+SAMPLE = """def mean(values: list[float]) -> float:
+    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
+    return sum(values) / len(values) if values else 0.0
+
+The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
+one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
+"""
+
+
+class HFPrompt(ChatPrompt):
+    """Tokenizes prompts with a folder's own tokenizer and chat template. Callable from any thread.
+
+    `end_ids` end an answer; `control_ids` have no text of their own; `tokenizer_json` is the tokenizer as JSON text.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError, in one sentence, if tokenizer or template is missing or can't be used."""
+        super().__init__()
+        settings = read_json(folder / "tokenizer_config.json")
+        definition = read_json(folder / "tokenizer.json")
+        control = _declare_control_tokens(definition)
+        self.tokenizer_json = json.dumps(definition)
+        self.control_ids = frozenset(entry["id"] for entry in control)
+        # Many a mark is declared an ordinary token (`<turn|>`, `<tool_response>`): no text of anybody's may become one.
+        marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
+        self._control = _control_pattern(marks)
+        self._parsing = _load(self.tokenizer_json, folder)
+        for entry in marks:
+            entry["special"] = True
+        self._plain = _load(json.dumps(definition), folder)
+        self._plain.encode_special_tokens = True
+        self._template = _Template(folder, settings)
+        self.end_ids = self._find_end_ids(folder, settings)
+        self.tokenizer_hash = vocabulary_hash(self.token_texts(), _merges(definition))
+        self.chars_per_token = len(SAMPLE) / max(1, len(self.plain_ids(SAMPLE)))
+        self.require_template()
+        self._require_pieces_to_fit(folder)
+
+    def rendered(self, messages: list[dict[str, str]], clock: float) -> str:
+        """See ChatPrompt."""
+        return self._template.render(messages, clock)
+
+    def control_span(self, text: str) -> tuple[int, int]:
+        """See ChatPrompt."""
+        found = list(self._control.finditer(text))
+        return (found[0].start(), found[-1].end()) if found else (len(text), 0)
+
+    def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
+        """See ChatPrompt. A piece has the same ids wherever it stands."""
+        tokenizer = self._parsing if control else self._plain
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def plain_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a bare text; no control tokens."""
+        return tuple(self.piece_ids(text, False, False))
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a bare text is."""
+        return len(self.plain_ids(text))
+
+    def control_id(self, text: str) -> int | None:
+        """The id of the control token spelled so, if there is one."""
+        number = self._parsing.token_to_id(text)
+        return number if number in self.control_ids else None
+
+    def token_texts(self) -> list[str]:
+        """Each id's text as the tokenizer keeps it; "" where an id has none."""
+        vocabulary = self._parsing.get_vocab(with_added_tokens=True)
+        texts = [""] * (max(vocabulary.values(), default=-1) + 1)
+        for text, number in vocabulary.items():
+            texts[number] = text
+        return texts
+
+    def _require_pieces_to_fit(self, folder: Path) -> None:
+        """Refuse a tokenizer that treats the start of a piece unlike the middle of a text."""
+        sample = SAMPLE.strip()
+        whole = self.rendered([{"role": "user", "content": sample}], 0.0)
+        if tuple(self.piece_ids(whole, True, True)) != self.tokenize(user_prompt("", sample), 0.0).ids:
+            raise ConfigError(f"the tokenizer of {folder} can't be used: cut at control tokens, a text has other ids")
+
+    def _find_end_ids(self, folder: Path, settings: dict[str, Any]) -> frozenset[int]:
+        listed: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            given = read_json(folder / name, optional=True).get("eos_token_id")
+            listed |= set(given if isinstance(given, list) else [given]) - {None}
+        names = [*_ENDS, _token_text(settings.get("eos_token"))]
+        return frozenset(listed | {number for name in names if (number := self.control_id(name)) is not None})
+
+
+class _Template:
+    """A folder's chat template, run where it can reach nothing but what it is given."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder = folder
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        self._tokens = {name: _token_text(settings.get(name)) for name in names}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        try:
+            self._template = environment.from_string(_template_text(folder, settings))
+        except TemplateError as error:
+            raise ConfigError(f"the chat template of {folder} is not valid: {error}") from None
+
+    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+        """These messages, and the opening of the assistant's answer. Raises InvalidPrompt."""
+        today = datetime.fromtimestamp(clock, UTC)
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                strftime_now=today.strftime,
+                **self._tokens,
+            )
+        except Exception as error:  # noqa: BLE001  a template is a program of its author's: it may fail in any way
+            raise InvalidPrompt(f"the chat template of {self._folder} can't be rendered: {error}") from None
+
+
+def _declare_control_tokens(definition: dict[str, Any]) -> list[dict[str, Any]]:
+    """The added tokens that are control tokens, each now declared special in `definition`."""
+    added = definition.get("added_tokens") or []
+    control = [entry for entry in added if entry.get("special") or _SPELLED_LIKE_CONTROL.match(entry["content"])]
+    for entry in control:
+        entry["special"] = True
+    return control
+
+
+def _control_pattern(control: Iterable[dict[str, Any]]) -> re.Pattern[str]:
+    """Matches any control token, with the white space that it swallows on either side."""
+    spelled = sorted(control, key=lambda entry: -len(entry["content"]))
+    choices = [
+        (r"\s*" if entry.get("lstrip") else "") + re.escape(entry["content"]) + (r"\s*" if entry.get("rstrip") else "")
+        for entry in spelled
+    ]
+    return re.compile("|".join(choices) or r"(?!)")
+
+
+def _load(definition: str, folder: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_str(definition)
+    except Exception as error:  # noqa: BLE001  the library raises plain Exception
+        raise ConfigError(f"{folder / 'tokenizer.json'} is not a tokenizer that can be read: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _merges(definition: dict[str, Any]) -> list[str]:
+    merges = definition.get("model", {}).get("merges") or []
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+
+
+def _template_text(folder: Path, settings: dict[str, Any]) -> str:
+    """The template from chat_template.jinja, else from tokenizer_config.json (of several, the default one)."""
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        template = settings.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'chat_template.jinja'} can't be read: {error}") from None
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    if not isinstance(template, str) or not template:
+        raise ConfigError(f"{folder} has no chat template; use an instruction-tuned model, or add chat_template.jinja")
+    return template
+
+
+def _token_text(value: Any) -> str:
+    """A token named in a configuration as text, or as an object with its text."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    # Not Jinja's own filter, which escapes < and > for HTML.
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+def _raise(message: str) -> str:
+    raise TemplateError(message)

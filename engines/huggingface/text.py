@@ -1,0 +1,125 @@
+"""Token ids to text, piece by piece: whole characters only, stop words found, a hidden preamble left out. Pure."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from engines import harmony
+from engines.harmony import FinalChannel
+from engines.huggingface.prompt import HFPrompt
+
+_SENTENCEPIECE_SPACE = "\u2581"
+
+
+def final_channel(prompt: HFPrompt) -> FinalChannel | None:
+    """A watcher for one answer of this model; None if its answers have no channels."""
+    return harmony.final_channel(prompt.control_id, prompt.plain_ids)
+
+
+class TextStream:
+    """The text of one answer, as its tokens come.
+
+    Stop words end it and are left out; what may be the beginning of one is held back. An answer that never opens its
+    final channel is given out whole at the end, so that a reader sees what went on.
+    """
+
+    def __init__(
+        self, token_bytes: Sequence[bytes], stop: Sequence[str] = (), channel: FinalChannel | None = None
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._stop = [word for word in stop if word]
+        self._channel = channel
+        self._hidden: list[int] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self._pieces: list[str] = []
+        self.stopped = False  # a stop word was met
+
+    @property
+    def text(self) -> str:
+        """All that was given out."""
+        return "".join(self._pieces)
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; "" while a character or a stop word may still be under way."""
+        if self._channel is not None and not self._channel.is_open:
+            self._channel.see(token)
+            self._hidden.append(token)
+            return ""
+        return self._release(self._decoded(token))
+
+    def finish(self) -> str:
+        """What was held back, when no token follows. A character of which bytes are missing is left out."""
+        hidden = "" if self._channel is None or self._channel.is_open else "".join(map(self._decoded, self._hidden))
+        released = self._release(hidden)
+        if self.stopped:
+            return released
+        rest, self._held = self._held, ""
+        self._pieces.append(rest)
+        return released + rest
+
+    def _decoded(self, token: int) -> str:
+        # A model may have more outputs than its tokenizer has tokens.
+        return self._decoder.decode(self._token_bytes[token] if token < len(self._token_bytes) else b"")
+
+    def _release(self, new: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + new
+        found = [at for word in self._stop if (at := text.find(word)) >= 0]
+        if found:
+            self.stopped = True
+            piece, self._held = text[: min(found)], ""
+        else:
+            cut = len(text) - self._begun(text)
+            piece, self._held = text[:cut], text[cut:]
+        self._pieces.append(piece)
+        return piece
+
+    def _begun(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop word."""
+        longest = max(map(len, self._stop), default=0)
+        ends = (text[-size:] for size in range(min(longest - 1, len(text)), 0, -1))
+        return next((len(end) for end in ends if any(word.startswith(end) for word in self._stop)), 0)
+
+
+def token_bytes(prompt: HFPrompt) -> list[bytes]:
+    """The bytes that each id stands for; none for control tokens. Byte-level and SentencePiece tokenizers."""
+    definition = json.loads(prompt.tokenizer_json)
+    added = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
+    to_bytes = _from_byte_level if "ByteLevel" in _decoder_types(definition) else _from_sentencepiece
+    result = [to_bytes(text) for text in prompt.token_texts()]
+    for number, text in added.items():
+        result[number] = b"" if number in prompt.control_ids else text.encode()
+    return result
+
+
+def _decoder_types(definition: dict[str, Any]) -> set[str]:
+    decoder = definition.get("decoder") or {}
+    return {part.get("type", "") for part in (decoder, *decoder.get("decoders", ()))}
+
+
+def _from_byte_level(text: str) -> bytes:
+    table = _byte_level_table()
+    try:
+        return bytes(table[character] for character in text)
+    except KeyError:  # a token that was added as plain text
+        return text.encode()
+
+
+def _from_sentencepiece(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes.fromhex(text[3:5])
+    return text.replace(_SENTENCEPIECE_SPACE, " ").encode()
+
+
+@cache
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's printable stand-ins: printable Latin-1 bytes are themselves, the others follow from U+0100 in order."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = sorted(set(range(256)) - set(own))
+    return {chr(byte): byte for byte in own} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -1,0 +1,258 @@
+"""What a Hugging Face model folder tells of its KV caches: shape and family name; and whether its weights are whole.
+
+A safetensors file: u64 header length, a JSON header (name: dtype, shape, data_offsets), the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from engines.huggingface.rope import head_dim, rope_parameters
+from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
+from messages.kv import DType, KVLayout
+
+FORMAT = "hf/2"  # changes when the same weights would give blocks that are laid out differently
+DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+# Architectures whose keys are rotated in halves, all of each key, in PyTorch and MLX alike.
+ROTATED_IN_HALVES = {
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gpt_oss",
+    "olmo2",
+    "phi3",
+    "gemma3_text",
+}
+# RoPE whose angles change with the prompt's length: keys computed in a short prompt are wrong in a long one.
+_GROWING_ROPE = {"dynamic", "longrope", "su"}
+# Keys of config.json that change no number that the model computes.
+_IRRELEVANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures",
+               "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "tokenizer_class"}  # fmt: skip
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100 << 20
+_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True)
+class HFFolder:
+    """A checked model folder: its config.json, its safetensors files, and the dtype asked for ("": the folder's)."""
+
+    path: Path
+    config: dict[str, Any]
+    files: tuple[Path, ...]
+    dtype: str
+
+    @property
+    def model_type(self) -> str:
+        """Such as "qwen3" or "gpt_oss"."""
+        return str(self.config.get("model_type", ""))
+
+
+def open_folder(weights: str) -> HFFolder:
+    """The folder named by `FOLDER` or `FOLDER?dtype=float32`, or by a hub name such as `org/model`.
+
+    Raises ConfigError, in one sentence, if it is missing, incomplete, damaged or cut short.
+    """
+    name, _, wanted = weights.partition("?dtype=")
+    if wanted and wanted not in DTYPES:
+        raise ConfigError(f"{weights}: the dtype must be one of {', '.join(DTYPES)}, not {wanted!r:.40}")
+    path = _local_folder(name)
+    config = read_json(path / "config.json")
+    files = tuple(_weight_files(path))
+    for file in files:
+        for _ in _tensors(file):
+            pass
+    return HFFolder(path, config, files, wanted)
+
+
+def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    """A JSON object from a model folder; {} where an optional one is missing. Raises ConfigError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if optional:
+            return {}
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no model folder {path.parent}") from None
+        raise ConfigError(f"{path.parent} is not a complete Hugging Face model folder: it has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} does not hold a JSON object")
+    return value
+
+
+def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
+    """The model's KV layout, by its config.json. Raises KVTransferFailed with why its KV cache can't be transferred."""
+    config, kind = folder.config, folder.model_type
+    if kind not in ROTATED_IN_HALVES:
+        raise KVTransferFailed(f"how a {kind!r} model keeps its keys is not known here")
+    partial = rope_parameters(config).get("partial_rotary_factor", 1) != 1
+    if partial or config.get("rope_traditional") or "kv_lora_rank" in config:
+        raise KVTransferFailed(f"{folder.path.name} rotates or compresses its keys in a way not known here")
+    if str(rope_parameters(config)["rope_type"]) in _GROWING_ROPE:
+        raise KVTransferFailed("its keys depend on the length of the whole prompt (RoPE of a growing kind)")
+    try:
+        layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        size = head_dim(config)
+        windowed = _window_layers(config, kind, layers)
+        window = int(config["sliding_window"]) if windowed else 0
+        return KVLayout(layers, kv_heads, size, dtype, window, windowed)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise KVTransferFailed(f"{folder.path / 'config.json'} states no attention sizes: {error!r}") from None
+    except InvalidMessage as error:
+        raise KVTransferFailed(str(error)) from None
+
+
+def fingerprint(folder: HFFolder, layout: KVLayout, tokenizer_hash: str) -> str:
+    """Names the KV family: configuration (RoPE is part of it), tokenizer, weights, format, block length.
+
+    The same for MLX and PyTorch from the same files.
+    """
+    parts = {
+        "format": FORMAT,
+        "config": {key: value for key, value in folder.config.items() if key not in _IRRELEVANT},
+        "tokenizer": tokenizer_hash,
+        "weights": weights_digest(folder),
+        "block_tokens": layout.block_tokens,
+    }
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def rounding(folder: HFFolder, dtype: DType) -> str:
+    """Of the weights as they are computed with, as `EngineInfo.rounding` names it; `dtype` if they aren't quantized."""
+    quantized = folder.config.get("quantization") or folder.config.get("quantization_config")
+    if not quantized:
+        return dtype
+    return "q8" if isinstance(quantized, dict) and quantized.get("bits") == 8 else "q4"
+
+
+def builds(*packages: str) -> str:
+    """Names and versions of packages, such as "mlx 0.32.4, mlx-lm 0.32.2"."""
+    return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def weights_digest(folder: HFFolder) -> str:
+    """SHA-256 over every tensor's name, type, shape and bytes, however they are cut into files.
+
+    Kept in the user's cache folder for the files' paths, sizes and times: 60 GB take a minute to read.
+    """
+    stats = [(file, file.stat()) for file in folder.files]
+    identity = "\0".join(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}" for file, stat in stats)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    note = Path(base) / "kvasir" / "weights" / hashlib.sha256(identity.encode()).hexdigest()
+    try:
+        known = note.read_text()
+        if len(known) == 64:
+            return known
+    except OSError:
+        pass
+    digests = sorted(digest for file in folder.files for digest in _tensor_digests(file))
+    digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        draft = note.with_name(f"{note.name}.{os.getpid()}")
+        draft.write_text(digest)
+        draft.replace(note)
+    except OSError:
+        pass  # read again next time
+    return digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # in the file
+    end: int
+
+
+def _local_folder(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        return path
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
+    except Exception as error:  # noqa: BLE001  the hub client raises families of its own and those of its HTTP client
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"there is no model folder {name}, and the hub doesn't give it: {reason:.200}") from None
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if (path / _INDEX).exists():
+        listed = read_json(path / _INDEX).get("weight_map")
+        if not isinstance(listed, dict):
+            raise ConfigError(f"{path / _INDEX} has no weight_map")
+        files = [path / str(name) for name in sorted(set(listed.values()))]
+    else:
+        files = sorted(path.glob("model*.safetensors"))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        what = f"weights file {missing[0]}" if missing else "model*.safetensors"
+        raise ConfigError(f"{path} is not a complete Hugging Face model folder: it has no {what}")
+    return files
+
+
+def _tensors(file: Path) -> Iterator[_Tensor]:
+    """The file's tensors in the order of its header; raises ConfigError if it is damaged or cut short."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as source:
+            length = int.from_bytes(source.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER):
+                raise ValueError("it ends inside its header")
+            header = json.loads(source.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = (8 + length + int(offset) for offset in entry["data_offsets"])
+                if not 8 + length <= start <= end <= size:
+                    raise ValueError(f"{end - size:,} bytes are missing at its end")
+                yield _Tensor(name, str(entry["dtype"]), tuple(map(int, entry["shape"])), start, end)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the weights file {file} is damaged: {error}; download or copy it again") from None
+
+
+def _tensor_digests(file: Path) -> Iterator[str]:
+    with file.open("rb") as source:
+        for tensor in sorted(_tensors(file), key=lambda tensor: tensor.start):
+            digest = hashlib.sha256()
+            source.seek(tensor.start)
+            left = tensor.end - tensor.start
+            while left and (chunk := source.read(min(left, _CHUNK))):
+                digest.update(chunk)
+                left -= len(chunk)
+            yield f"{tensor.name} {tensor.dtype} {tensor.shape} {digest.hexdigest()}"
+
+
+def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
+    """Layers that attend to a sliding window."""
+    kinds = config.get("layer_types")
+    if kinds is None and kind == "gpt_oss":
+        kinds = ["sliding_attention", "full_attention"] * layers
+    if kinds is None and kind == "gemma3_text":
+        pattern = int(config.get("sliding_window_pattern") or 6)
+        kinds = (["sliding_attention"] * (pattern - 1) + ["full_attention"]) * layers
+    if kinds is None:
+        if config.get("sliding_window") and config.get("use_sliding_window", True):
+            raise KVTransferFailed("its sliding window is not stated layer by layer (layer_types)")
+        return ()
+    unknown = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise KVTransferFailed(f"it has layers of the kind {sorted(unknown)[0]!r:.40}")
+    return tuple(index for index, name in enumerate(kinds[:layers]) if name == "sliding_attention")

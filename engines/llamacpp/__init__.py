@@ -1,0 +1,1 @@
+"""llama.cpp as an engine, with the files that it reads and writes."""

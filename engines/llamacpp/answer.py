@@ -1,0 +1,253 @@
+"""One answer of a llama.cpp server: the request, its stream of tokens, and schemas that are seen to be kept.
+
+A model that thinks aloud first (the Harmony format) answers in two requests on one slot: freely until its final
+channel opens, then under the job's schema and stop words, going on from the tokens that lie in the slot. A grammar
+from the first token on would forbid it to think; stop words would end its thoughts.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engines.base import Answer
+from engines.harmony import FinalChannel, final_channel
+from engines.llamacpp.http import LlamaServer, ServerRefused
+from engines.llamacpp.prompt import LlamaPrompt
+from engines.logprobs import TOP
+from messages.errors import EngineUnavailable, InvalidSchema
+from messages.jobs import Sampling
+
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
+_FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
+# Nothing but what Sampling names, in llama.cpp's own order; its defaults (min_p, penalties) would add to it.
+_SAMPLERS = ["top_k", "top_p", "temperature"]
+# One space and no line breaks: white space without bound is where small models lose themselves.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NO_JSON = "~"  # no JSON text begins with it
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is to be answered: a prompt whose KV cache may lie in the slot, and who wants to know."""
+
+    slot: int
+    tokens: Sequence[int]
+    sampling: Sampling
+    on_text: Callable[[str], None] | None
+    stop: threading.Event | None
+    called: float  # when decode() was (monotonic seconds)
+
+
+@dataclass
+class _Heard:
+    """What a stream has brought so far."""
+
+    called: float
+    on_text: Callable[[str], None] | None = None
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    count: int = 0  # of sampled tokens; ids may be missing, see `take`
+    evaluated: int = 0
+    first_token_s: float = 0.0
+    finish: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.pieces)
+
+    def take(self, event: dict[str, Any]) -> Sequence[int]:
+        """Add one event; the ids that it brought.
+
+        The server holds the ids back with the text of an unfinished character, and then sends the last one only.
+        """
+        self.first_token_s = self.first_token_s or time.monotonic() - self.called
+        tokens: Sequence[int] = event.get("tokens", ())
+        self.tokens += tokens
+        self.count = int(event["tokens_predicted"])
+        if "timings" in event:
+            self.evaluated = int(event["timings"]["prompt_n"])
+        if event["stop"]:
+            self.finish = str(event.get("stop_type", ""))
+        if event["content"]:
+            self.pieces.append(event["content"])
+            if self.on_text:
+                self.on_text(event["content"])
+        return tokens
+
+
+class Completions:
+    """Makes a server answer. Callable from any thread; a slot belongs to one caller at a time."""
+
+    def __init__(self, server: LlamaServer, prompt: LlamaPrompt, can_erase: bool) -> None:
+        """`can_erase`: slots are cleared before use. If not, the server is told not to look at what lies there."""
+        self._server = server
+        self._prompt = prompt
+        self._can_erase = can_erase
+        self._enforced: set[str] = set()  # schemas that were seen to constrain
+        self._channel = final_channel(prompt.control_id, prompt.plain_ids)
+
+    def generate(self, ask: Ask) -> Answer:
+        """Answer it; thoughts come first in models that have channels."""
+        if self._channel is not None:
+            return self._think_and_answer(ask, self._channel.anew())
+        return _answer(self._hear(ask, self._can_erase), ask.sampling)
+
+    def top_logprobs(self, slot: int, tokens: Sequence[int], stop: threading.Event | None) -> dict[int, float]:
+        """See DecodeEngine. The server tells the softmax of its logits, whatever its samplers make of them."""
+        body = {
+            "prompt": list(tokens),
+            "n_predict": 1,
+            "id_slot": slot,
+            "cache_prompt": self._can_erase,
+            "temperature": 0,
+            "ignore_eos": True,  # it says nothing of an answer that is empty
+            "n_probs": TOP,
+            "post_sampling_probs": False,
+            "response_fields": ["completion_probabilities"],
+        }
+        (first,) = self._server.post("/completion", body, stop)["completion_probabilities"]
+        return {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
+
+    def require_enforced(self, schema: str, slot: int, stop: threading.Event | None) -> None:
+        """Raise InvalidSchema unless the server is seen to keep this schema.
+
+        A build with LLGuidance answers freely, with status 200, when it can't use a schema. So it is asked for one
+        token with all weight on one that begins no JSON text: whoever gets that token has no constraint.
+        """
+        if not schema or schema in self._enforced:
+            return
+        forced = self._prompt.plain_ids(_NO_JSON)[0]
+        body = {
+            "prompt": [forced],
+            "n_predict": 1,
+            "id_slot": slot,
+            "cache_prompt": False,
+            "temperature": 0,
+            "logit_bias": [[forced, 100.0]],
+            "json_schema": _styled(schema),
+            "return_tokens": True,
+            "response_fields": ["tokens"],
+        }
+        try:
+            tokens = self._server.post("/completion", body, stop)["tokens"]
+        except ServerRefused as error:
+            raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
+        if forced in tokens:
+            raise InvalidSchema("the JSON schema can't be made a constraint: the llama.cpp server does not enforce it")
+        self._enforced.add(schema)
+
+    def _hear(self, ask: Ask, cache_prompt: bool) -> _Heard:
+        """The whole stream of one request."""
+        heard = _Heard(ask.called, ask.on_text)
+        for event in self._events(_request(ask) | {"cache_prompt": cache_prompt}, ask.stop):
+            heard.take(event)
+        return heard
+
+    def _think_and_answer(self, ask: Ask, channel: FinalChannel) -> Answer:
+        """In two requests; all that was sampled counts, what came before the final channel is not shown."""
+        thoughts = self._think(ask, channel)
+        left = ask.sampling.max_tokens - thoughts.count
+        if not channel.is_open or left < 1:
+            return _unfinished(thoughts, ask, channel)
+        rest = replace(ask.sampling, max_tokens=left)
+        answer = _answer(self._hear(replace(ask, tokens=[*ask.tokens, *thoughts.tokens], sampling=rest), True), rest)
+        return replace(
+            answer,
+            tokens=(*thoughts.tokens, *answer.tokens) if answer.tokens else (),
+            completion_tokens=thoughts.count + answer.completion_tokens,
+            evaluated_tokens=thoughts.evaluated,
+            first_token_s=thoughts.first_token_s,
+        )
+
+    def _think(self, ask: Ask, channel: FinalChannel) -> _Heard:
+        """Answer freely until the final channel opens. Under a schema an answer can't end before it began."""
+        free = replace(ask, sampling=replace(ask.sampling, json_schema="", stop=()))
+        body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(ask.sampling.json_schema)}
+        body["timings_per_token"] = True  # its last event isn't waited for
+        heard = _Heard(ask.called)
+        with closing(self._events(body, ask.stop)) as events:  # closing it ends the server's work on it
+            for event in events:
+                held_back = int(event["tokens_predicted"]) - heard.count > 1
+                before = len(heard.tokens)
+                heard.take(event)
+                if held_back and event["content"]:  # the same text in whole tokens will do to go on from
+                    heard.tokens[before:] = self._prompt.plain_ids(event["content"])
+                for token in heard.tokens[before:]:
+                    channel.see(token)
+                if channel.is_open:
+                    break
+        return heard
+
+    def _events(self, body: dict[str, Any], stop: threading.Event | None) -> Generator[dict[str, Any]]:
+        """The stream's events, up to its end, so that the server is through with the slot."""
+        ended = False
+        with closing(self._server.stream("/completion", body, stop)) as stream:
+            for event in stream:
+                ended = ended or bool(event["stop"])
+                yield event
+        if not ended:
+            raise EngineUnavailable("the llama.cpp server ended its answer without saying why")
+
+
+def _request(ask: Ask) -> dict[str, Any]:
+    sampling = ask.sampling
+    body: dict[str, Any] = {
+        "prompt": list(ask.tokens),
+        "id_slot": ask.slot,
+        "n_predict": sampling.max_tokens,
+        "stream": True,
+        "return_tokens": True,
+        "samplers": _SAMPLERS,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        # Temperature 0 means the likeliest token, and one candidate is found faster than a whole vocabulary is weighed.
+        "top_k": sampling.top_k if sampling.temperature else 1,
+        "seed": sampling.seed % _RANDOM_SEED,
+        "stop": [word for word in sampling.stop if word],
+        "dynatemp_range": 0.0,
+        "mirostat": 0,
+    }
+    if sampling.json_schema:
+        body["json_schema"] = _styled(sampling.json_schema)
+    return body
+
+
+def _styled(schema: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(schema)
+    return {"x-guidance": _JSON_STYLE} | value
+
+
+def _answer(heard: _Heard, sampling: Sampling) -> Answer:
+    """Of a stream that has ended. Raises EngineUnavailable if it ended for no reason of ours."""
+    count, tokens, reason = heard.count, heard.tokens, heard.finish
+    if reason not in _FINISH or (reason == "limit" and count < sampling.max_tokens):
+        raise EngineUnavailable(f"the llama.cpp server ended its answer early, after {count:,} tokens ({reason!r})")
+    complete = len(tokens) == count
+    if reason == "eos":
+        count, tokens = count - 1, tokens[:-1]
+    return Answer(
+        text=heard.text,
+        tokens=tuple(tokens) if complete else (),
+        completion_tokens=count,
+        finish_reason=_FINISH[reason],
+        evaluated_tokens=heard.evaluated,
+        first_token_s=heard.first_token_s,
+        seconds=time.monotonic() - heard.called,
+    )
+
+
+def _unfinished(thoughts: _Heard, ask: Ask, channel: FinalChannel) -> Answer:
+    """An answer that never came to its final channel is shown whole, so that a reader sees what went on."""
+    if channel.is_open:  # and no token is left
+        thoughts.finish = "limit"
+        return replace(_answer(thoughts, replace(ask.sampling, max_tokens=thoughts.count)), text="")
+    if thoughts.text and ask.on_text:
+        ask.on_text(thoughts.text)
+    return _answer(thoughts, ask.sampling)

@@ -1,0 +1,293 @@
+"""llama.cpp as an engine: real KV caches go in and out through the server's slot files.
+
+`weights` is a GGUF file, loaded by a server inside this process, or the URL of a running llama-server (see
+`llamacpp_start.attach`; it must be ours alone, because slots are taken by number). The last slot is for prefill, the
+others decode. Each slot is erased before it is used, so the server's own counter of evaluated prompt tokens proves
+what was transferred.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.llamacpp import slotfile
+from engines.llamacpp.answer import Ask, Completions
+from engines.llamacpp.http import ServerRefused
+from engines.llamacpp.model import (
+    effective_ropes,
+    fingerprint,
+    require_known,
+    rounding,
+    slot_shape,
+    tokenizer_hash,
+    vocabulary,
+)
+from engines.llamacpp.prompt import LlamaPrompt
+from engines.llamacpp.slotfile import SlotFile, SlotShape
+from engines.llamacpp.start import Backing, attach, package_version, start
+from engines.registry import EngineOptions
+from engines.rope import Rope
+from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
+from messages.jobs import Part, Sampling
+from messages.kv import Block, KVCache, Window
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+_SAMPLE = """def mean(values: list[float]) -> float:
+    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
+    return sum(values) / len(values) if values else 0.0
+
+The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
+one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
+"""
+
+
+def open_engine(options: EngineOptions) -> LlamaCppEngine:
+    """Load a GGUF file, or attach to a running llama-server. Raises ConfigError, saying what to do."""
+    if options.slots < 1:
+        raise ConfigError(f"slots must be at least 1, not {options.slots}")
+    backing = attach(options) if options.weights.startswith(("http://", "https://")) else start(options)
+    try:
+        return LlamaCppEngine(backing, options.slots)
+    except BaseException:
+        backing.close()
+        raise
+
+
+class LlamaCppEngine:
+    """Both protocols of `engines.base` on one llama.cpp server."""
+
+    def __init__(self, backing: Backing, slots: int) -> None:
+        self._backing = backing
+        self._server = backing.server
+        self._closed = threading.Event()
+        decode_slots = range(min(slots, max(1, backing.total_slots - 1)))
+        self._decode_slots = _Slots(decode_slots, self._check_running)
+        self._prefill_slots = self._decode_slots  # a server with one slot shares it
+        if backing.total_slots > 1:
+            self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
+        self._prompt = LlamaPrompt(self._server)
+        self._answers = Completions(self._server, self._prompt, backing.slot_folder is not None)
+        self._sample_ids = self._prompt.plain_ids(_SAMPLE)
+        self._shape: SlotShape | None = None
+        self._ropes: tuple[Rope, ...] = ()
+        self._streams = 0
+        self._no_kv_transfer = self._learn_slot_files()
+        self._info = self._describe(len(decode_slots))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """See Tokenizes. Control tokens spelled in the text stay text."""
+        return self._prompt.tokenize(prompt, clock)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a bare text is."""
+        return len(self._prompt.plain_ids(text))
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. Idempotent."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._backing.close()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """See PrefillEngine. All blocks are emitted at the end: a slot is saved as a whole."""
+        shape = self._require_kv_transfer()
+        self._check_context(len(tokens))
+        state = self._slot_file(tokens[: resume.num_tokens], resume, shape) if resume and resume.blocks else None
+        with self._prefill_slots.taken(stop) as slot:
+            started = time.monotonic()
+            self._prepare(slot, state, stop)
+            evaluated = self._evaluate(slot, tokens, stop)
+            seconds = time.monotonic() - started
+            saved = self._save(slot, stop)
+        if saved.tokens != tuple(tokens):
+            raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its slot shared?")
+        for block in slotfile.to_blocks(saved, shape, first):
+            emit(block)
+        window = slotfile.to_window(saved, shape)
+        if window is not None:
+            emit(window)
+        return Prefilled(evaluated, len(tokens) - evaluated, seconds)
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """See DecodeEngine."""
+        called = time.monotonic()
+        self._check_context(len(tokens) + sampling.max_tokens)
+        state = None
+        if cache is not None and len(tokens) > 1:
+            state = self._slot_file(tokens[:-1], cache, self._require_kv_transfer())
+        with self._decode_slots.taken(stop) as slot:
+            self._answers.require_enforced(sampling.json_schema, slot, stop)
+            self._prepare(slot, state, stop)
+            return self._answers.generate(Ask(slot, tokens, sampling, on_text, stop, called))
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """See DecodeEngine."""
+        self._check_context(len(tokens) + 1)
+        state = self._slot_file(tokens[:-1], cache, self._require_kv_transfer()) if cache and len(tokens) > 1 else None
+        with self._decode_slots.taken(stop) as slot:
+            self._prepare(slot, state, stop)
+            return self._answers.top_logprobs(slot, tokens, stop)
+
+    def _describe(self, slots: int) -> EngineInfo:
+        backing, shape = self._backing, self._shape
+        layout = shape.layout if shape else None
+        transfers_kv = layout is not None
+        return EngineInfo(
+            engine="llamacpp",
+            device=backing.device,
+            context=backing.context,
+            slots=slots,
+            fingerprint=fingerprint(backing.gguf, layout) if backing.gguf and layout else "",
+            tokenizer=tokenizer_hash(backing.gguf) if backing.gguf else self._observed_tokenizer(),
+            layout=layout,
+            ropes=self._ropes if layout else (),
+            capabilities=Capabilities(transfers_kv, True, transfers_kv, transfers_kv, resumes=transfers_kv),
+            chars_per_token=len(_SAMPLE) / len(self._sample_ids),
+            vocabulary=len(vocabulary(backing.gguf)) if backing.gguf else 0,
+            rounding=rounding(backing.gguf) if backing.gguf else "q4",
+            build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
+        )
+
+    def _observed_tokenizer(self) -> str:
+        """Where the vocabulary can't be read: what it makes of the sample."""
+        return "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
+
+    def _learn_slot_files(self) -> str:
+        """Have the server write a slot file, and see how it lays them out. Why it can't transfer KV; "": it can."""
+        if self._backing.gguf is None or self._backing.slot_folder is None:
+            reason = "its GGUF file or its folder of slot files can't be reached from here (see ?slots= and &model=)"
+        else:
+            try:
+                require_known(self._backing.gguf)  # its slot files may not even be of a form that can be read
+                self._ropes = effective_ropes(self._backing.gguf)
+                with self._prefill_slots.taken(None) as slot:
+                    self._prepare(slot, None, None)
+                    self._evaluate(slot, self._sample_ids[:8], None)
+                    probe = self._save(slot, None)
+                self._shape = slot_shape(self._backing.gguf, probe)
+                self._streams = probe.streams
+                return ""
+            except (KVTransferFailed, ServerRefused) as error:
+                reason = str(error)
+        _log.warning("this llama.cpp engine transfers no KV cache: %s", reason)
+        return reason
+
+    def _require_kv_transfer(self) -> SlotShape:
+        if self._shape is None:
+            raise KVTransferFailed(f"this llama.cpp engine transfers no KV cache: {self._no_kv_transfer}")
+        return self._shape
+
+    def _check_context(self, wanted: int) -> None:
+        if wanted > self._info.context:
+            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
+
+    def _check_running(self, stop: threading.Event | None) -> None:
+        if self._closed.is_set():
+            raise EngineUnavailable("the llama.cpp engine was closed")
+        if stop is not None and stop.is_set():
+            raise Cancelled("cancelled while waiting for a slot in the engine")
+
+    def _slot_file(self, tokens: Sequence[int], cache: KVCache, shape: SlotShape) -> bytes:
+        return slotfile.build(tokens, cache, shape, self._streams)
+
+    def _prepare(self, slot: int, state: bytes | None, stop: threading.Event | None) -> None:
+        """Clear a slot, and put a KV cache into it."""
+        if self._backing.slot_folder is not None:  # without a slot folder the server has no such action
+            self._server.post(f"/slots/{slot}?action=erase", {}, stop)
+        if state is None:
+            return
+        with self._exchange_file() as path:
+            path.write_bytes(state)
+            try:
+                self._server.post(f"/slots/{slot}?action=restore", {"filename": path.name}, stop)
+            except ServerRefused as error:
+                raise KVTransferFailed(f"the KV cache could not be restored: {error}") from None
+
+    def _save(self, slot: int, stop: threading.Event | None) -> SlotFile:
+        with self._exchange_file() as path:
+            self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
+            try:
+                # Mapped, not read: it stays readable after the file is deleted, and is copied only once, into blocks.
+                data = np.memmap(path, np.uint8, "r")
+            except (OSError, ValueError) as error:  # ValueError: it is empty
+                raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
+        return slotfile.parse(data.data)
+
+    @contextmanager
+    def _exchange_file(self) -> Iterator[Path]:
+        assert self._backing.slot_folder is not None
+        path = self._backing.slot_folder / f"kvasir-{uuid.uuid4().hex}.slot"
+        try:
+            folder = path.parent
+            if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700:  # so the server is this user's, too
+                path.touch(0o600)  # else it is made with the server's umask
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _evaluate(self, slot: int, tokens: Sequence[int], stop: threading.Event | None) -> int:
+        """Compute the KV cache of a prompt; how many of its tokens the server evaluated."""
+        body = {"prompt": list(tokens), "n_predict": 0, "id_slot": slot, "cache_prompt": True}
+        timings = self._server.post("/completion", body | {"response_fields": ["timings"]}, stop)["timings"]
+        return int(timings["prompt_n"])
+
+
+class _Slots:
+    """Slot numbers of the server, each lent to one caller at a time."""
+
+    def __init__(self, numbers: Sequence[int], check: Callable[[threading.Event | None], None]) -> None:
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._check = check
+        for number in numbers:
+            self._free.put(number)
+
+    @contextmanager
+    def taken(self, stop: threading.Event | None) -> Iterator[int]:
+        """A slot, as soon as one is free."""
+        slot = self._take(stop)
+        try:
+            yield slot
+        finally:
+            self._free.put(slot)
+
+    def _take(self, stop: threading.Event | None) -> int:
+        while True:
+            self._check(stop)
+            try:
+                return self._free.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue

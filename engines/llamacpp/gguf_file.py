@@ -1,0 +1,195 @@
+"""Reads a GGUF file's metadata and checks that all its tensors are there, before native code is handed the file.
+
+GGUF versions 2 and 3, little-endian: "GGUF", u32 version, u64 tensors, u64 entries; the entries (name, u32 type,
+value); the tensor table (name, u32 dimensions, u64 each, u32 ggml type, u64 offset); then, aligned, the tensor data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from messages.errors import ConfigError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_ENTRIES = 1 << 20
+_MAX_ARRAY = 1 << 26
+_CHUNK = 8 << 20
+_STRING, _ARRAY = 8, 9
+_ROPE_FACTORS, _F32 = "rope_freqs.weight", 0
+_LONG_ROPE_FACTORS = "rope_factors_long.weight"
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+# ggml type id: (values in a block, bytes of a block); a type not listed is not checked for its size.
+_TENSOR_TYPES = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 24: (1, 1),
+    25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2), 39: (32, 17),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """What a GGUF file says of itself. `data_start` is where its tensor data begins, in bytes.
+
+    `rope_factors`: the values of its tensor rope_freqs.weight, () if it has none. `long_rope`: it has factors for a
+    long context, of which llama.cpp takes those or others by the context that it is started with. `kind`:
+    the ggml type id of most of its weights.
+    """
+
+    path: Path
+    metadata: dict[str, Any]
+    num_tensors: int
+    data_start: int
+    size: int = field(compare=False)
+    rope_factors: tuple[float, ...] = ()
+    long_rope: bool = False
+    kind: int = 0
+
+    @property
+    def architecture(self) -> str:
+        """Such as "qwen3" or "llama"."""
+        return str(self.metadata.get("general.architecture", ""))
+
+    def hyperparameter(self, name: str, default: Any = None) -> Any:
+        """The value of `<architecture>.<name>`."""
+        return self.metadata.get(f"{self.architecture}.{name}", default)
+
+    def tensor_digest(self) -> str:
+        """SHA-256 of the tensor table's end to the file's end: reads the whole file, 1 to 2 s for each GB."""
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            file.seek(self.data_start)
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """The file's metadata; raises ConfigError, in one sentence, if it is missing, no GGUF, damaged or cut short."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(path, data, size)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no weights file {path}") from None
+    except (OSError, ValueError) as error:  # a folder, no permission; an empty file can't be mapped
+        raise ConfigError(f"the weights file {path} can't be read: {error}") from None
+
+
+class _Damaged(Exception):
+    """What is wrong, in words that follow "is damaged: "."""
+
+
+class _GGUFReader:
+    """Reads front to back; no length is believed before it is known to fit into the file."""
+
+    def __init__(self, data: mmap.mmap, size: int) -> None:
+        self._data = data
+        self._size = size
+        self.at = 0
+
+    def take(self, size: int) -> bytes:
+        if size > self._size - self.at:
+            raise _Damaged("it ends inside its header")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+    def scalar(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def text(self) -> str:
+        return self.take(self.scalar("<Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array()
+        if kind not in _SCALARS:
+            raise _Damaged(f"metadata of the unknown type {kind}")
+        return self.scalar(_SCALARS[kind])
+
+    def _array(self) -> list[Any]:
+        kind, count = self.scalar("<I"), self.scalar("<Q")
+        if count > _MAX_ARRAY:
+            raise _Damaged(f"an array of {count:,} entries")
+        if kind == _STRING:
+            return [self.text() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise _Damaged(f"an array of the unknown type {kind}")
+        form = _SCALARS[kind]
+        raw = self.take(count * struct.calcsize(form))
+        return [item[0] for item in struct.iter_unpack(form, raw)]
+
+
+def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
+    if data[:4] != _MAGIC:
+        raise ConfigError(f"{path} is not a GGUF file (it begins with {data[:4]!r})")
+    reader = _GGUFReader(data, size)
+    reader.take(4)
+    version = reader.scalar("<I")
+    if version not in _VERSIONS:
+        raise ConfigError(f"{path} is a GGUF file of version {version}; versions 2 and 3 can be read")
+    try:
+        return _parse_body(path, reader, size)
+    except _Damaged as damage:
+        raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
+
+
+def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
+    num_tensors, num_entries = reader.scalar("<Q"), reader.scalar("<Q")
+    if num_tensors > _MAX_ENTRIES or num_entries > _MAX_ENTRIES:
+        raise _Damaged(f"{num_tensors:,} tensors and {num_entries:,} entries")
+    metadata = {}
+    for _ in range(num_entries):
+        name = reader.text()
+        metadata[name] = reader.value(reader.scalar("<I"))
+    tensors = [_read_tensor(reader) for _ in range(num_tensors)]
+    end = max((tensor.end for tensor in tensors), default=0)
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _Damaged(f"an alignment of {alignment!r}")
+    data_start = -(-reader.at // alignment) * alignment
+    if data_start + end > size:
+        raise _Damaged(f"{data_start + end - size:,} bytes are missing at its end")
+    if "general.architecture" not in metadata or not num_tensors:
+        raise _Damaged("it holds no model")
+    factors: tuple[float, ...] = ()
+    for tensor in tensors:
+        if tensor.name == _ROPE_FACTORS and tensor.kind == _F32:
+            reader.at = data_start + tensor.start
+            factors = struct.unpack(f"<{tensor.values}f", reader.take(4 * tensor.values))
+    long_rope = any(tensor.name == _LONG_ROPE_FACTORS for tensor in tensors)
+    values: Counter[int] = Counter()
+    for tensor in tensors:
+        values[tensor.kind] += tensor.values
+    kind = max(values, key=values.__getitem__)
+    return GGUFFile(path, metadata, num_tensors, data_start, size, factors, long_rope, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """`start` and `end` are counted from the start of the tensor data."""
+
+    name: str
+    kind: int
+    values: int
+    start: int
+    end: int
+
+
+def _read_tensor(reader: _GGUFReader) -> _Tensor:
+    name, num_dimensions = reader.text(), reader.scalar("<I")
+    if num_dimensions > 8:
+        raise _Damaged(f"tensor {name!r:.60} has {num_dimensions:,} dimensions")
+    values = math.prod(reader.scalar("<Q") for _ in range(num_dimensions))
+    kind, offset = reader.scalar("<I"), reader.scalar("<Q")
+    per_block, block_bytes = _TENSOR_TYPES.get(kind, (1, 0))
+    return _Tensor(name, kind, values, offset, int(offset + -(-values // per_block) * block_bytes))

@@ -1,0 +1,211 @@
+"""Speaks HTTP with a llama.cpp server: requests that can be called off while the server computes.
+
+Each request has a connection of its own and runs in its caller's thread, because a token that changes threads on its
+way costs more than a small model needs to compute it. Reads wake up ten times a second to look whether the answer is
+still wanted. The closed connection tells the server when it isn't.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from messages.errors import Cancelled, EngineUnavailable
+
+_POLL_S = 0.1
+_CONNECT_S = 10.0
+_SEND_S = 30.0
+_END_S = 1.0  # for a request to notice that the server is closed
+_ANSWER_S = 30.0  # for questions that need no computing
+_HEALTH = "/health"
+
+
+class ServerRefused(EngineUnavailable):
+    """The server answered with an error; `kind` is its own name for it."""
+
+    def __init__(self, message: str, status: int, kind: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+
+class LlamaServer:
+    """The HTTP side of one server. All methods may be called from any thread, and raise EngineUnavailable."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        secure = parts.scheme == "https"
+        self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._address = (parts.hostname or "", parts.port)
+        self._path = parts.path
+        self._headers = {"Content-Type": "application/json"}
+        if parts.username:
+            account = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
+        self._closed = threading.Event()
+        self._silent = threading.Event()
+        self._answering: set[object] = set()  # connections on which an answer is awaited
+        self._answered = threading.Condition()
+
+    def get(self, path: str) -> Any:
+        """The JSON that the server answers."""
+        with self._response("GET", path, None, None, _ANSWER_S) as response:
+            return _json(response.read())
+
+    def post(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Any:
+        """The JSON that the server answers. Raises Cancelled soon after `stop` is set."""
+        with self._response("POST", path, body, stop) as response:
+            return _json(response.read())
+
+    def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Generator[Any]:
+        """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
+        with self._response("POST", path, body, stop) as response:
+            for line in _lines(response):
+                self._check_running(stop)
+                kind, _, value = line.partition(b": ")
+                if kind == b"error":
+                    raise _refusal(500, value)
+                if kind == b"data":
+                    yield _json(value)
+
+    def is_silent(self, patience_s: float) -> bool:
+        """Ask /health, and wait so long for any answer. While there was none, requests raise EngineUnavailable.
+
+        A refused connection is no silence: nobody is there to be stuck.
+        """
+        try:
+            with self._response("GET", _HEALTH, None, None, patience_s):
+                pass
+        except EngineUnavailable as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._silent.set()
+                return True
+        self._silent.clear()
+        return False
+
+    def close(self) -> None:
+        """Requests in progress raise EngineUnavailable. Idempotent.
+
+        Waits a moment until they have: a server in this process stops the whole process while it waits for a stream.
+        """
+        self._closed.set()
+        with self._answered:
+            self._answered.wait_for(lambda: not self._answering, _END_S)
+
+    @contextmanager
+    def _response(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        stop: threading.Event | None,
+        timeout_s: float = float("inf"),  # a long prefill is silent for minutes, and `stop` is what ends it
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request, with a connection that is closed afterwards. Raises ServerRefused if it is no."""
+        check = self._check_open if path == _HEALTH else partial(self._check_running, stop)
+        check()
+        connection = self._connection(*self._address, timeout=min(_CONNECT_S, timeout_s))
+        self._answering.add(connection)
+        try:
+            connection.connect()
+            connection.sock.settimeout(_SEND_S)
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._path + path, content, self._headers)
+            patient: Any = _Patient(connection.sock, timeout_s, check)
+            response = http.client.HTTPResponse(patient, method=method)
+            response.begin()
+            _check(response)
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise EngineUnavailable(f"the llama.cpp server at {self.url} does not answer: {what}") from error
+        finally:
+            connection.close()
+            with self._answered:
+                self._answering.remove(connection)
+                self._answered.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise EngineUnavailable("the llama.cpp engine was closed")
+
+    def _check_running(self, stop: threading.Event | None) -> None:
+        self._check_open()
+        if self._silent.is_set():
+            raise EngineUnavailable(f"the llama.cpp server at {self.url} does not answer: it hangs")
+        if stop is not None and stop.is_set():
+            raise Cancelled("cancelled while the engine was at work")
+
+
+class _Patient(io.RawIOBase):
+    """Reads from a socket. While it waits, it lets `check` raise."""
+
+    def __init__(self, inner: socket.socket, timeout_s: float, check: Callable[[], None]) -> None:
+        inner.settimeout(_POLL_S)
+        self._inner = inner
+        self._deadline = time.monotonic() + timeout_s
+        self._check = check
+
+    def readable(self) -> bool:
+        """See io.RawIOBase."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See io.RawIOBase."""
+        while True:
+            try:
+                return self._inner.recv_into(buffer)
+            except TimeoutError:
+                self._check()
+                if time.monotonic() > self._deadline:
+                    raise
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What http.client asks of a socket."""
+        return io.BufferedReader(self)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Each as soon as it is complete."""
+    rest = b""
+    while piece := response.read1():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _check(response: http.client.HTTPResponse) -> None:
+    if response.status >= 400:
+        raise _refusal(response.status, response.read())
+
+
+def _refusal(status: int, body: bytes) -> ServerRefused:
+    try:
+        error = json.loads(body)
+        error = error.get("error", error)
+        message, kind = str(error["message"]), str(error.get("type", ""))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        message, kind = body[:200].decode("utf-8", "replace"), ""
+    return ServerRefused(f"the llama.cpp server answered {status}: {message}", status, kind)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        raise EngineUnavailable(f"the llama.cpp server answered something other than JSON: {body[:80]!r}") from None
+    if isinstance(value, dict) and "error" in value:
+        raise _refusal(500, body)
+    return value

@@ -1,0 +1,226 @@
+"""What a GGUF file tells about the KV caches that llama.cpp computes from it: shape, order of pairs, family name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.llamacpp import slotfile
+from engines.llamacpp.gguf_file import GGUFFile
+from engines.llamacpp.slotfile import SlotFile, SlotShape
+from engines.rope import Rope, plain, yarn, yarn_bound
+from engines.vocabulary import vocabulary_hash
+from messages.errors import InvalidMessage, KVTransferFailed
+from messages.kv import KVLayout
+
+FORMAT = "llamacpp/1"  # changes when the same weights would give blocks that are laid out differently
+# How llama.cpp rotates K, by general.architecture. Converters of the llama family reorder the rows of Q and K so that
+# rotated pairs are neighbours; the others keep split halves.
+_HALVES = {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt-oss", "olmo2", "phi3", "gemma3"}
+_INTERLEAVED = {"llama"}
+# All layers but every n-th attend to a window only, unless the file says otherwise.
+_WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
+_GEMMA3_WINDOW_BASE = 10_000.0  # of RoPE in those layers, unless the file says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention sizes from a GGUF's metadata."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+# By ggml type id: F32, F16, Q8_0, Q8_1, Q8_K, BF16.
+_ROUNDING = {0: "f32", 1: "f16", 8: "q8", 9: "q8", 15: "q8", 30: "bf16"}
+_PADDING = re.compile(r"\[PAD\d+\]")
+
+
+def rounding(gguf: GGUFFile) -> str:
+    """Of most of its weights, as `EngineInfo.rounding` names it."""
+    return _ROUNDING.get(gguf.kind, "q4")
+
+
+def heads(gguf: GGUFFile) -> Heads:
+    """Raises KVTransferFailed if K and V, or the layers, differ in size."""
+    layers, kv_heads = gguf.hyperparameter("block_count"), gguf.hyperparameter("attention.head_count_kv")
+    queries = gguf.hyperparameter("attention.head_count")
+    kv_heads = queries if kv_heads is None else kv_heads
+    if isinstance(kv_heads, list) and len(set(kv_heads)) == 1:
+        kv_heads = kv_heads[0]
+    try:
+        implied = gguf.hyperparameter("embedding_length", 0) // queries
+        key, value = (gguf.hyperparameter(f"attention.{name}_length", implied) for name in ("key", "value"))
+        sizes = Heads(int(layers), int(kv_heads), int(key))
+    except (TypeError, ZeroDivisionError):
+        raise KVTransferFailed(f"{gguf.path.name} states no attention sizes that are the same in all layers") from None
+    if key != value:
+        raise KVTransferFailed(f"{gguf.path.name} has keys of {key} and values of {value} numbers")
+    return sizes
+
+
+def require_known(gguf: GGUFFile) -> None:
+    """Raises KVTransferFailed if how llama.cpp keeps this architecture's keys is not known here."""
+    if gguf.hyperparameter("attention.kv_lora_rank"):
+        raise KVTransferFailed(
+            f"a {gguf.architecture!r} model keeps its keys compressed (multi-head latent attention), which is not "
+            "transferred"
+        )
+    if gguf.architecture not in _HALVES | _INTERLEAVED:
+        raise KVTransferFailed(f"how llama.cpp keeps the keys of a {gguf.architecture!r} model is not known here")
+    if gguf.architecture == "olmo2" and gguf.hyperparameter("attention.sliding_window"):
+        raise KVTransferFailed(
+            "an 'olmo2' model with sliding windows (OLMo 3) has layers of two kinds of RoPE, which is not transferred"
+        )
+    if gguf.long_rope:
+        raise KVTransferFailed(
+            f"the keys of {gguf.path.name} depend on the context that llama.cpp is started with (LongRoPE), so two "
+            "workers may disagree about them"
+        )
+
+
+def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
+    """How this model's slot files are to be read, checked against one that the server wrote.
+
+    Raises KVTransferFailed with the reason why this model's KV cache can't be transferred.
+    """
+    require_known(gguf)
+    architecture, sizes = gguf.architecture, heads(gguf)
+    interleaved = architecture in _INTERLEAVED
+    if interleaved and gguf.hyperparameter("rope.dimension_count", sizes.head_dim) != sizes.head_dim:
+        raise KVTransferFailed("only part of each key is rotated")
+    window = gguf.hyperparameter("attention.sliding_window", 0) if architecture in _WINDOW_PATTERNS else 0
+    windowed = _window_layers(gguf, sizes.layers) if window else ()
+    try:
+        layout = KVLayout(sizes.layers, sizes.kv_heads, sizes.head_dim, probe.caches[0][0].dtype, window, windowed)
+    except InvalidMessage as error:
+        raise KVTransferFailed(str(error)) from None
+    shape = SlotShape(layout, interleaved)
+    # Reading the probe checks that its caches, rows and types are what the metadata says.
+    slotfile.to_blocks(probe, shape)
+    slotfile.to_window(probe, shape)
+    return shape
+
+
+def _window_layers(gguf: GGUFFile, layers: int) -> tuple[int, ...]:
+    pattern = gguf.hyperparameter("attention.sliding_window_pattern", _WINDOW_PATTERNS[gguf.architecture])
+    if isinstance(pattern, list):
+        return tuple(index for index, windowed in enumerate(pattern[:layers]) if windowed)
+    return tuple(index for index in range(layers) if index % pattern < pattern - 1)
+
+
+def effective_ropes(gguf: GGUFFile) -> tuple[Rope, ...]:
+    """What llama.cpp computes for full-attention layers, then for those with a window where that differs.
+
+    Raises KVTransferFailed for a RoPE whose formula is not known here.
+    """
+    full = effective_rope(gguf)
+    if gguf.architecture != "gemma3" or not gguf.hyperparameter("attention.sliding_window"):
+        return (full,)
+    base = float(gguf.hyperparameter("rope.freq_base_swa", _GEMMA3_WINDOW_BASE))
+    return full, Rope(tuple(plain(base, 2 * len(full.frequencies))), base=base)
+
+
+def effective_rope(gguf: GGUFFile) -> Rope:
+    """What llama.cpp computes for full-attention layers from the metadata, whatever the model was trained with.
+
+    The formulas are those of llama.cpp's llama-context.cpp (llama_context::llama_context: scaling type, attention
+    factor) and ggml's ops.cpp (rope_yarn, ggml_rope_yarn_corr_dims): YaRN's ramp is always truncated.
+    Raises KVTransferFailed for a RoPE whose formula is not known here.
+    """
+    dimensions = int(gguf.hyperparameter("rope.dimension_count", heads(gguf).head_dim))
+    base = float(gguf.hyperparameter("rope.freq_base", 10_000.0))
+    scaling = str(gguf.hyperparameter("rope.scaling.type", "linear"))
+    factor = float(gguf.hyperparameter("rope.scaling.factor", 0) or gguf.hyperparameter("rope.scale_linear", 0) or 1)
+    attention = float(gguf.hyperparameter("rope.scaling.attn_factor", 1.0))
+    if scaling not in ("none", "linear", "yarn") or gguf.hyperparameter("rope.scaling.yarn_log_multiplier"):
+        raise KVTransferFailed(f"how llama.cpp computes RoPE scaling of the type {scaling!r:.40} is not known here")
+    frequencies = plain(base, dimensions)
+    # The tensor's only reader among these architectures.
+    if gguf.architecture == "llama" and len(gguf.rope_factors) == len(frequencies):
+        frequencies = [f / slower for f, slower in zip(frequencies, gguf.rope_factors, strict=True)]
+    if scaling == "linear":
+        return Rope(tuple(f / factor for f in frequencies), attention, base)
+    if scaling == "none":
+        return Rope(tuple(frequencies), attention, base)
+    trained = gguf.hyperparameter("context_length", 0)
+    original = float(gguf.hyperparameter("rope.scaling.original_context_length", 0) or trained)
+    low, high = (
+        yarn_bound(float(gguf.hyperparameter(f"rope.scaling.{name}", default)), dimensions, base, original)
+        for name, default in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0))
+    )
+    slowed = yarn(frequencies, factor, max(0, math.floor(low)), min(dimensions - 1, math.ceil(high)))
+    return Rope(tuple(slowed), attention * (1 + 0.1 * math.log(max(factor, 1.0))), base)
+
+
+def vocabulary(gguf: GGUFFile) -> list[str]:
+    """The text of each id, as a Hugging Face folder of the same model has it: without what only fills up."""
+    tokens = [str(token) for token in gguf.metadata.get("tokenizer.ggml.tokens", [])]
+    while tokens and _PADDING.fullmatch(tokens[-1]):
+        tokens.pop()
+    return tokens
+
+
+def tokenizer_hash(gguf: GGUFFile) -> str:
+    """Names the vocabulary as a Hugging Face folder of the same model does; the chat template is no part of it."""
+    merges = [str(merge) for merge in gguf.metadata.get("tokenizer.ggml.merges", [])]
+    return vocabulary_hash(vocabulary(gguf), merges)
+
+
+def _tokenizer_digest(gguf: GGUFFile) -> str:
+    """Everything that the file says of its tokenizer, settings included."""
+    return _digest({key: value for key, value in gguf.metadata.items() if key.startswith("tokenizer.ggml.")})
+
+
+def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:
+    """Names the KV family: architecture and its numbers (RoPE among them), tokenizer, weights, format, block length."""
+    prefix = gguf.architecture + "."
+    return _digest(
+        {
+            "format": FORMAT,
+            "architecture": {k: v for k, v in gguf.metadata.items() if k.startswith(prefix)},
+            "tokenizer": _tokenizer_digest(gguf),
+            "weights": weights_digest(gguf),
+            "block_tokens": layout.block_tokens,
+        }
+    )
+
+
+def weights_digest(gguf: GGUFFile) -> str:
+    """SHA-256 of the tensor data, all of it. Kept in the user's cache folder for the file's path, size and time,
+    because a 30 GB file takes a minute to read."""
+    stat = gguf.path.stat()
+    identity = f"{gguf.path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{gguf.data_start}"
+    note = _cache_folder() / hashlib.sha256(identity.encode()).hexdigest()
+    try:
+        known = note.read_text()
+        if len(known) == 64:
+            return known
+    except OSError:
+        pass
+    digest = gguf.tensor_digest()
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        draft = note.with_name(f"{note.name}.{os.getpid()}")
+        draft.write_text(digest)
+        draft.replace(note)
+    except OSError:
+        pass  # read again next time
+    return digest
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kvasir" / "weights"
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

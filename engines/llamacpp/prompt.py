@@ -1,0 +1,107 @@
+"""Prompts of a llama.cpp server: its own tokenizer and its own chat template. See `engines.chat`."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from engines.chat import ChatPrompt
+from engines.llamacpp.http import LlamaServer, ServerRefused
+from messages.errors import InvalidPrompt
+
+_MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>")
+_TEMPLATE_FAILED = (400, 500)  # what a server answers whose template raises
+_DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+
+
+class LlamaPrompt(ChatPrompt):
+    """Tokenizes prompts on one server. Callable from any thread."""
+
+    def __init__(self, server: LlamaServer) -> None:
+        """Raises ConfigError if the model's chat template can't be used."""
+        super().__init__()
+        self._server = server
+        self._marks: OrderedDict[str, bool] = OrderedDict()
+        template = str(server.get("/props").get("chat_template", ""))
+        self._date_formats = sorted({match[2] for match in _DATE_CALL.finditer(template)})
+        self.require_template()
+
+    def rendered(self, messages: list[dict[str, str]], clock: float) -> str:
+        """See ChatPrompt."""
+        try:
+            text = str(self._server.post("/apply-template", {"messages": messages})["prompt"])
+        except ServerRefused as error:
+            if error.status not in _TEMPLATE_FAILED:
+                raise
+            raise InvalidPrompt(f"the chat template can't be rendered: {' '.join(str(error).split())}") from None
+        return self._at_clock(text, clock)
+
+    def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
+        """See ChatPrompt."""
+        return self._tokens(text, begins, True) if control else self._plain(text, begins)
+
+    def plain_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a bare text; no control tokens."""
+        return self._plain(text, add_special=False)
+
+    def control_id(self, text: str) -> int | None:
+        """The id of the control token spelled so, if there is one."""
+        ids = self._tokens(text, add_special=False, parse_special=True)
+        return ids[0] if len(ids) == 1 and text and ids != self.plain_ids(text) else None
+
+    def _at_clock(self, rendered: str, clock: float) -> str:
+        """The rendered text with the server's today replaced by the day of `clock`, UTC."""
+        wanted, today = datetime.fromtimestamp(clock, UTC), datetime.now()
+        for form in self._date_formats:
+            # The server's clock may be in another time zone, or past midnight since it rendered.
+            for day in (today, today - timedelta(days=1), today + timedelta(days=1)):
+                shown = day.strftime(form)
+                if shown and shown in rendered:
+                    rendered = rendered.replace(shown, wanted.strftime(form))
+                    break
+        return rendered
+
+    def control_span(self, text: str) -> tuple[int, int]:
+        """See ChatPrompt."""
+        start, end, at = len(text), 0, 0
+        for piece in self._pieces(text):
+            found = text.find(piece, at)
+            if found < 0 or not piece:
+                continue
+            at = found + len(piece)
+            if self.control_id(piece) is not None:
+                start, end = min(start, found), at
+        return start, end
+
+    def _pieces(self, text: str) -> list[str]:
+        if not text:
+            return []
+        body = {"content": text, "add_special": False, "parse_special": True, "with_pieces": True}
+        tokens = self._server.post("/tokenize", body)["tokens"]
+        return [token["piece"] for token in tokens if isinstance(token["piece"], str)]
+
+    def _plain(self, text: str, add_special: bool) -> tuple[int, ...]:
+        """Ids of a text in which nothing is a control token.
+
+        llama.cpp makes gpt-oss's marks (`<|channel|>`) tokens that it finds in any text, recognised or not. So a text
+        that spells one is cut inside it.
+        """
+        cuts = [match.start() + 1 for match in _MARK.finditer(text) if self._always_one_token(match[0])]
+        ids: list[int] = []
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            ids += self._tokens(text[start:end], add_special and not start, False)
+        return tuple(ids)
+
+    def _always_one_token(self, mark: str) -> bool:
+        with self._lock:
+            known = self._marks.get(mark)
+        if known is None:
+            known = len(self._tokens(mark, False, False)) == 1
+            self._remember(self._marks, mark, known)
+        return known
+
+    def _tokens(self, text: str, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        body = {"content": text, "add_special": add_special, "parse_special": parse_special}
+        return tuple(self._server.post("/tokenize", body)["tokens"])

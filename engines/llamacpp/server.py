@@ -1,0 +1,241 @@
+"""Runs `llama-server` from PATH: started with what a KV transfer needs, started again if it dies or hangs, ended with
+us.
+
+Needed where the prebuilt wheel has no build for the machine's GPU (a DGX Spark), or isn't installed. Options that only
+some releases have are given where `--help` lists them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.llamacpp.health import PATIENCE_S, HealthWatch
+from engines.llamacpp.http import LlamaServer
+from messages.errors import ConfigError, EngineUnavailable
+
+_log = logging.getLogger(__name__)
+
+PROGRAM = "llama-server"
+_HOST = "127.0.0.1"
+_ASK_S = 60.0  # a CUDA build takes seconds to say which devices it has
+_LOAD_S = 1800.0  # 60 GB from a slow disk
+_POLL_S = 0.1
+_END_S = 10.0
+_LAST_WORDS = 40
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_STEADY_S = 60.0  # who ran this long did not die of starting
+# Each as given where the release knows its first word.
+_WHERE_KNOWN = (
+    ("--no-kv-unified",),  # else a restored slot is cleared when its neighbour starts
+    ("--swa-full",),  # else sliding-window layers forget what a restored slot needs
+    ("--cache-ram", "0"),  # a slot holds what was put there, and nothing that the server remembers
+    ("--no-context-shift",),
+    ("--no-warmup",),
+    ("--no-webui",),
+    ("--slots",),
+)
+# Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and the server must be too.
+_WATCHDOG = 'read -r _ || kill -9 "$1"'
+_GPUS = {"cuda": "cuda", "metal": "metal", "mtl": "metal", "rocm": "rocm", "vulkan": "vulkan", "sycl": "sycl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What one server is to load. `tokens`: the context of all slots together."""
+
+    weights: Path
+    tokens: int
+    slots: int
+    slot_folder: Path
+    threads: int = 0  # 0: its own choice
+    architecture: str = ""  # of the weights, for messages
+    health_s: float = PATIENCE_S  # without an answer to /health until it is killed
+
+    @property
+    def model(self) -> str:
+        """For messages: what a release may be too old for is the architecture."""
+        return f"{self.weights}" + (f", a {self.architecture!r} model" if self.architecture else "")
+
+
+def find_program() -> str:
+    """Path of llama-server, "" if PATH has none."""
+    return shutil.which(PROGRAM) or ""
+
+
+def arguments(launch: Launch, port: int, known: str) -> list[str]:
+    """The command line after the program's name; `known` is what its `--help` prints."""
+    words = ["--model", str(launch.weights), "--host", _HOST, "--port", str(port)]
+    words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
+    words += ["--slot-save-path", f"{launch.slot_folder}/"]
+    # Before it had three values, it was a switch. Without flash attention V is kept transposed.
+    words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", known) else ["--flash-attn"]
+    for option in _WHERE_KNOWN:
+        words += option if _knows(known, option[0]) else ()
+    if not _knows(known, "--fit"):  # those before it computed on the CPU unless they were told
+        words += ["--n-gpu-layers", "999"]
+    return words + (["--threads", str(launch.threads)] if launch.threads else [])
+
+
+def device_in(listing: str) -> str:
+    """The device in what `--list-devices` prints: the first GPU, else "cpu"."""
+    for name in re.findall(r"^\s*([A-Za-z]+)\d*: ", listing, re.MULTILINE):
+        if name.lower() in _GPUS:
+            return _GPUS[name.lower()]
+    return "cpu"
+
+
+class LlamaServerProcess:
+    """One llama-server. While it is down, whoever calls it gets EngineUnavailable, and jobs are tried again."""
+
+    def __init__(self, program: str, launch: Launch) -> None:
+        """Returns once the model is loaded. Raises ConfigError with the server's last words if it isn't."""
+        port = _free_port()
+        self.server = LlamaServer(f"http://{_HOST}:{port}")
+        self.device = device_in(_ask(program, "--list-devices"))
+        self._command = [program, *arguments(launch, port, _ask(program, "--help"))]
+        self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._loaded = threading.Event()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._health: HealthWatch | None = None
+        self._spawn()
+        self._thread = threading.Thread(target=self._supervise, name=PROGRAM, daemon=True)
+        self._thread.start()
+        try:
+            self._wait_until_loaded(launch)
+        except BaseException:
+            self.close()
+            raise
+        self._health = HealthWatch(self.server, launch.health_s, self._kill)
+
+    @property
+    def pid(self) -> int:
+        """Of the server that runs now, or ran last."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self._closing.set()
+        self.server.close()
+        if self._health is not None:
+            self._health.close()
+        with self._lock:
+            process = self._process
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        self._thread.join()
+
+    def _kill(self) -> None:
+        """End one that hangs; it is then started again like one that died."""
+        with self._lock:
+            self._process.kill()
+
+    def _spawn(self) -> bool:
+        """Start it; False if it is no longer wanted."""
+        with self._lock:
+            if self._closing.is_set():
+                return False
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C in the terminal is the worker's to handle
+            )
+            return True
+
+    def _supervise(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            started = time.monotonic()
+            code = self._listen_to_its_end()
+            if self._closing.is_set() or not self._loaded.is_set():
+                return
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - started > _STEADY_S else pause_s
+            _log.warning(
+                "%s ended with code %s, and is started again in %.0f s: %s", PROGRAM, code, pause_s, self._said()
+            )
+            if self._closing.wait(pause_s) or not self._spawn():
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _listen_to_its_end(self) -> int:
+        process = self._process
+        assert process.stdout is not None
+        with _outlived_by_nobody(process.pid) as watchdog, process.stdout:
+            for line in process.stdout:
+                self._last_words.append(line.rstrip())
+                _log.debug("%s: %s", PROGRAM, line.rstrip())
+            code = process.wait()
+            assert watchdog.stdin is not None
+            watchdog.stdin.write(b"\n")
+        return code
+
+    def _wait_until_loaded(self, launch: Launch) -> None:
+        deadline = time.monotonic() + _LOAD_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            try:
+                self.server.get("/health")
+            except EngineUnavailable:
+                self._thread.join(_POLL_S)
+                continue
+            self._loaded.set()
+            if self._thread.is_alive():  # who died before this line is not started again
+                return
+        raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._said() or 'it said nothing'}")
+
+    def _said(self) -> str:
+        """Its last lines that speak of an error, else its very last."""
+        lines = [line for line in self._last_words if line]
+        telling = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
+        return " | ".join((telling or lines)[-3:])[:600]
+
+
+def _outlived_by_nobody(pid: int) -> subprocess.Popen[bytes]:
+    """A process that kills `pid` when we die without telling it."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _WATCHDOG, "sh", str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _ask(program: str, question: str) -> str:
+    try:
+        done = subprocess.run(
+            [program, question],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{program} can't be run: {error}") from None
+    return done.stdout + done.stderr
+
+
+def _knows(known: str, option: str) -> bool:
+    return re.search(rf"{re.escape(option)}(?![\w-])", known) is not None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,301 @@
+"""llama.cpp slot files to canonical KV blocks and back. Pure: bytes in, bytes out.
+
+The file that `llama-server` writes for `/slots/N?action=save`, version 4 (all integers little-endian):
+
+    "qsgg"  u32 version
+    u32 n   n × i32: -1, 1, token count, tokens…, 0
+    per cache (one; if some layers have a sliding window a second, with its last rows only):
+        u32 streams
+        per stream: u32 cells, and if there are any:
+            per cell: i32 position, u32 sequences, sequences × i32
+            u32 v_trans   u32 layers   8 bytes, zero
+            per layer: i32 ggml type, u64 row bytes, cells × row      (K of all layers, then V of all)
+
+A row is kv_heads × head_dim values of one token as long as v_trans is 0, that is with flash attention on. The layout
+changes between llama.cpp releases without notice, so whatever differs from the above is refused, not guessed at.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from messages.errors import KVTransferFailed
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, cast, cut_into_blocks
+
+MAGIC = b"qsgg"
+VERSION = 4
+MAX_STREAMS = 1024
+MAX_LAYERS = 1024
+_GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}
+_GGML_IDS = {name: number for number, name in _GGML_TYPES.items()}
+_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayer:
+    """One layer's K and V, each (cells, row bytes) of uint8, views of the file's bytes."""
+
+    dtype: DType
+    keys: Array
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """A parsed slot file: each cache's layers. The first cache holds all positions, a second one the last few."""
+
+    tokens: tuple[int, ...]
+    streams: int
+    caches: tuple[tuple[SlotLayer, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotShape:
+    """How a model's KV cache lies in its slot files: full-attention layers first, then those with a window.
+
+    `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves.
+    """
+
+    layout: KVLayout
+    interleaved: bool
+
+    @property
+    def caches(self) -> tuple[int, ...]:
+        """Layers in each cache of the file."""
+        sizes = (len(self.layout.full_layers), len(self.layout.window_layers))
+        return sizes if sizes[1] else sizes[:1]
+
+
+def parse(data: bytes | memoryview) -> SlotFile:
+    """The file's tokens and rows. Raises KVTransferFailed for anything but a version-4 file of one sequence."""
+    reader = _SlotFileReader(memoryview(data))
+    if bytes(reader.take(4, "magic")) != MAGIC:
+        raise KVTransferFailed("not a llama.cpp slot file")
+    version = reader.u32("version")
+    if version != VERSION:
+        raise KVTransferFailed(f"llama.cpp slot file of version {version}; version {VERSION} is the one known here")
+    tokens = _parse_tokens(reader)
+    streams, layers = _parse_cache(reader, len(tokens))
+    if len(layers[0].keys) != len(tokens):
+        raise KVTransferFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
+    caches = [layers]
+    if reader.left:
+        second, layers = _parse_cache(reader, len(tokens))
+        if second != streams:
+            raise KVTransferFailed(f"slot file: caches of {streams} and {second} streams")
+        caches.append(layers)
+    if reader.left:
+        raise KVTransferFailed(f"slot file: {reader.left:,} bytes follow the last KV cache")
+    return SlotFile(tokens, streams, tuple(caches))
+
+
+def to_blocks(file: SlotFile, shape: SlotShape, first: int = 0) -> Iterable[Block]:
+    """Canonical blocks of a slot file, copied one by one, without those that end at or before `first`.
+
+    Raises KVTransferFailed, at once, if the file is not of this shape.
+    """
+    _check_caches(file, shape)
+    return cut_into_blocks(shape.layout, [_arrays(layer, shape) for layer in file.caches[0]], first)
+
+
+def to_window(file: SlotFile, shape: SlotShape) -> Window | None:
+    """The state of the sliding-window layers, at the end of the file's tokens; None if there are none."""
+    _check_caches(file, shape)
+    if not shape.layout.window_layers:
+        return None
+    return Window(len(file.tokens), np.stack([np.stack(_arrays(layer, shape)) for layer in file.caches[1]]))
+
+
+def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:
+    """A slot file of `cache`, which covers exactly `tokens`, for a server whose caches have `streams` streams.
+
+    A server refuses nothing if the number of streams is another: it answers 200 and computes the prompt again.
+    A cache of another dtype is cast, once. Raises KVTransferFailed.
+    """
+    layout, count = shape.layout, len(tokens)
+    _check_same_shape(cache.layout, layout)
+    if cache.num_tokens != count or not tokens:
+        raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
+    head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
+    parts: list[bytes | memoryview] = [head, np.asarray(tokens, "<i4").tobytes(), bytes(4)]
+    full = ([_joined(cache, row, which) for row in range(len(layout.full_layers))] for which in (0, 1))
+    parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, count)
+    if cache.window is not None:
+        data = cache.window.data
+        if data.shape[2] < min(layout.window - 1, count):
+            raise KVTransferFailed(f"{data.shape[2]} rows of the sliding-window layers; {layout.window - 1} are needed")
+        windowed = (list(data[:, which]) for which in (0, 1))
+        parts += _cache_parts(windowed, data.shape[2], cache.layout.dtype, shape, streams, count)
+    return b"".join(parts)
+
+
+def to_halves(keys: Array) -> Array:
+    """K with interleaved pairs, (…, head_dim), as split halves: old index 2i+j becomes j·d/2+i."""
+    pairs = keys.reshape(*keys.shape[:-1], -1, 2)
+    return np.ascontiguousarray(np.swapaxes(pairs, -1, -2)).reshape(keys.shape)
+
+
+def to_interleaved(keys: Array) -> Array:
+    """The inverse of `to_halves`: new index 2i+j holds old j·d/2+i."""
+    halves = keys.reshape(*keys.shape[:-1], 2, -1)
+    return np.ascontiguousarray(np.swapaxes(halves, -1, -2)).reshape(keys.shape)
+
+
+_EMPTY: Array = np.empty(0, np.uint8)
+
+
+class _SlotFileReader:
+    """Takes bytes off the front; every length is checked against what is left before it is used."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def take(self, size: int, what: str) -> memoryview:
+        if size > self.left:
+            raise KVTransferFailed(f"slot file ends inside its {what}: {size:,} bytes wanted, {self.left:,} left")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def u32(self, what: str) -> int:
+        return int.from_bytes(self.take(4, what), "little")
+
+    def u64(self, what: str) -> int:
+        return int.from_bytes(self.take(8, what), "little")
+
+    def words(self, count: int, what: str) -> Array:
+        return np.frombuffer(self.take(count * 4, what), "<i4")
+
+
+def _parse_tokens(reader: _SlotFileReader) -> tuple[int, ...]:
+    words = reader.words(reader.u32("token list"), "token list")
+    if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
+        raise KVTransferFailed("slot file: its token list has a form not known here")
+    tokens = words[3:-1]
+    if (tokens < 0).any():
+        raise KVTransferFailed("slot file: holds something other than text tokens")
+    return tuple(tokens.tolist())
+
+
+def _parse_cache(reader: _SlotFileReader, num_tokens: int) -> tuple[int, tuple[SlotLayer, ...]]:
+    """One cache: its number of streams, and the layers of the only stream with cells."""
+    streams = reader.u32("streams")
+    if not 1 <= streams <= MAX_STREAMS:
+        raise KVTransferFailed(f"slot file: {streams:,} streams")
+    layers: tuple[SlotLayer, ...] = ()
+    for _ in range(streams):
+        cells = reader.u32("cells")
+        if not cells:
+            continue
+        if layers or cells > num_tokens:
+            raise KVTransferFailed(f"slot file: {cells:,} cells for {num_tokens:,} tokens, or more than one sequence")
+        layers = _parse_stream(reader, cells, num_tokens)
+    if not layers:
+        raise KVTransferFailed("slot file: empty")
+    return streams, layers
+
+
+def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int) -> tuple[SlotLayer, ...]:
+    meta = reader.words(cells * 3, "cells").reshape(cells, 3)
+    if (meta[:, 1] != 1).any():
+        raise KVTransferFailed("slot file: a cell that not exactly one sequence owns")
+    order = np.argsort(meta[:, 0], kind="stable")
+    if not np.array_equal(meta[order, 0], np.arange(num_tokens - cells, num_tokens)):
+        raise KVTransferFailed("slot file: its positions do not run to the last token without a gap")
+    v_trans, count, features = reader.u32("v_trans"), reader.u32("layers"), reader.u64("features")
+    if v_trans:
+        raise KVTransferFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
+    if features or not 1 <= count <= MAX_LAYERS:
+        raise KVTransferFailed(f"slot file: {count:,} layers, features {features:#x}: not known here")
+    in_order = bool((order[1:] > order[:-1]).all())
+    keys = [_parse_rows(reader, cells) for _ in range(count)]
+    values = [_parse_rows(reader, cells) for _ in range(count)]
+    return tuple(_layer(k, v, None if in_order else order) for k, v in zip(keys, values, strict=True))
+
+
+def _parse_rows(reader: _SlotFileReader, cells: int) -> tuple[DType, Array]:
+    kind, row_bytes = reader.u32("row type"), reader.u64("row size")
+    if kind not in _GGML_TYPES:
+        raise KVTransferFailed(f"slot file: rows of ggml type {kind}; only f32, f16 and bf16 are transferred")
+    if not row_bytes or row_bytes % _ITEM_BYTES[_GGML_TYPES[kind]]:
+        raise KVTransferFailed(f"slot file: rows of {row_bytes:,} bytes")
+    rows = np.frombuffer(reader.take(cells * row_bytes, "rows"), np.uint8)
+    return _GGML_TYPES[kind], rows.reshape(cells, row_bytes)
+
+
+def _layer(keys: tuple[DType, Array], values: tuple[DType, Array], order: Array | None) -> SlotLayer:
+    if keys[0] != values[0]:
+        raise KVTransferFailed(f"slot file: K as {keys[0]} and V as {values[0]}; both must have one type")
+    if order is None:
+        return SlotLayer(keys[0], keys[1], values[1])
+    return SlotLayer(keys[0], keys[1][order], values[1][order])
+
+
+def _check_caches(file: SlotFile, shape: SlotShape) -> None:
+    found = tuple(map(len, file.caches))
+    if found != shape.caches:
+        raise KVTransferFailed(f"slot file: {found} layers in its caches, not {shape.caches}")
+
+
+def _arrays(layer: SlotLayer, shape: SlotShape) -> tuple[Array, Array]:
+    keys, values = _typed(layer, layer.keys, shape.layout), _typed(layer, layer.values, shape.layout)
+    return (to_halves(keys) if shape.interleaved else keys), values
+
+
+def _typed(layer: SlotLayer, rows: Array, layout: KVLayout) -> Array:
+    expected = _row_bytes(layout)
+    if layer.dtype != layout.dtype or rows.shape[1] != expected:
+        raise KVTransferFailed(
+            f"slot file: rows of {rows.shape[1]:,} bytes {layer.dtype}, not {expected:,} bytes {layout.dtype}"
+        )
+    return rows.view(layout.numpy_type).reshape(len(rows), layout.kv_heads, layout.head_dim)
+
+
+def _row_bytes(layout: KVLayout) -> int:
+    return layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
+
+
+def _check_same_shape(given: KVLayout, own: KVLayout) -> None:
+    if replace(given, dtype=own.dtype) != own:
+        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
+
+
+def _joined(cache: KVCache, row: int, which: int) -> Array:
+    """K (which = 0) or V of one full-attention layer."""
+    return np.concatenate([block.data[row, which] for block in cache.blocks])
+
+
+def _cache_parts(
+    sides: Iterable[Sequence[Array]], cells: int, dtype: DType, shape: SlotShape, streams: int, num_tokens: int
+) -> Iterator[bytes | memoryview]:
+    """One cache of the file. `sides`: K of its layers, then V; its cells are the last positions before `num_tokens`."""
+    layout = shape.layout
+    meta = np.zeros((cells, 3), "<i4")
+    meta[:, 0] = np.arange(num_tokens - cells, num_tokens)
+    meta[:, 1] = 1
+    row = struct.pack("<iQ", _GGML_IDS[layout.dtype], _row_bytes(layout))
+    yield struct.pack("<II", streams, cells) + meta.tobytes()
+    for which, side in enumerate(sides):
+        if which == 0:
+            yield struct.pack("<IIQ", 0, len(side), 0)
+        for rows in side:
+            yield row
+            yield _as_stored(rows, dtype, shape, is_key=which == 0).data.cast("B")
+    yield bytes(4) * (streams - 1)
+
+
+def _as_stored(rows: Array, dtype: DType, shape: SlotShape, is_key: bool) -> Array:
+    """Rows in this model's dtype and order of pairs."""
+    if dtype != shape.layout.dtype:
+        rows = cast(rows, dtype, shape.layout.dtype)
+    if is_key and shape.interleaved:
+        rows = to_interleaved(rows)
+    return np.ascontiguousarray(rows)

@@ -1,0 +1,276 @@
+"""Gets hold of a llama.cpp server: in this process (xllamacpp), a `llama-server` of ours, or one that runs already."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from engines.llamacpp.gguf_file import GGUFFile, read_gguf
+from engines.llamacpp.health import PATIENCE_S, HealthWatch
+from engines.llamacpp.http import LlamaServer
+from engines.llamacpp.model import heads
+from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
+from engines.llamacpp.server import PROGRAM, Launch, LlamaServerProcess, find_program
+from engines.registry import EngineOptions
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+
+_OWN_PROGRAM = f"{PROGRAM}:"
+_Running = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
+_SHARED_MEMORY = Path("/dev/shm")
+_SLOT_FOLDERS = "kvasir-slots-"
+_NEW_S = 60.0  # a folder this young may not have been locked yet
+_WHOLE_PROMPT = 8192  # tokens; a prompt up to that is one batch
+_LONGEST_PATIENCE_S = 3600.0
+_CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to it
+
+
+@dataclass
+class Backing:
+    """A running server and what is known of it. `slot_folder` is where it keeps slot files, if we can reach that."""
+
+    server: LlamaServer
+    gguf: GGUFFile | None
+    slot_folder: Path | None
+    total_slots: int
+    context: int
+    device: str
+    release: list[Callable[[], None]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Let go of the server; one in this process ends."""
+        self.server.close()
+        while self.release:
+            self.release.pop()()
+
+
+def start(options: EngineOptions) -> Backing:
+    """A server of our own for a GGUF file, with one slot more than `options.slots`: that one is for prefill.
+
+    The weights are a path, or `ollama:NAME` for a model that was pulled with Ollama. With `llama-server:` before that,
+    or without the package xllamacpp, the server is the program llama-server on PATH, else it is in this process. Behind
+    it all `?health_s=10` may say for how long the program may hang (see llama_health).
+
+    Raises ConfigError if package and program or the file are missing, the file is damaged or in a dialect that
+    llama.cpp doesn't read, or llama.cpp refuses it.
+    """
+    weights, _, patience = options.weights.partition("?health_s=")
+    program = _program(weights.startswith(_OWN_PROGRAM))
+    weights = weights.removeprefix(_OWN_PROGRAM)
+    gguf = read_gguf(_file(weights))
+    check_dialect(gguf)
+    context = options.context or int(gguf.hyperparameter("context_length", 4096))
+    slots = options.slots + 1
+    folder, remove_folder = make_slot_folder(_roomy_folder(gguf, context * slots))
+    atexit.register(remove_folder)  # an engine that nobody closes leaves nothing in memory either
+    # The server wants one position more than the prompt and answer that it is given.
+    tokens = slots * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
+    launch = Launch(gguf.path, tokens, slots, folder, options.threads, gguf.architecture, _patience(patience))
+    try:
+        server, device, end = _run_program(program, launch) if program else _run_here(launch)
+    except BaseException:
+        remove_folder()
+        raise
+    return Backing(server, gguf, folder, slots, context, device, [remove_folder, end])
+
+
+def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
+    """A new folder for slot files in `parent`, and how to remove it. Those that killed processes left there go first.
+
+    Slot files are made of students' texts, and lie in memory: nobody else would ever delete them. A folder is locked
+    for as long as its process lives.
+    """
+    for left in parent.glob(f"{_SLOT_FOLDERS}*"):
+        with suppress(OSError):  # somebody else's, gone already, or locked
+            if time.time() - left.lstat().st_mtime > _NEW_S:
+                lock = _lock(left)
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
+    lock = -1
+    with suppress(OSError):  # a file system without locks: nobody else can lock it either, and so delete it
+        lock = _lock(folder)
+
+    def remove() -> None:
+        nonlocal lock
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+            lock = -1
+
+    return folder, remove
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds the folder's lock. Raises OSError if that is taken, or this is no folder of ours."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to somebody else")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _file(weights: str) -> Path:
+    return find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
+
+
+def _program(wanted: bool) -> str:
+    """Path of llama-server if that is what serves; "": it is the package. Raises ConfigError if there is neither."""
+    if not wanted and _has_package():
+        return ""
+    program = find_program()
+    if not program and wanted:
+        raise ConfigError(f"there is no {PROGRAM} on PATH: install llama.cpp, or leave {_OWN_PROGRAM!r} out of weights")
+    if not program:
+        raise ConfigError(
+            "the llamacpp engine needs the package 'xllamacpp' (pip install 'kvasir-inference[llamacpp]'), "
+            f"or {PROGRAM} on PATH"
+        )
+    return program
+
+
+def _has_package() -> bool:
+    try:
+        import xllamacpp  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def package_version() -> str:
+    """Of the package that brings a server for this process; "": it isn't there."""
+    try:
+        return version("xllamacpp")
+    except PackageNotFoundError:
+        return ""
+
+
+def _run_program(program: str, launch: Launch) -> _Running:
+    process = LlamaServerProcess(program, launch)
+    atexit.register(process.close)
+    return process.server, process.device, process.close
+
+
+def _run_here(launch: Launch) -> _Running:
+    import xllamacpp
+
+    # The list holds the only reference: dropping it ends the server.
+    running: list[Any] = []
+    try:
+        running.append(xllamacpp.Server(_parameters(xllamacpp, launch)))
+    except RuntimeError as error:
+        raise ConfigError(f"llama.cpp can't load {launch.model}: {error}") from None
+    server = LlamaServer(running[0].listening_address)
+    # It listens before its loop runs, and waits for ever if it is told to end in between. The loop answers this.
+    server.get("/slots")
+    return server, _device(xllamacpp), running.clear
+
+
+def attach(options: EngineOptions) -> Backing:
+    """A llama-server that runs already: `http://host:port?slots=FOLDER&model=FILE&health_s=10`.
+
+    FOLDER is its --slot-save-path as seen from here, FILE its GGUF (left out: the path that the server reports).
+    Where either can't be reached, nothing is transferred. Raises ConfigError if the server can't be reached.
+    """
+    parts = urlsplit(options.weights)
+    given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    if unknown := set(given) - {"slots", "model", "health_s"}:
+        raise ConfigError(f"{options.weights}: {unknown.pop()!r} is neither 'slots' nor 'model' nor 'health_s'")
+    patience_s = _patience(given.get("health_s", ""))
+    server = LlamaServer(f"{parts.scheme}://{parts.netloc}{parts.path}")
+    try:
+        properties = server.get("/props")
+        context = int(properties["default_generation_settings"]["n_ctx"])
+        slots = int(properties["total_slots"])
+    except (EngineUnavailable, KeyError, TypeError, ValueError) as error:
+        server.close()
+        raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
+    if options.context > context:
+        server.close()
+        raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
+    gguf = _reported_gguf(given.get("model", ""), str(properties.get("model_path", "")))
+    folder = Path(given["slots"]) if "slots" in given else None
+    watch = HealthWatch(server, patience_s)
+    return Backing(server, gguf, folder, slots, options.context or context, "unknown", [watch.close])
+
+
+def _patience(given: str) -> float:
+    """Seconds without an answer to /health after which a server is taken for hung."""
+    try:
+        patience_s = float(given or PATIENCE_S)
+    except ValueError:
+        patience_s = 0
+    if not 0.1 <= patience_s <= _LONGEST_PATIENCE_S:
+        raise ConfigError(f"health_s must be seconds from 0.1 to {_LONGEST_PATIENCE_S:,.0f}, not {given!r:.40}")
+    return patience_s
+
+
+def _reported_gguf(given: str, reported: str) -> GGUFFile | None:
+    if given:
+        return read_gguf(Path(given).expanduser())
+    try:
+        return read_gguf(Path(reported)) if reported else None
+    except ConfigError:  # a path on the server's own machine
+        return None
+
+
+def _parameters(xllamacpp: Any, launch: Launch) -> Any:
+    params = xllamacpp.CommonParams()
+    params.model.path = str(launch.weights)
+    params.n_ctx = launch.tokens
+    params.n_parallel = launch.slots
+    params.kv_unified = False  # else a restored slot is cleared when its neighbour starts
+    params.swa_full = True  # else sliding-window layers forget what a restored slot needs, and it starts over
+    params.cache_ram_mib = 0  # a slot holds what was put there, and nothing that the server remembers
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
+    params.slot_save_path = f"{launch.slot_folder}{os.sep}"
+    params.endpoint_slots = True
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.ui = False
+    params.warmup = False
+    params.verbosity = -1
+    # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
+    # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.
+    threads = launch.threads or max(1, (os.cpu_count() or 2) // 2)
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
+    if launch.threads == 1:
+        # Asked for, so that answers can be compared. Attention rounds the rows of a batch of less than 64 tokens
+        # otherwise than those of a longer one, and where a prompt is cut depends on what is decoded at the moment.
+        params.n_batch = params.n_ubatch = _WHOLE_PROMPT
+    return params
+
+
+def _roomy_folder(gguf: GGUFFile, tokens: int) -> Path:
+    """Shared memory if slot files of `tokens` positions fit there twice, else the system's temporary folder."""
+    try:
+        sizes = heads(gguf)
+    except KVTransferFailed:
+        return Path(tempfile.gettempdir())
+    needed = 2 * tokens * sizes.layers * 2 * sizes.kv_heads * sizes.head_dim * 2
+    roomy = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > needed
+    return _SHARED_MEMORY if roomy else Path(tempfile.gettempdir())
+
+
+def _device(xllamacpp: Any) -> str:
+    """What llama.cpp offloads to: with the default settings it uses a GPU whenever it has one."""
+    for device in xllamacpp.get_device_info():
+        if "GPU" in str(device["type"]):
+            name = str(device["name"]).lower()
+            return "metal" if name.startswith(("metal", "mtl")) else name.rstrip("0123456789")
+    return "cpu"

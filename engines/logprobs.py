@@ -1,0 +1,36 @@
+"""What two runs of one prompt expect as the first token of the answer, and how far apart they are.
+
+Compared are raw log-probabilities, before any grammar or sampling: an answer under a schema begins with `{` whatever
+the KV cache holds, but the likelihoods of all other tokens still move with every key and value behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOP = 64  # so many an engine tells
+_COMPARED = 16  # the likeliest of one's own: further down rounding alone reorders them
+
+
+def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:
+    """The `TOP` likeliest ids with their natural log-probabilities, likeliest first. `scores`: every token's logit."""
+    scores = scores.astype(np.float64)
+    highest = scores.max()
+    total = highest + np.log(np.exp(scores - highest).sum())
+    ids = np.argsort(-scores, kind="stable")[:TOP]
+    return {int(id): float(scores[id] - total) for id in ids}
+
+
+def logprob_gap(own: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """Mean absolute difference in nats over the likeliest tokens of `own`.
+
+    A token that the other does not name is at most as likely there as the least likely one that it does.
+    """
+    likeliest = sorted(own, key=lambda id: -own[id])[:_COMPARED]
+    least = min(other.values(), default=0.0)
+    gaps = [abs(own[id] - other[id]) if id in other else max(0.0, own[id] - least) for id in likeliest]
+    return sum(gaps) / len(gaps) if gaps else 0.0

@@ -1,0 +1,1 @@
+"""MLX as an engine."""

@@ -1,0 +1,226 @@
+"""MLX as an engine: Metal, CUDA or CPU, by what MLX finds. KV caches go in and out in memory.
+
+`weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `hf_weights.open_folder`.
+One thread owns the model (`mlx_loop`): it feeds prompts in chunks, handing out blocks as they complete, and decodes
+all answers in one running batch that sequences join and leave.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.huggingface.constrain import Constrainer
+from engines.huggingface.prompt import HFPrompt
+from engines.huggingface.text import TextStream, final_channel, token_bytes
+from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
+from engines.logprobs import top_logprobs
+from engines.mlx import model as mlx_model
+from engines.mlx.loop import ModelLoop
+from engines.mlx.sampling import Observer, sampler_for
+from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
+from engines.registry import EngineOptions
+from messages.errors import ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
+from messages.jobs import Part, Sampling
+from messages.kv import Block, KVCache, KVLayout, Window
+
+_log = logging.getLogger(__name__)
+
+
+def open_engine(options: EngineOptions) -> MLXEngine:
+    """Load a model folder. Raises ConfigError, saying what to do. MLX chooses its CPU threads itself."""
+    if options.slots < 1:
+        raise ConfigError(f"slots must be at least 1, not {options.slots}")
+    folder = open_folder(options.weights)
+    prompt = HFPrompt(folder.path)
+    loop = ModelLoop(partial(mlx_model.load, folder, options.context), sorted(prompt.end_ids), options.slots)
+    try:
+        return MLXEngine(folder, prompt, loop, options)
+    except BaseException:
+        loop.close()
+        raise
+
+
+class MLXEngine:
+    """Both protocols of `engines.base` on one MLX model."""
+
+    def __init__(self, folder: HFFolder, prompt: HFPrompt, loop: ModelLoop, options: EngineOptions) -> None:
+        self._prompt = prompt
+        self._loop = loop
+        self._token_bytes = token_bytes(prompt)
+        self._constrainer = Constrainer(prompt, loop.num_logits)
+        transfers_kv = loop.layout is not None
+        if not transfers_kv:
+            _log.warning("this MLX engine transfers no KV cache: %s", loop.no_kv_transfer)
+        self._info = EngineInfo(
+            engine="mlx",
+            device=loop.device,
+            context=options.context or int(folder.config.get("max_position_embeddings", 4096)),
+            slots=options.slots,
+            fingerprint=fingerprint(folder, loop.layout, prompt.tokenizer_hash) if loop.layout else "",
+            tokenizer=prompt.tokenizer_hash,
+            layout=loop.layout,
+            ropes=loop.ropes,
+            capabilities=Capabilities(transfers_kv, True, transfers_kv, transfers_kv, transfers_kv, transfers_kv),
+            chars_per_token=prompt.chars_per_token,
+            vocabulary=min(len(prompt.token_texts()), loop.num_logits),
+            rounding=rounding(folder, loop.layout.dtype) if loop.layout else "q4",
+            build=builds("mlx", "mlx-lm"),
+        )
+        atexit.register(self.close)  # a thread inside MLX must not outlive the interpreter
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """See Tokenizes. Control tokens spelled in the text stay text."""
+        return self._prompt.tokenize(prompt, clock)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a bare text is."""
+        return self._prompt.count_tokens(text)
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. Idempotent."""
+        atexit.unregister(self.close)
+        self._loop.close()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """See PrefillEngine. Blocks are copied out while the next chunk is computed."""
+        layout = self._require_kv_transfer()
+        self._check_prompt(tokens, 0)
+        if resume is not None:
+            self._check_cache(resume, layout)
+            if resume.num_tokens > len(tokens):
+                raise KVTransferFailed(
+                    f"the KV cache covers {resume.num_tokens:,} tokens, the prompt has {len(tokens):,}"
+                )
+        work = PrefillWork(tokens, resume, layout, first)
+        self._loop.submit(work)
+        try:
+            while not isinstance(output := self._take(work, stop), Prefilled):
+                assert isinstance(output, Block | Window)
+                emit(output)
+        finally:
+            work.abandoned = True
+        return output
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """See DecodeEngine."""
+        called = time.monotonic()
+        self._check_asked(tokens, cache, sampling.max_tokens)
+        constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
+        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
+        eager = on_text is not None or bool(sampling.stop)
+        work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
+        self._loop.submit(work)
+        try:
+            return self._collect(work, stream, on_text, stop, called)
+        finally:
+            work.abandoned = True
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """See DecodeEngine."""
+        self._check_asked(tokens, cache, 1)
+        seen = Observer()
+        work = DecodeWork(tokens, cache, 1, seen, None, eager=True)
+        self._loop.submit(work)
+        try:
+            self._take(work, stop)
+        finally:
+            work.abandoned = True
+        return top_logprobs(seen.scores[0])
+
+    def _collect(
+        self,
+        work: DecodeWork,
+        stream: TextStream,
+        on_text: Callable[[str], None] | None,
+        stop: threading.Event | None,
+        called: float,
+    ) -> Answer:
+        sampled: list[int] = []
+        first_token_s, reason = 0.0, ""
+        for token, why in self._tokens(work, stop):
+            first_token_s = first_token_s or time.monotonic() - called
+            piece = ""
+            if why != "stop":
+                sampled.append(token)
+                piece = stream.push(token)
+            reason = "stop" if stream.stopped else why
+            piece += stream.finish() if reason else ""
+            if piece and on_text:
+                on_text(piece)
+            if reason:
+                break
+        return Answer(
+            text=stream.text,
+            tokens=tuple(sampled),
+            completion_tokens=len(sampled),
+            finish_reason=reason,
+            evaluated_tokens=work.evaluated,
+            first_token_s=first_token_s,
+            seconds=time.monotonic() - called,
+        )
+
+    def _tokens(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[Token]:
+        while True:
+            output = self._take(work, stop)
+            assert isinstance(output, list)
+            yield from output
+
+    def _take(self, work: PromptWork, stop: threading.Event | None) -> Output:
+        self._loop.require_open()  # outputs that are ready already don't count any more
+        return work.take(stop)
+
+    def _require_kv_transfer(self) -> KVLayout:
+        if self._loop.layout is None:
+            raise KVTransferFailed(f"this MLX engine transfers no KV cache: {self._loop.no_kv_transfer}")
+        return self._loop.layout
+
+    def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self._loop.require_open()
+        self._check_prompt(tokens, max_tokens)
+        if cache is not None:
+            self._check_cache(cache, self._require_kv_transfer())
+            if cache.num_tokens != len(tokens) - 1:
+                raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {len(tokens) - 1:,}")
+
+    def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
+        wanted = len(tokens) + max_tokens
+        if wanted > self._info.context:
+            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
+        # MLX checks no index: an id beyond the embeddings ends the process.
+        if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
+            raise EngineUnavailable(
+                f"a token id is none of this model's {self._loop.num_logits:,}: another's tokenizer?"
+            )
+
+    @staticmethod
+    def _check_cache(cache: KVCache, layout: KVLayout) -> None:
+        if replace(cache.layout, dtype=layout.dtype) != layout:
+            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {layout}")

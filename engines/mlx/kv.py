@@ -1,0 +1,147 @@
+"""Canonical KV caches to mlx-lm's cache objects and back: reshapes and casts, nothing else.
+
+mlx-lm keeps K and V of a layer as (1, kv_heads, tokens, head_dim), after RoPE in halves. The attributes are read and
+set directly, because the objects' own `state` differs between releases, and buffers are cut to what is in use: they
+are allocated in steps of 256 tokens. A sliding-window layer is a RotatingKVCache: a ring of at most `max_size` rows,
+of which `_idx` is the next to be written, and `offset` the true length of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache as PlainCache
+from mlx_lm.models.cache import RotatingKVCache as RingCache
+
+from messages.errors import KVTransferFailed
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Window
+
+_TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
+
+Rows = mx.array  # (layers, 2, tokens, kv_heads, head_dim)
+
+
+def observed_layout(caches: Sequence[Any]) -> KVLayout:
+    """The layout of a model's own caches, once it has seen some tokens. Raises KVTransferFailed for another kind."""
+    for cache in caches:
+        if type(cache) not in (PlainCache, RingCache) or (type(cache) is RingCache and cache.keep):
+            raise KVTransferFailed(f"MLX keeps a layer as {type(cache).__name__}, which is not transferred")
+    forms = {(cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype) for cache in caches}
+    forms |= {(cache.values.shape[1], cache.values.shape[3], cache.values.dtype) for cache in caches}
+    windows = {cache.max_size for cache in caches if type(cache) is RingCache}
+    if len(forms) != 1 or len(windows) > 1:
+        raise KVTransferFailed("MLX keeps keys, values or windows of different sizes")
+    if all(type(cache) is RingCache for cache in caches):
+        raise KVTransferFailed("all of its layers slide: no block would hold anything")
+    kv_heads, head_dim, dtype = forms.pop()
+    names = [name for name, known in _TYPES.items() if known == dtype]
+    if not names:
+        raise KVTransferFailed(f"MLX keeps keys and values as {dtype}, which is not transferred")
+    windowed = tuple(index for index, cache in enumerate(caches) if type(cache) is RingCache)
+    return KVLayout(len(caches), kv_heads, head_dim, names[0], windows.pop() if windows else 0, windowed)
+
+
+def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
+    """Put `cache` into a model's new, empty `caches`, cast to the model's dtype.
+
+    Raises KVTransferFailed if it is of another layout, or a value is inf or nan.
+    """
+    if replace(cache.layout, dtype=layout.dtype) != layout:
+        raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {layout}")
+    if not cache.blocks:
+        return
+    source, target = cache.layout.dtype, _TYPES[layout.dtype]
+    whole = mx.concatenate([_to_mlx(block.data, source) for block in cache.blocks], axis=2).astype(target)
+    filled = []
+    for row, index in enumerate(layout.full_layers):
+        filled.append(_set(caches[index], whole[row], cache.num_tokens))
+    if cache.window is not None:
+        ring = _ring_rows(_to_mlx(cache.window.data, source).astype(target), layout, cache.num_tokens)
+        for row, index in enumerate(layout.window_layers):
+            filled.append(_set(caches[index], ring[row], cache.num_tokens))
+    finite = mx.stack([mx.isfinite(part).all() for pair in filled for part in pair]).all()
+    mx.eval(finite, filled)
+    if not finite.item():
+        raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {source})")
+
+
+def rows(caches: Sequence[Any], layout: KVLayout, start: int, end: int) -> Rows:
+    """Positions [start, end) of the full-attention layers, in canonical order of axes; not evaluated yet."""
+    layers = [caches[index] for index in layout.full_layers]
+    parts = [mx.stack([c.keys[0, :, start:end], c.values[0, :, start:end]]) for c in layers]
+    return _carried(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
+
+
+def to_blocks(rows: Rows, layout: KVLayout, start: int) -> list[Block]:
+    """Evaluated rows from position `start`, a multiple of `layout.block_tokens`, as blocks with memory of their own."""
+    data = np.asarray(rows).view(layout.numpy_type)
+    return [Block(start + a, np.array(data[:, :, a:b], order="C")) for a, b in layout.block_spans(data.shape[2])]
+
+
+def window(caches: Sequence[Any], layout: KVLayout) -> Window | None:
+    """The sliding-window layers' last rows, at most `layout.window` of them, in temporal order."""
+    if not layout.window_layers:
+        return None
+    rings = [caches[index] for index in layout.window_layers]
+    position = rings[0].offset
+    parts = [mx.stack([_in_order(ring, ring.keys, layout), _in_order(ring, ring.values, layout)]) for ring in rings]
+    data = _carried(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
+    return Window(position, np.array(np.asarray(data).view(layout.numpy_type), order="C"))
+
+
+def arrays(caches: Sequence[Any]) -> list[mx.array]:
+    """The arrays that make up a model's caches, to evaluate them."""
+    return [array for cache in caches for array in _state(cache)]
+
+
+def _state(cache: Any) -> list[mx.array]:
+    if hasattr(cache, "caches"):
+        return arrays(cache.caches)
+    found = (cache.keys, cache.values) if hasattr(cache, "keys") else cache.cache
+    return [array for array in found if array is not None]
+
+
+def _set(cache: Any, pair: mx.array, num_tokens: int) -> tuple[mx.array, mx.array]:
+    """Set one layer's cache from (2, rows, kv_heads, head_dim)."""
+    cache.keys, cache.values = (mx.contiguous(part.swapaxes(0, 1)[None]) for part in (pair[0], pair[1]))
+    cache.offset = num_tokens
+    if type(cache) is RingCache:
+        cache._idx = cache.keys.shape[2]
+    return cache.keys, cache.values
+
+
+def _ring_rows(data: mx.array, layout: KVLayout, num_tokens: int) -> mx.array:
+    """As many rows as a ring has after `num_tokens`.
+
+    A record may hold one row less than the window. The ring's oldest row is overwritten before anything looks at it,
+    so zeros do in its place.
+    """
+    wanted, given = min(layout.window, num_tokens), data.shape[2]
+    if given < min(layout.window - 1, num_tokens):
+        raise KVTransferFailed(f"{given} rows of the sliding-window layers; {layout.window - 1} are needed")
+    if given < wanted:
+        return mx.pad(data, [(0, 0), (0, 0), (wanted - given, 0), (0, 0), (0, 0)])
+    return data[:, :, given - wanted :]
+
+
+def _in_order(ring: Any, buffer: mx.array, layout: KVLayout) -> mx.array:
+    """(kv_heads, rows, head_dim), oldest row first."""
+    size, at = buffer.shape[2], ring._idx
+    used = buffer if size >= ring.max_size or at == size else buffer[:, :, :at]
+    ordered = used if at >= used.shape[2] else mx.concatenate([used[:, :, at:], used[:, :, :at]], axis=2)
+    keep = min(layout.window, ring.offset)
+    return ordered[0, :, ordered.shape[2] - keep :]
+
+
+def _to_mlx(data: Array, dtype: DType) -> mx.array:
+    array = mx.array(np.ascontiguousarray(data))
+    return array.view(mx.bfloat16) if dtype == "bf16" else array
+
+
+def _carried(data: mx.array, dtype: DType) -> mx.array:
+    """In a type that NumPy knows: bfloat16 as its bit pattern."""
+    return data.view(mx.uint16) if dtype == "bf16" else data

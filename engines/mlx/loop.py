@@ -1,0 +1,289 @@
+"""The thread that owns an MLX model: it feeds prompts in chunks and decodes all answers in one running batch.
+
+MLX arrays belong to the thread that made them, so prefills and decodes of all callers go through here. Each turn of
+the loop feeds one chunk of one waiting prompt, then takes one step of the batch: prompts join while others decode,
+and neither starves. `BatchGenerator` gets sequences whose cache already holds all prompt tokens but the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
+
+from engines.mlx.model import LoadedModel
+from engines.mlx.sampling import greedy
+from engines.mlx.work import DecodeWork, PrefillWork, PromptWork
+from messages.errors import EngineUnavailable, KvasirError
+
+_log = logging.getLogger(__name__)
+CHUNK_TOKENS = 512  # a multiple of every block length, so that no block lies in two chunks
+
+
+class ModelLoop:
+    """Runs `load`, and then the model, in a thread of its own. Callable from any thread."""
+
+    def __init__(self, load: Callable[[], LoadedModel], end_ids: Sequence[int], slots: int) -> None:
+        """Returns when the model is loaded; raises what `load` raises."""
+        self._inbox: queue.SimpleQueue[PromptWork | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        ready: queue.SimpleQueue[LoadedModel | Exception] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(load, end_ids, slots, ready), name="mlx", daemon=True)
+        self._thread.start()
+        outcome = ready.get()
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.layout, self.ropes, self.num_logits = outcome.layout, outcome.ropes, outcome.num_logits
+        self.device, self.no_kv_transfer = outcome.device, outcome.no_kv_transfer
+
+    def submit(self, work: PromptWork) -> None:
+        """Raises EngineUnavailable if the loop has ended."""
+        with self._lock:
+            self.require_open()
+            self._inbox.put(work)
+
+    def require_open(self) -> None:
+        """Raises EngineUnavailable if the loop has ended."""
+        if self._closed:
+            raise EngineUnavailable("the MLX engine was closed")
+
+    def close(self) -> None:
+        """End the thread; whoever waits for outputs gets EngineUnavailable. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._inbox.put(None)
+        self._thread.join()
+
+    def _run(
+        self,
+        load: Callable[[], LoadedModel],
+        end_ids: Sequence[int],
+        slots: int,
+        ready: queue.SimpleQueue[LoadedModel | Exception],
+    ) -> None:
+        try:
+            self._serve(load, end_ids, slots, ready)
+        except Exception as error:  # noqa: BLE001  from `load`: raised in the thread that waits for it
+            ready.put(error)
+        finally:
+            mx.clear_cache()
+            # MLX wants a thread to do this before it ends: what is left is torn down by destructors that may meet an
+            # interpreter which is gone, and abort the process. Older releases have no such function.
+            getattr(mx, "clear_streams", _nothing)()
+
+    def _serve(
+        self,
+        load: Callable[[], LoadedModel],
+        end_ids: Sequence[int],
+        slots: int,
+        ready: queue.SimpleQueue[LoadedModel | Exception],
+    ) -> None:
+        stream = mx.new_stream(mx.default_device())
+        with mx.stream(stream):
+            loaded = load()
+            turns = _Turns(loaded, stream, end_ids, slots, self._inbox)
+            ready.put(loaded)
+            try:
+                turns.run()
+            except Exception:  # noqa: BLE001  a bug must not leave callers waiting for ever
+                _log.exception("the thread of the MLX engine ended; the engine is closed")
+            finally:
+                with self._lock:
+                    self._closed = True
+                turns.end()
+
+
+class _Turns:
+    """What the loop does, turn by turn, in its thread."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        stream: Any,
+        end_ids: Sequence[int],
+        slots: int,
+        inbox: queue.SimpleQueue[PromptWork | None],
+    ) -> None:
+        self._model = loaded.model
+        self._layout = loaded.layout
+        self._stream = stream
+        self._end_ids = end_ids
+        self._slots = slots
+        self._inbox = inbox
+        self._waiting: deque[PromptWork] = deque()
+        self._feeding: deque[PromptWork] = deque()
+        self._decoding: dict[int, DecodeWork] = {}
+        self._batch: Any = self._new_batch()
+
+    def run(self) -> None:
+        """Until None comes in."""
+        while self._receive():
+            self._admit()
+            self._feed()
+            self._step()
+
+    def end(self) -> None:
+        """Tell everybody that nothing more comes."""
+        while not self._inbox.empty():
+            work = self._inbox.get()
+            if work is not None:
+                self._waiting.append(work)
+        for work in (*self._waiting, *self._feeding, *self._decoding.values()):
+            work.put(EngineUnavailable("the MLX engine was closed"))
+        self._batch.close()
+
+    def _new_batch(self) -> Any:
+        # stop_tokens is the one way to name them that all releases share.
+        return BatchGenerator(
+            self._model,
+            stop_tokens=[[number] for number in self._end_ids],
+            sampler=greedy,
+            completion_batch_size=self._slots,
+            prefill_batch_size=self._slots,
+            stream=self._stream,
+        )
+
+    def _receive(self) -> bool:
+        """Take in new work; wait for some if there is none at hand. False: the end."""
+        busy = bool(self._waiting or self._feeding or self._decoding)
+        while not busy or not self._inbox.empty():
+            work = self._inbox.get()
+            if work is None:
+                return False
+            self._waiting.append(work)
+            busy = True
+        return True
+
+    def _admit(self) -> None:
+        """Begin with what there is a slot for: `slots` decodes, and one prefill."""
+        self._waiting = deque(work for work in self._waiting if not work.abandoned)
+        for work in tuple(self._waiting):
+            if self._has_slot(work):
+                self._waiting.remove(work)
+                with _reported(work):
+                    work.begin(make_prompt_cache(self._model), self._layout)
+                    self._feeding.append(work)
+
+    def _has_slot(self, work: PromptWork) -> bool:
+        decodes = len(self._decoding) + sum(isinstance(other, DecodeWork) for other in self._feeding)
+        if isinstance(work, DecodeWork):
+            return decodes < self._slots
+        return not any(isinstance(other, PrefillWork) for other in self._feeding)
+
+    def _feed(self) -> None:
+        """One chunk of the prompt that has waited longest.
+
+        Who needs none joins at once: to let in one for each step would leave slots empty in the meantime.
+        """
+        fed = [work for work in self._feeding if _is_fed(work)]
+        for work in fed:
+            self._feeding.remove(work)
+            with _reported(work):
+                self._join_batch(work)
+        if self._feeding:
+            self._feed_next()
+
+    def _feed_next(self) -> None:
+        work = self._feeding.popleft()
+        if work.abandoned:
+            return
+        with _reported(work):
+            self._feed_chunk(work)
+            if work.position < work.to_feed:
+                self._feeding.append(work)
+            elif isinstance(work, DecodeWork):
+                self._join_batch(work)
+            elif isinstance(work, PrefillWork):
+                work.finish()
+
+    def _feed_chunk(self, work: PromptWork) -> None:
+        # Chunks end at fixed positions, so a prompt is computed alike wherever it was resumed.
+        start, end = work.position, min(work.to_feed, (work.position // CHUNK_TOKENS + 1) * CHUNK_TOKENS)
+        if end > start:
+            self._model(mx.array([work.tokens[start:end]]), cache=work.caches)
+            work.evaluated += end - start
+            work.position = end
+        work.computed()
+
+    def _join_batch(self, work: DecodeWork) -> None:
+        (number,) = self._batch.insert(
+            [work.tokens[-1:]],
+            max_tokens=[work.max_tokens],
+            caches=[work.caches],
+            samplers=[work.sampler],
+            logits_processors=[work.processors],
+        )
+        self._decoding[number] = work
+        work.caches = []
+
+    def _step(self) -> None:
+        """One token of every sequence in the batch."""
+        self._leave([number for number, work in self._decoding.items() if work.abandoned])
+        if not self._decoding:
+            return
+        try:
+            prompts, tokens = self._batch.next()
+        except Exception as error:  # noqa: BLE001  MLX raises RuntimeError, ValueError and others; the batch is lost
+            self._lose_batch(error)
+            return
+        for prompt in prompts:
+            if prompt.end_of_prompt:
+                self._decoding[prompt.uid].evaluated += prompt.progress[1]
+        for token in tokens:
+            self._hand_out(token.uid, token.token, token.finish_reason or "")
+
+    def _hand_out(self, number: int, token: int, reason: str) -> None:
+        work = self._decoding[number]
+        if work.failure is not None:
+            work.put(work.failure)
+            if reason:
+                del self._decoding[number]
+            else:
+                self._leave([number])
+            return
+        work.put_token(token, reason)
+        if reason:
+            del self._decoding[number]
+
+    def _leave(self, numbers: list[int]) -> None:
+        if numbers:
+            self._batch.remove(numbers)
+        for number in numbers:
+            del self._decoding[number]
+
+    def _lose_batch(self, error: Exception) -> None:
+        _log.exception("a step of the MLX batch failed; its %d answers are lost", len(self._decoding))
+        for work in self._decoding.values():
+            work.put(EngineUnavailable(f"MLX failed while decoding: {error}"))
+        self._decoding.clear()
+        self._batch.close()
+        self._batch = self._new_batch()
+
+
+def _is_fed(work: PromptWork) -> TypeGuard[DecodeWork]:
+    return isinstance(work, DecodeWork) and not work.abandoned and work.position >= work.to_feed
+
+
+@contextmanager
+def _reported(work: PromptWork) -> Iterator[None]:
+    """What goes wrong with one prompt is told to its caller, and to nobody else."""
+    try:
+        yield
+    except KvasirError as error:
+        work.put(error)
+    except Exception as error:  # noqa: BLE001  MLX raises RuntimeError, ValueError and others
+        _log.exception("MLX failed on a prompt of %d tokens", len(work.tokens))
+        work.put(EngineUnavailable(f"MLX failed on the prompt: {error}"))
+
+
+def _nothing() -> None:
+    pass

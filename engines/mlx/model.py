@@ -1,0 +1,95 @@
+"""Loads a Hugging Face folder into MLX, on whatever device MLX has, and looks at the caches that the model makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import _get_classes, load_model
+
+from engines.huggingface.weights import HFFolder, layout_of
+from engines.mlx import folder as mlx_folder
+from engines.mlx import kv as mlx_kv
+from engines.mlx import rope as mlx_rope
+from engines.rope import Rope
+from messages.errors import ConfigError, KVTransferFailed
+from messages.kv import KVLayout
+
+_PROBE = [[0, 1, 2]]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory. `layout` is None where nothing can be transferred, and `no_kv_transfer` says why."""
+
+    model: Any
+    device: str
+    num_logits: int
+    layout: KVLayout | None
+    ropes: tuple[Rope, ...]
+    no_kv_transfer: str
+
+
+def load(folder: HFFolder, context: int) -> LoadedModel:
+    """Load the weights and run the model once; `context` is what prompt and answer may have.
+
+    Raises ConfigError, in one sentence, if MLX can't, or would compute something else than config.json states.
+    """
+    mlx_folder.require_no_ignored_window(folder, context)
+    try:
+        model, config = load_model(
+            folder.path,
+            lazy=bool(folder.dtype),
+            model_config=mlx_folder.told(folder.config),
+            get_model_classes=_classes,
+        )
+        if folder.dtype and "quantization" not in config:
+            model.set_dtype(getattr(mx, folder.dtype))
+        mx.eval(model.parameters())
+        ropes = mlx_rope.as_stated(model, folder.config)
+        caches = make_prompt_cache(model)
+        logits = model(mx.array(_PROBE), cache=caches)
+        mx.eval(logits, mlx_kv.arrays(caches))
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  the library raises whatever its loaders meet
+        raise ConfigError(f"MLX can't load {folder.path}: {' '.join(str(error).split()):.300}") from None
+    layout, reason = _layout(folder, caches)
+    if layout is not None and not ropes:
+        layout, reason = None, f"the RoPE of {folder.path.name} is not known here"
+    return LoadedModel(model, device(), int(logits.shape[-1]), layout, ropes if layout else (), reason)
+
+
+def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes, the model's taking tensors under transformers 5's names too."""
+    model, arguments = _get_classes(config)
+    kind = str(config.get("model_type"))
+    if kind not in ("gpt_oss", "qwen2_moe", "qwen3_moe"):
+        return model, arguments
+
+    class Renaming(model):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, Any]) -> Any:
+            return super().sanitize(mlx_folder.renamed(kind, weights))
+
+    return Renaming, arguments
+
+
+def device() -> str:
+    """Where MLX computes: "metal", "cuda" or "cpu"."""
+    if mx.default_device() == mx.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
+    """What MLX is seen to keep must be what the configuration says, which PyTorch goes by."""
+    try:
+        seen = mlx_kv.observed_layout(caches)
+        stated = layout_of(folder, seen.dtype)
+    except KVTransferFailed as error:
+        return None, str(error)
+    if seen != stated:
+        return None, f"MLX keeps {seen} where {folder.path / 'config.json'} states {stated}"
+    return seen, ""

@@ -1,0 +1,92 @@
+"""RoPE as an MLX model computes it: measured on its modules, and put right where it is not what config.json states.
+
+mlx-lm's modules read some of the numbers only: YaRN's ramp is always truncated, its attention factor is recomputed,
+and qwen's mixtures of experts take no scaling at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from engines.huggingface.rope import FULL, SLIDING, head_dim, stated_rope
+from engines.huggingface.weights import ROTATED_IN_HALVES
+from engines.mlx.folder import NO_SCALING
+from engines.rope import Rope, difference
+from messages.errors import ConfigError, KVTransferFailed
+
+_OFFSETS = [4**power for power in range(12)]  # the slowest pair in use turns by 1e-7 a position
+_MOST = 1.5  # radians: less than half a turn, and enough to be told from rounding
+
+
+class StatedRoPE(nn.Module):  # type: ignore[misc]
+    """Turns keys and queries, (…, tokens, head_dim), by the given frequencies."""
+
+    def __init__(self, rope: Rope) -> None:
+        super().__init__()
+        self._dimensions = 2 * len(rope.frequencies)
+        self._periods = 1 / mx.array(rope.frequencies, mx.float32)
+        self._scale = rope.scale
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """`x` turned; its first token is at position `offset`."""
+        if self._scale != 1:
+            x = x.at[..., : self._dimensions].multiply(self._scale)
+        return mx.fast.rope(
+            x, self._dimensions, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods
+        )
+
+
+def as_stated(model: nn.Module, config: Mapping[str, Any]) -> tuple[Rope, ...]:
+    """What each kind of layer computes, after layers that differ from config.json were given the RoPE it states.
+
+    () for an architecture whose formulas are not known here: it hands nothing over.
+    Raises ConfigError if what is computed still differs, or if MLX ignores a scaling whose formula is not known.
+    """
+    config = config.get("text_config") or config
+    if config.get("model_type") not in ROTATED_IN_HALVES or config.get("rope_traditional"):
+        return ()
+    found: dict[str, Rope] = {}
+    for layer in model.layers:
+        attention = layer.self_attn
+        kind = SLIDING if getattr(attention, "is_sliding", False) else FULL
+        try:
+            found[kind] = found.get(kind) or stated_rope(config, kind)
+        except KVTransferFailed as error:
+            if config["model_type"] in NO_SCALING:
+                raise ConfigError(
+                    f"MLX ignores this model's RoPE scaling: {error}; use the transformers engine"
+                ) from None
+            return ()
+        if _wrong(attention.rope, found[kind], config):
+            attention.rope = StatedRoPE(found[kind])
+            if wrong := _wrong(attention.rope, found[kind], config):
+                raise ConfigError(f"MLX computes another RoPE than config.json states: {wrong}; use another engine")
+    return tuple(found[kind] for kind in (FULL, SLIDING) if kind in found)
+
+
+def measured(rope: nn.Module, size: int) -> Rope:
+    """What a module does to a key of `size` numbers, by the angles of its pairs at growing positions."""
+    turned = _turned(rope, size, 1)
+    partner = int(np.argmax(np.abs(turned[0, 1:]))) + 1
+    pairs = np.arange(partner)
+    frequencies = np.zeros(partner)
+    for offset in _OFFSETS:
+        at = _turned(rope, size, offset)
+        angles = np.arctan2(at[pairs, pairs + partner], at[pairs, pairs])
+        frequencies = np.where(frequencies * offset < _MOST, angles / offset, frequencies)
+    return Rope(tuple(frequencies.tolist()), float(np.hypot(turned[0, 0], turned[0, partner])))
+
+
+def _wrong(rope: nn.Module, stated: Rope, config: Mapping[str, Any]) -> str:
+    return difference([measured(rope, head_dim(config))], [stated])
+
+
+def _turned(rope: nn.Module, size: int, offset: int) -> Any:
+    """Row i: the i-th unit vector, turned as at position `offset`."""
+    rows = rope(mx.eye(size)[None, :, None, :], offset=offset)
+    return np.array(rows[0, :, 0].astype(mx.float32)).astype(np.float64)

@@ -1,0 +1,65 @@
+"""Chooses tokens on MLX's device: top_k, then top_p, then temperature, as llama.cpp does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from messages.jobs import Sampling
+
+Sampler = Callable[[mx.array], mx.array]
+_SMALLEST_MASS = 1e-9  # top_p = 0 still leaves the likeliest token
+
+
+def greedy(scores: mx.array) -> mx.array:
+    """The likeliest token of each row. One object for all sequences: a batch that shares it is sampled in one call."""
+    return mx.argmax(scores, axis=-1)
+
+
+def sampler_for(sampling: Sampling) -> Sampler:
+    """A sampler of (1, vocabulary) log-probabilities; it draws from a sequence of its own, which the seed begins."""
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        return greedy
+    key: mx.array | None = None  # made where it is used: MLX arrays belong to one thread
+
+    def draw(scores: mx.array) -> mx.array:
+        nonlocal key
+        key, now = mx.random.split(mx.random.key(sampling.seed) if key is None else key)
+        scores = _nucleus(_top(scores.astype(mx.float32), sampling.top_k), sampling.top_p)
+        return mx.random.categorical(scores / sampling.temperature, key=now)
+
+    return draw
+
+
+class Observer:
+    """A greedy sampler that keeps what it was given: a row of log-probabilities for each token, float32."""
+
+    def __init__(self) -> None:
+        self.scores: list[NDArray[np.float32]] = []
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        """The likeliest token; called in the model's thread."""
+        self.scores.append(np.asarray(scores.astype(mx.float32))[0])
+        return greedy(scores)
+
+
+def _top(scores: mx.array, count: int) -> mx.array:
+    """All but the `count` likeliest ruled out; 0: none."""
+    if not 0 < count < scores.shape[-1]:
+        return scores
+    least = mx.topk(scores, count, axis=-1).min(axis=-1, keepdims=True)
+    return mx.where(scores < least, -mx.inf, scores)
+
+
+def _nucleus(scores: mx.array, mass: float) -> mx.array:
+    """The likeliest tokens that together have at least `mass`, the others ruled out."""
+    if mass >= 1:
+        return scores
+    chances = mx.softmax(scores, axis=-1)
+    descending = -mx.sort(-chances, axis=-1)
+    before = mx.cumsum(descending, axis=-1) - descending
+    least = mx.where(before < max(mass, _SMALLEST_MASS), descending, mx.inf).min(axis=-1, keepdims=True)
+    return mx.where(chances < least, -mx.inf, scores)

@@ -1,0 +1,193 @@
+"""One prompt on its way through an MLX model: what its caller asked for, and the queue on which it gets the outputs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm import generate as mlx_generate
+
+from engines.base import Prefilled
+from engines.huggingface.constrain import Constraint
+from engines.mlx import kv as mlx_kv
+from engines.mlx.sampling import Sampler
+from messages.errors import Cancelled, InvalidSchema, KvasirError, KVTransferFailed
+from messages.kv import Block, KVCache, KVLayout, Window
+
+_POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
+_TOGETHER = 16
+_begin_computing: Any = mx.async_eval
+# Releases before 0.32 lose track of which sequence has which processors once one without any has left the batch.
+_PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
+
+Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""
+Output = Block | Window | list[Token] | Prefilled | KvasirError
+
+
+class PromptWork(ABC):
+    """One prompt on its way through the model. Made by a caller, who takes its outputs; the loop does the rest."""
+
+    def __init__(self, tokens: Sequence[int], restored: KVCache | None) -> None:
+        self.tokens = list(tokens)
+        self.restored = restored
+        self.abandoned = False  # set by the caller, who has stopped listening
+        self.caches: list[Any] = []
+        self.position = 0  # tokens in the cache
+        self.evaluated = 0  # prompt tokens that the model was given
+        self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+
+    @property
+    @abstractmethod
+    def to_feed(self) -> int:
+        """How many of the tokens the cache is to hold when the prompt is done."""
+
+    @abstractmethod
+    def computed(self) -> None:
+        """Another chunk is on its way into the cache."""
+
+    def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
+        """Take new caches, and put what was transferred into them. Raises KVTransferFailed."""
+        if self.restored is not None:
+            if layout is None:
+                raise KVTransferFailed("this model's KV cache can't be transferred")
+            mlx_kv.fill(caches, layout, self.restored)
+            self.position = self.restored.num_tokens
+            self.restored = None  # its memory is not needed any more
+        self.caches = caches
+
+    def put(self, output: Output) -> None:
+        """Hand something to the caller."""
+        self._outputs.put(output)
+
+    def take(self, stop: threading.Event | None) -> Output:
+        """The next output; raises what the loop reports, or Cancelled."""
+        while True:
+            if stop is not None and stop.is_set():
+                raise Cancelled("cancelled in the engine")
+            try:
+                output = self._outputs.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(output, KvasirError):
+                raise output
+            return output
+
+
+class PrefillWork(PromptWork):
+    """Puts each Block, the Window if there is one, and Prefilled."""
+
+    def __init__(self, tokens: Sequence[int], restored: KVCache | None, layout: KVLayout, first: int) -> None:
+        super().__init__(tokens, restored)
+        self.layout = layout
+        self._exported = first
+        self._computing: tuple[mx.array, int] | None = None  # rows that MLX computes while earlier ones are copied
+        self._started = 0.0
+
+    @property
+    def to_feed(self) -> int:
+        """All."""
+        return len(self.tokens)
+
+    def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
+        """See Work; the clock of `Prefilled` starts here."""
+        self._started = time.monotonic()
+        super().begin(caches, layout)
+
+    def computed(self) -> None:
+        """Have MLX compute the chunk, and meanwhile put the blocks of the one before it."""
+        unfinished = self.position % self.layout.block_tokens if self.position < self.to_feed else 0
+        start, end = self._exported, self.position - unfinished
+        rows = [mlx_kv.rows(self.caches, self.layout, start, end)] if end > start else []
+        _begin_computing(mlx_kv.arrays(self.caches), rows)
+        self._put_computed()
+        if rows:
+            self._computing, self._exported = (rows[0], start), end
+
+    def finish(self) -> None:
+        """Put what is left."""
+        self._put_computed()
+        window = mlx_kv.window(self.caches, self.layout)
+        if window is not None:
+            self.put(window)
+        self.put(Prefilled(self.evaluated, self.position - self.evaluated, time.monotonic() - self._started))
+
+    def _put_computed(self) -> None:
+        if self._computing is not None:
+            rows, start = self._computing
+            self._computing = None
+            for block in mlx_kv.to_blocks(rows, self.layout, start):
+                self.put(block)
+
+
+class DecodeWork(PromptWork):
+    """Puts lists of Tokens. `evaluated` is final when the first one is out.
+
+    `eager`: each token at once, for callers who look at the text while it grows. The others get the first one, and
+    then 16 together: each time one is passed on a thread wakes, and eight of those at each step slow the steps down.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        restored: KVCache | None,
+        max_tokens: int,
+        sampler: Sampler,
+        constraint: Constraint | None,
+        eager: bool,
+    ) -> None:
+        super().__init__(tokens, restored)
+        self.max_tokens = max_tokens
+        self.sampler = sampler
+        self.constraint = constraint
+        self.failure: KvasirError | None = None
+        self._begun = False
+        self._eager = eager
+        self._held: list[Token] = []
+        self._most_held = 1  # the first one goes at once
+
+    @property
+    def to_feed(self) -> int:
+        """All but the last, with which the batch begins."""
+        return len(self.tokens) - 1
+
+    def computed(self) -> None:
+        """Wait for it, so that no more than one chunk is ever under way."""
+        mx.eval(mlx_kv.arrays(self.caches))
+
+    def put_token(self, token: int, reason: str) -> None:
+        """Another token; with a `reason`, the last."""
+        self._held.append((token, reason))
+        if reason or len(self._held) >= self._most_held:
+            self.put(self._held)
+            self._held = []
+            self._most_held = 1 if self._eager else _TOGETHER
+
+    @property
+    def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
+        """What the batch does to this sequence's logits."""
+        if self.constraint is not None:
+            return [self._constrained]
+        return [_unchanged] if _PROCESS_ALL else []
+
+    def _constrained(self, context: mx.array, logits: mx.array) -> mx.array:
+        """Rule out what the schema doesn't allow; the context ends with the token sampled last."""
+        assert self.constraint is not None
+        try:
+            if self._begun:
+                self.constraint.accept(np.asarray(context[-1:]).item())
+            self._begun = True
+            allowed = mx.array(self.constraint.allowed())
+        except InvalidSchema as error:  # raised here, it would end the whole batch
+            self.failure = error
+            return logits
+        return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
+
+
+def _unchanged(context: mx.array, logits: mx.array) -> mx.array:
+    return logits

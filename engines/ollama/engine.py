@@ -1,0 +1,350 @@
+"""Ollama as an engine: it decodes by URL and hands nothing over, because no request gives or takes a KV cache.
+
+`weights` is `http://host:11434/MODEL`, or `ollama:MODEL` for the server that OLLAMA_HOST names, else this machine's.
+Its jobs pass the prefill stage as text: Ollama renders the template and tokenizes. The options that Ollama would fill
+in by itself (repeat_penalty 1.1 among them) are set to what leaves the model's distribution alone, so that a job's
+sampling means here what it means in every engine.
+
+A prompt that doesn't fit is an error. Servers since 0.12.6 are told so in the request; older ones cut it to the
+context's length and answer, which their count of prompt tokens shows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import ollama
+
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.chat import chat
+from engines.ollama.http import ModelMissing, OllamaServer
+from engines.registry import EngineOptions
+from messages.errors import (
+    ConfigError,
+    ContextExceeded,
+    EngineUnavailable,
+    InvalidPrompt,
+    InvalidSchema,
+    KVTransferFailed,
+)
+from messages.jobs import Part, Sampling
+from messages.kv import Block, KVCache, Window
+
+_log = logging.getLogger(__name__)
+
+CAPABILITIES = Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False)
+KEEP_ALIVE = "60m"  # stays loaded between jobs; Ollama's own 5 minutes would unload it in a quiet spell
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
+_NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_FINISHED = ("stop", "length")
+_LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
+# No prompt has this much more text to a token than the sample: one that was counted lower was cut.
+_CUT = 0.6
+_MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is cut out of any text as well
+_KNOWN_MARK = re.compile(
+    r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
+    r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
+    re.IGNORECASE,
+)
+_PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
+_STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
+_SAMPLE = """def mean(values: list[float]) -> float:
+    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
+    return sum(values) / len(values) if values else 0.0
+
+The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
+one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
+"""
+
+
+def open_engine(options: EngineOptions) -> OllamaEngine:
+    """Find the server and the model, and have it loaded. Raises ConfigError, saying what to do."""
+    host, model = parse_weights(options.weights)
+    server = OllamaServer(host)
+    try:
+        return OllamaEngine(server, model, _shown(server, model), options)
+    except EngineUnavailable as error:
+        server.close()
+        raise ConfigError(f"{error}; is it running there? (`ollama serve`, or another URL in the weights)") from None
+    except BaseException:
+        server.close()
+        raise
+
+
+def parse_weights(weights: str) -> tuple[str, str]:
+    """(URL of the server, "" for this machine's; model). Raises ConfigError."""
+    if weights.startswith("ollama:"):
+        host, model = "", weights.removeprefix("ollama:")
+    else:
+        parts = urlsplit(weights)
+        host, model = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConfigError(
+                f"weights of the ollama engine look like 'http://127.0.0.1:11434/qwen3-coder:30b', not {weights!r:.100}"
+            )
+    if not model:
+        raise ConfigError(f"{weights!r} names no model: write it after the server, as in {host or 'ollama:'}/MODEL")
+    return host, model
+
+
+def _shown(server: OllamaServer, model: str) -> ollama.ShowResponse:
+    try:
+        return server.show(model)
+    except ModelMissing:
+        there = ", ".join(server.models()) or "no model at all"
+        raise ConfigError(
+            f"Ollama at {server.host} has no model {model!r} (it has: {there}); run there: ollama pull {model}"
+        ) from None
+
+
+class OllamaEngine:
+    """`DecodesText`; the prefill half passes every job through."""
+
+    def __init__(self, server: OllamaServer, model: str, shown: ollama.ShowResponse, options: EngineOptions) -> None:
+        self._server = server
+        self._model = model
+        self._stops = model_stops(shown.parameters or "")
+        self._break_up = mark_breaker(shown.modelinfo or {})
+        self._drops_system = drops_system(shown)
+        self._context = _context(model, _trained_context(shown), options.context)
+        self._letters_per_token = self._warm_up()
+        self._info = EngineInfo(
+            engine="ollama",
+            device=self._device(),
+            context=self._context,
+            slots=options.slots,
+            fingerprint="",
+            tokenizer="",
+            layout=None,
+            capabilities=CAPABILITIES,
+            chars_per_token=self._letters_per_token,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """No ids: Ollama keeps them to itself."""
+        return Tokenized((), 0)
+
+    def count_tokens(self, text: str) -> int:
+        """An estimate, by the sample that Ollama counted at the start."""
+        return math.ceil(len(text) / self._letters_per_token)
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
+        self._server.close()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """Always KVTransferFailed: no KV cache comes out."""
+        raise KVTransferFailed("Ollama gives no KV cache out")
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """Always KVTransferFailed: Ollama takes text (`decode_text`), no ids and no KV cache."""
+        raise KVTransferFailed("Ollama takes no token ids and no KV cache in")
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """Always KVTransferFailed, as `decode`."""
+        raise KVTransferFailed("Ollama takes no token ids and no KV cache in")
+
+    def decode_text(
+        self,
+        prompt: Sequence[Part],
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """See DecodesText. Raises ContextExceeded for a prompt that was cut, too, which is known only at the end."""
+        called = time.monotonic()
+        if self._drops_system and any(part.role == "system" for part in prompt):
+            raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
+        if sampling.max_tokens >= self._context:
+            raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
+        pieces: list[str] = []
+        first_token_s = 0.0
+        last = None
+        for last in self._server.chat(stop, **self._request(prompt, sampling)):
+            if not first_token_s and (last.message.content or last.message.thinking):
+                first_token_s = time.monotonic() - called
+            if piece := last.message.content:
+                pieces.append(piece)
+                if on_text:
+                    on_text(piece)
+        counted, finish_reason = self._check_complete(prompt, sampling, last)
+        text = "".join(pieces)
+        if sampling.json_schema and finish_reason == "stop":
+            _check_json(text)
+        return Answer(
+            text=text,
+            tokens=(),
+            completion_tokens=int(last.eval_count or 0) if last else 0,
+            finish_reason=finish_reason,
+            evaluated_tokens=counted,
+            first_token_s=first_token_s,
+            seconds=time.monotonic() - called,
+        )
+
+    def _request(self, prompt: Sequence[Part], sampling: Sampling) -> dict[str, Any]:
+        words = [word for word in sampling.stop if word]
+        options: dict[str, Any] = _NEUTRAL | {
+            "num_ctx": self._context,
+            "num_predict": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": sampling.seed % _RANDOM_SEED,
+        }
+        if words:  # they would take the place of the model's own
+            options["stop"] = [*self._stops, *words]
+        request = {
+            "model": self._model,
+            "messages": [{"role": one.role, "content": self._break_up(one.text)} for one in chat(prompt)],
+            "options": options,
+        }
+        if sampling.json_schema:
+            request["format"] = json.loads(sampling.json_schema)
+        return request | {"keep_alive": KEEP_ALIVE}
+
+    def _check_complete(
+        self, prompt: Sequence[Part], sampling: Sampling, last: ollama.ChatResponse | None
+    ) -> tuple[int, str]:
+        """(prompt tokens, finish reason) of an answer to the whole prompt, from its last event."""
+        reason = str(last.done_reason) if last and last.done else "no end"
+        if last is None or reason not in _FINISHED:
+            raise EngineUnavailable(f"Ollama ended its answer early ({reason}): was the model unloaded?")
+        counted = int(last.prompt_eval_count or 0)
+        if counted + sampling.max_tokens > self._context:
+            raise ContextExceeded(
+                f"the prompt has {counted:,} tokens (more, if Ollama cut it) and the answer may have "
+                f"{sampling.max_tokens:,}, but the context holds {self._context:,}"
+            )
+        expected = self.count_tokens("".join(part.text for part in prompt))
+        if expected > self._context and 0 < counted < expected * _CUT:
+            raise ContextExceeded(f"Ollama cut a prompt of about {expected:,} tokens to {counted:,}")
+        return counted, reason
+
+    def _warm_up(self) -> float:
+        """Have the model loaded with our context, and a text counted: letters per token."""
+        # A new first line, so that none of it is found in Ollama's prompt cache: some releases don't count that.
+        text = f"{secrets.token_hex(4)}\n{_SAMPLE}"
+        options = _NEUTRAL | {"num_ctx": self._context, "num_predict": 1, "temperature": 0}
+        done = self._server.generate(model=self._model, prompt=text, raw=True, options=options, keep_alive=KEEP_ALIVE)
+        counted = done.prompt_eval_count or 0
+        return len(text) / counted if counted else _LETTERS_PER_TOKEN
+
+    def _device(self) -> str:
+        """Where the model was put, by Ollama's own account. Raises ConfigError if it has another context there."""
+        name = _tagged(self._model)
+        for entry in self._server.loaded():
+            if _tagged(str(entry.model or entry.name)) != name:
+                continue
+            if entry.context_length and entry.context_length < self._context:
+                raise ConfigError(
+                    f"Ollama loaded {name} with a context of {entry.context_length:,}, not {self._context:,}"
+                )
+            return _device_of(name, int(entry.size or 0), int(entry.size_vram or 0))
+        return "unknown"
+
+
+def model_stops(parameters: str) -> list[str]:
+    """The stop words among a model's own parameters, as `show` prints them: `stop    "<|im_end|>"` a line."""
+    return [json.loads(word) if word.startswith('"') else word for word in _STOP_LINE.findall(parameters)]
+
+
+def drops_system(shown: ollama.ShowResponse) -> bool:
+    """Whether Ollama would leave out a system message without a word: the template prints the user's alone.
+
+    A model with a renderer of Ollama's own has a template that says nothing.
+    """
+    template = shown.template or ""
+    return bool(template) and not _PRINTS_SYSTEM.search(template) and "RENDERER " not in (shown.modelfile or "")
+
+
+def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
+    """What breaks up every control token of a model that somebody spells in a text; Ollama would take it for one.
+
+    By the model's vocabulary; where the server doesn't tell that, by what such tokens look like in known families.
+    """
+    tokens, kinds = (info.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if not isinstance(tokens, list) or not isinstance(kinds, list):
+        return lambda text: _KNOWN_MARK.sub(_broken, text)
+    marks = {
+        text for text, kind in zip(tokens, kinds, strict=False) if kind in _MARKS and len(text.strip("▁ \t\n")) > 1
+    }
+    lengths = sorted({len(mark) for mark in marks})
+    starts = re.compile(f"[{re.escape(''.join(sorted({mark[0] for mark in marks})))}]" if marks else r"(?!)")
+
+    def break_up(text: str) -> str:
+        def checked(found: re.Match[str]) -> str:
+            at = found.start()
+            return _broken(found) if any(text[at : at + length] in marks for length in lengths) else found[0]
+
+        return starts.sub(checked, text)
+
+    return break_up
+
+
+def _broken(first: re.Match[str]) -> str:
+    return first[0] + "\u200b"  # seen by nobody, and in no token of this kind
+
+
+def _device_of(name: str, size: int, on_gpu: int) -> str:
+    if not on_gpu:
+        return "cpu"
+    if on_gpu < size:
+        _log.warning("Ollama holds only %.0f%% of %s in GPU memory", 100 * on_gpu / size, name)
+    return "gpu"
+
+
+def _trained_context(shown: ollama.ShowResponse) -> int:
+    info = shown.modelinfo or {}
+    return int(info.get(f"{info.get('general.architecture')}.context_length") or 0)
+
+
+def _context(model: str, trained: int, wanted: int) -> int:
+    """The context to ask for. Raises ConfigError where Ollama would silently take a shorter one."""
+    if trained and wanted > trained:
+        raise ConfigError(f"{model} was trained for a context of {trained:,}; set context to that or less")
+    if not (wanted or trained):
+        raise ConfigError(f"Ollama does not say how long a context {model} can have: set context")
+    return wanted or trained
+
+
+def _tagged(model: str) -> str:
+    """A name with its tag: `m` is `m:latest`."""
+    return model if ":" in model.rpartition("/")[2] else f"{model}:latest"
+
+
+def _check_json(text: str) -> None:
+    """A server from before schemas takes `format` for no more than a hint."""
+    try:
+        json.loads(text)
+    except ValueError:
+        raise InvalidSchema(f"Ollama did not keep to the JSON schema; it answered {text!r:.80}") from None

@@ -1,0 +1,71 @@
+"""Proves, when a worker starts, that a KV cache can be transferred: a small one, compared with a cold run.
+
+Engines declare what they can do; releases and builds differ, and most failures here are silent: the receiver computes
+the prompt again, or answers from a cache that it misread.
+"""
+
+from __future__ import annotations
+
+from engines.base import DecodeEngine, EngineInfo, PrefillEngine
+from engines.rope import difference
+from messages.errors import KvasirError
+from messages.jobs import Sampling, user_prompt
+from messages.kv import Block, KVCache, Window
+
+_PROMPT_TOKENS = 600
+_BEYOND_WINDOW = 100  # at least so many more than a sliding window has
+_ANSWER_TOKENS = 6
+
+
+def prove(prefill: PrefillEngine, decode: DecodeEngine) -> str:
+    """Hand a prompt from `prefill` to `decode`, which may be one engine. "": proved; else why not, in one sentence."""
+    reason = _undeclared(prefill.info, decode.info)
+    if reason:
+        return reason
+    try:
+        return _compare(prefill, decode)
+    except KvasirError as error:
+        return f"the KV transfer at start-up failed: {error}"
+
+
+def _undeclared(prefill: EngineInfo, decode: EngineInfo) -> str:
+    if not prefill.capabilities.exports_kv or prefill.layout is None:
+        return f"the {prefill.engine} engine gives no KV cache out"
+    if not decode.capabilities.imports_kv or decode.layout is None:
+        return f"the {decode.engine} engine takes no KV cache in"
+    if found := difference(prefill.ropes, decode.ropes):
+        return f"{prefill.engine} and {decode.engine} compute different keys, {found}: give both the same model"
+    if prefill.fingerprint != decode.fingerprint:
+        return f"the engines hold different weights: KV family {prefill.fingerprint}, not {decode.fingerprint}"
+    return prefill.layout.why_unsupported
+
+
+def _compare(prefill: PrefillEngine, decode: DecodeEngine) -> str:
+    layout = prefill.info.layout
+    assert layout is not None
+    length = max(_PROMPT_TOKENS, layout.window + _BEYOND_WINDOW)
+    tokens = _prompt(prefill, min(prefill.info.context, decode.info.context), length)
+    records: list[Block | Window] = []
+    prefill.prefill(tokens[:-1], records.append)
+    blocks = tuple(record for record in records if isinstance(record, Block))
+    windows = [record for record in records if isinstance(record, Window)]
+    cache = KVCache(layout, blocks, windows[-1] if windows else None)
+    greedy = Sampling(max_tokens=_ANSWER_TOKENS, temperature=0)
+    warm, cold = decode.decode(tokens, cache, greedy), decode.decode(tokens, None, greedy)
+    if cold.evaluated_tokens != len(tokens):
+        return (
+            f"a cold run evaluated {cold.evaluated_tokens} of {len(tokens)} prompt tokens: its counter proves nothing"
+        )
+    if warm.evaluated_tokens != 1:
+        return f"the decoder evaluated {warm.evaluated_tokens} prompt tokens of a transferred cache, not 1"
+    if (warm.text, warm.tokens) != (cold.text, cold.tokens):
+        return f"the transferred cache led to another answer: {warm.text!r:.60}, and a cold run to {cold.text!r:.60}"
+    return ""
+
+
+def _prompt(engine: PrefillEngine, context: int, length: int) -> tuple[int, ...]:
+    """Ids of a prompt of about `length` tokens, fewer where the context is small."""
+    room = context - _ANSWER_TOKENS
+    lines = (f"Line {number} of {number * number}: is {number * 7 % 31} prime?\n" for number in range(length))
+    characters = int(min(length, room) * (engine.info.chars_per_token or 4))
+    return engine.tokenize(user_prompt("", "".join(lines)[:characters]), 0.0).ids[:room]

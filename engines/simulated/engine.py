@@ -1,0 +1,364 @@
+"""An engine without a model: synthetic KV caches of true size, deterministic text, rates to order.
+
+For tests, benchmarks and planning. A KV cache's bytes follow from the chain of its tokens, and decode checks every
+one of them: a foreign, swapped or damaged block is a failed KV transfer here, as it would be a wrong answer elsewhere.
+`weights` is a list of settings, all optional:
+
+    sim:prefill=2000,decode=60,scale=0.01,layers=4,kv_heads=2,head_dim=16,dtype=bf16,context=32768,answer=200,spread=3,seed=1
+
+prefill: tokens/s of the machine; decode: tokens/s of each slot; scale: seconds slept for each simulated one (0: as fast
+as it goes); answer: mean tokens of an answer; spread: the longest is so many times the shortest; seed: which "weights"
+these are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.chat import chat
+from engines.logprobs import TOP
+from engines.registry import EngineOptions
+from engines.simulated.schema_text import json_text, prose
+from messages.errors import (
+    Cancelled,
+    ConfigError,
+    ContextExceeded,
+    EngineUnavailable,
+    InvalidMessage,
+    InvalidSchema,
+    KVTransferFailed,
+)
+from messages.jobs import Part, Sampling
+from messages.kv import Array, Block, KVCache, KVLayout, Window
+
+CHARS_PER_TOKEN = 4
+_BOS = 1
+_MARKS = {"user": 2, "assistant": 3, "system": 4}
+_FIRST_TEXT_ID = 16
+_VOCABULARY = 1 << 17
+_POLL_S = 0.05
+_MASK_64 = (1 << 64) - 1
+_NO_CHARACTERS = b"\xff" * 4 * CHARS_PER_TOKEN
+_ODD = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], "<u8")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """The settings in `weights`."""
+
+    prefill: float = 2000.0
+    decode: float = 60.0
+    scale: float = 0.01
+    layers: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    dtype: str = "bf16"
+    context: int = 32768
+    answer: int = 200
+    spread: float = 3.0
+    seed: int = 1
+
+    @property
+    def layout(self) -> KVLayout:
+        """Shape of its KV cache."""
+        return KVLayout(self.layers, self.kv_heads, self.head_dim, self.dtype)  # type: ignore[arg-type]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the shortest and of the longest answer."""
+        shortest = 2 * self.answer / (1 + self.spread)
+        return max(1, int(shortest)), max(1, int(shortest * self.spread))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the KV family: shapes and seed; machines of different rates share it."""
+        family = f"simulated/1/{self.layers}/{self.kv_heads}/{self.head_dim}/{self.dtype}/{self.seed}"
+        return "sim-" + hashlib.blake2b(family.encode(), digest_size=12).hexdigest()
+
+
+def parse_weights(weights: str) -> SimulatedModel:
+    """The model that `weights` describes. Raises ConfigError, naming the setting."""
+    kind, _, settings = weights.partition(":")
+    if kind != "sim":
+        raise ConfigError(
+            f"weights of the simulated engine look like 'sim:prefill=2000,decode=60', not {weights!r:.80}"
+        )
+    types = {spec.name: {"int": int, "float": float, "str": str}[str(spec.type)] for spec in fields(SimulatedModel)}
+    values: dict[str, Any] = {}
+    for setting in filter(None, (part.strip() for part in settings.split(","))):
+        name, _, value = setting.partition("=")
+        if name not in types:
+            raise ConfigError(f"the simulated engine has no setting {name!r:.40}; choose from: {', '.join(types)}")
+        try:
+            values[name] = types[name](value)
+        except ValueError:
+            raise ConfigError(f"{name} must be a number, not {value!r:.40}") from None
+    return _checked(SimulatedModel(**values))
+
+
+def open_engine(options: EngineOptions) -> SimulatedEngine:
+    """The engine that `options.weights` describes. Raises ConfigError."""
+    return SimulatedEngine(parse_weights(options.weights), options)
+
+
+class SimulatedEngine:
+    """Both protocols of `engines.base`, without a model."""
+
+    def __init__(self, model: SimulatedModel, options: EngineOptions) -> None:
+        self._model = model
+        self._layout = model.layout
+        self._closed = threading.Event()
+        self._machine = threading.Lock()  # prefill is one call at a time
+        self._slots = threading.Semaphore(options.slots)
+        self._pattern = _pattern(self._layout, model.seed)
+        self._info = EngineInfo(
+            engine="simulated",
+            device="simulated",
+            context=options.context or model.context,
+            slots=options.slots,
+            fingerprint=model.fingerprint,
+            tokenizer="sim-4-characters",
+            layout=self._layout,
+            capabilities=Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True),
+            chars_per_token=float(CHARS_PER_TOKEN),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is "loaded"."""
+        return self._info
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """Begin of text, for each message its role's mark and one id for every four characters, an assistant mark."""
+        ids, shared, whole = [_BOS], 0, True
+        for message in chat(prompt):
+            if whole:  # so far all was the class's
+                shared = len(ids) + 1 + message.common // CHARS_PER_TOKEN
+            whole = whole and message.common == len(message.text)
+            ids += (_MARKS[message.role], *_text_ids(message.text))
+        return Tokenized((*ids, _MARKS["assistant"]), shared)
+
+    def count_tokens(self, text: str) -> int:
+        """Four characters to a token, rounded up."""
+        return -(-len(text) // CHARS_PER_TOKEN)
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable."""
+        self._closed.set()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """See PrefillEngine."""
+        self._check_context(len(tokens))
+        chain = _chain(tokens)
+        restored = 0
+        if resume is not None:
+            self._verify(chain, resume)
+            restored = resume.num_tokens
+        with self._held(self._machine, stop):
+            started = time.monotonic()
+            for start, end in self._layout.block_spans(len(tokens)):
+                self._pace(started, max(0, end - restored) / self._model.prefill, stop)
+                if end > first:
+                    emit(Block(start, self._data(chain[start:end])))
+            return Prefilled(len(tokens) - restored, restored, time.monotonic() - started)
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """See DecodeEngine."""
+        called = time.monotonic()
+        self._check_context(len(tokens) + sampling.max_tokens)
+        if cache is not None:
+            self._verify_covers(tokens, cache)
+        text, finish_reason = self._answer(tokens, sampling)
+        evaluated = len(tokens) if cache is None else 1
+        pieces = _pieces(text)
+        first_token_s = 0.0
+        with self._held(self._slots, stop):
+            started = time.monotonic()
+            prompt_s = (evaluated - 1) / self._model.prefill
+            for index, piece in enumerate(pieces, 1):
+                # Where nobody reads along, only the first and the last token's times are seen.
+                if on_text or index in (1, len(pieces)):
+                    self._pace(started, prompt_s + index / self._model.decode, stop)
+                first_token_s = first_token_s or time.monotonic() - called
+                if on_text:
+                    on_text(piece)
+        return Answer(
+            text=text,
+            tokens=_answer_ids(text),
+            completion_tokens=len(pieces),
+            finish_reason=finish_reason,
+            evaluated_tokens=evaluated,
+            first_token_s=first_token_s,
+            seconds=time.monotonic() - called,
+        )
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
+        self._check_context(len(tokens) + 1)
+        if cache is not None:
+            self._verify_covers(tokens, cache)
+        source = random.Random(hash((self._model.seed, *tokens)))
+        return {source.randrange(_VOCABULARY): -0.1 * number - 1 for number in range(TOP)}
+
+    def _answer(self, tokens: Sequence[int], sampling: Sampling) -> tuple[str, str]:
+        """Text and finish reason; a text under a schema always closes, whatever max_tokens says."""
+        source = random.Random(hash((sampling.seed, *tokens)))  # of whole numbers: the same in every process
+        if sampling.json_schema:
+            return json_text(_schema(sampling.json_schema), source), "stop"
+        wanted = source.randint(*self._model.lengths)
+        text = prose(source, min(wanted, sampling.max_tokens) * CHARS_PER_TOKEN)
+        ends = [text.find(word) for word in sampling.stop if word and word in text]
+        if ends:
+            return text[: min(ends)], "stop"
+        return text, "length" if wanted > sampling.max_tokens else "stop"
+
+    def _check_context(self, wanted: int) -> None:
+        if wanted > self._info.context:
+            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
+
+    def _data(self, chain: Array) -> Array:
+        """K and V of the tokens whose chain values are given: the pattern, shifted by each token's 64 bits."""
+        layout, kind = self._layout, self._pattern.dtype
+        width = layout.kv_heads * layout.head_dim
+        words = np.ascontiguousarray(chain).view(kind).reshape(len(chain), -1)
+        rows = np.tile(words, -(-width // words.shape[1]))[:, :width].reshape(len(chain), layout.kv_heads, -1)
+        data: Array = self._pattern + rows
+        data &= _finite_mask(kind)
+        return data.view(layout.numpy_type)
+
+    def _verify_covers(self, tokens: Sequence[int], cache: KVCache) -> None:
+        if cache.num_tokens != len(tokens) - 1:
+            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {len(tokens) - 1:,}")
+        self._verify(_chain(tokens), cache)
+
+    def _verify(self, chain: Array, cache: KVCache) -> None:
+        if cache.layout != self._layout:
+            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {self._layout}")
+        if cache.num_tokens > len(chain):
+            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(chain):,}")
+        bits = self._pattern.dtype
+        for block in cache.blocks:
+            expected = self._data(chain[block.start : block.end])
+            if not np.array_equal(expected.view(bits), block.data.view(bits)):
+                raise KVTransferFailed(f"the KV block at {block.start} belongs to other tokens, or is damaged")
+
+    def _pace(self, started: float, simulated_s: float, stop: threading.Event | None) -> None:
+        """Return when `simulated_s` have passed since `started`, on the scaled clock; sooner with an error."""
+        due = started + simulated_s * self._model.scale
+        self._check_running(stop)
+        while (left := due - time.monotonic()) > 0:
+            (stop or self._closed).wait(min(left, _POLL_S))
+            self._check_running(stop)
+
+    def _check_running(self, stop: threading.Event | None) -> None:
+        if stop is not None and stop.is_set():
+            raise Cancelled("cancelled while the engine was at work")
+        if self._closed.is_set():
+            raise EngineUnavailable("the simulated engine was closed")
+
+    @contextmanager
+    def _held(self, slot: threading.Lock | threading.Semaphore, stop: threading.Event | None) -> Iterator[None]:
+        self._check_running(stop)
+        while not slot.acquire(timeout=_POLL_S):
+            self._check_running(stop)
+        try:
+            yield
+        finally:
+            slot.release()
+
+
+def _checked(model: SimulatedModel) -> SimulatedModel:
+    for name, low in (
+        ("prefill", 0.001),
+        ("decode", 0.001),
+        ("scale", 0),
+        ("context", 2),
+        ("answer", 1),
+        ("spread", 1),
+        ("seed", 0),
+    ):
+        if not low <= getattr(model, name) < 1e12:
+            raise ConfigError(f"{name} of the simulated engine must be at least {low}, not {getattr(model, name)}")
+    try:
+        model.layout  # noqa: B018  made for its checks
+    except InvalidMessage as error:
+        raise ConfigError(f"weights of the simulated engine: {error}") from None
+    return model
+
+
+def _schema(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchema(f"the JSON schema is not JSON: {error}") from None
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[start : start + CHARS_PER_TOKEN] for start in range(0, len(text), CHARS_PER_TOKEN)]
+
+
+def _text_ids(text: str) -> tuple[int, ...]:
+    """An id for every four characters: all at once, for a prompt of 1 KiB must cost next to nothing."""
+    encoded = text.encode("utf-32-le", "surrogatepass")
+    pairs = np.frombuffer(encoded + _NO_CHARACTERS[: -len(encoded) % len(_NO_CHARACTERS)], "<u8")
+    mixed = pairs[::2] * _ODD[0] + pairs[1::2] * _ODD[1]
+    mixed ^= mixed >> np.uint64(31)
+    mixed *= _ODD[2]
+    mixed >>= np.uint64(33)
+    mixed %= np.uint64(_VOCABULARY - _FIRST_TEXT_ID)
+    mixed += np.uint64(_FIRST_TEXT_ID)
+    return tuple(mixed.tolist())
+
+
+_answer_ids = lru_cache(maxsize=1024)(_text_ids)  # short answers recur
+
+
+def _chain(tokens: Sequence[int]) -> Array:
+    """For each position a 64-bit value that depends on every token up to it."""
+    value, values = 0x9E3779B97F4A7C15, []
+    for token in tokens:
+        value = ((value ^ token) * 0xBF58476D1CE4E5B9 + 1) & _MASK_64
+        value ^= value >> 29
+        values.append(value)
+    return np.array(values, "<u8")
+
+
+def _pattern(layout: KVLayout, seed: int) -> Array:
+    """Random bits of one token's K and V in all layers, as unsigned integers of the dtype's width."""
+    kind = np.dtype(f"<u{layout.numpy_type.itemsize}")
+    source = np.random.default_rng(seed)
+    shape = layout.block_shape(1)
+    return source.integers(0, np.iinfo(kind).max, shape, dtype=kind, endpoint=True)
+
+
+def _finite_mask(kind: np.dtype[Any]) -> Any:
+    """Clears the sign and the exponent's top bit, so that any bits left are a finite number."""
+    return kind.type(np.iinfo(kind).max >> 2)

@@ -1,0 +1,189 @@
+"""A JSON text that fits a JSON schema, drawn at random: what the simulated engine answers under a constraint.
+
+It knows the keywords that grading schemas use; one that would change what is valid and isn't known here raises
+InvalidSchema, so that a simulated run never claims a constraint it did not keep.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from messages.errors import InvalidSchema
+
+_ANNOTATIONS = {
+    "$schema", "$id", "$defs", "$comment", "definitions", "title", "description", "default", "examples", "format",
+    "additionalProperties", "readOnly", "writeOnly", "deprecated", "x-guidance",
+}  # fmt: skip
+_KNOWN = {
+    "$ref", "anyOf", "oneOf", "const", "enum", "type", "properties", "required", "items", "minItems", "maxItems",
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
+}  # fmt: skip
+_MAX_DEPTH = 24
+_WORDS = (
+    "clear",
+    "code",
+    "tests",
+    "loop",
+    "edge",
+    "case",
+    "input",
+    "checks",
+    "reads",
+    "well",
+    "short",
+    "helper",
+    "early",
+)
+
+
+def json_text(schema: Mapping[str, Any], source: random.Random) -> str:
+    """A JSON text valid under `schema`, the same for the same state of `source`. Raises InvalidSchema."""
+    return json.dumps(_Generator(schema, source).value(schema, 0), ensure_ascii=False)
+
+
+class _Generator:
+    def __init__(self, root: Mapping[str, Any], source: random.Random) -> None:
+        self._root = root
+        self._source = source
+
+    def value(self, schema: Any, depth: int) -> Any:
+        if schema is True:
+            return None
+        if not isinstance(schema, Mapping):
+            raise InvalidSchema(f"a JSON schema must be an object, not {schema!r:.60}")
+        if depth > _MAX_DEPTH:
+            raise InvalidSchema(f"the JSON schema nests, or refers to itself, more than {_MAX_DEPTH} levels deep")
+        _check_keywords(schema)
+        if "$ref" in schema:
+            return self.value(self._referred(schema["$ref"]), depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        for choice in ("enum", "anyOf", "oneOf"):
+            if choice in schema:
+                return self._one_of(choice, schema[choice], depth)
+        return self._typed(schema, depth)
+
+    def _one_of(self, keyword: str, options: Any, depth: int) -> Any:
+        if not isinstance(options, list) or not options:
+            raise InvalidSchema(f"{keyword} must be a list with at least one entry")
+        option = self._source.choice(options)
+        return option if keyword == "enum" else self.value(option, depth + 1)
+
+    def _typed(self, schema: Mapping[str, Any], depth: int) -> Any:
+        kind = schema.get("type", _implied_type(schema))
+        if isinstance(kind, list) and kind:
+            kind = self._source.choice(kind)
+        makers: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+            "integer": self._integer,
+            "number": self._number,
+            "boolean": lambda *_: self._source.random() < 0.5,
+            "null": lambda *_: None,
+        }
+        if not isinstance(kind, str) or kind not in makers:
+            raise InvalidSchema(f"the JSON schema names the type {kind!r:.40}, which JSON doesn't have")
+        return makers[kind](schema, depth)
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise InvalidSchema("properties must be an object and required a list")
+        # Optional ones are left out deep down, so that a schema that refers to itself comes to an end.
+        names = [name for name in properties if name in required or (depth < 4 and self._source.random() < 0.8)]
+        names += [name for name in required if name not in properties]
+        return {name: self.value(properties.get(name, True), depth + 1) for name in names}
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
+        low = _bound(schema, "minItems", 0)
+        high = _bound(schema, "maxItems", max(low, 3 if depth < 4 else low))
+        if low > high:
+            raise InvalidSchema(f"minItems is {low}, more than maxItems, {high}")
+        length = self._source.randint(low, min(high, max(low, 8)))
+        return [self.value(schema.get("items", True), depth + 1) for _ in range(length)]
+
+    def _string(self, schema: Mapping[str, Any], depth: int) -> str:
+        low = _bound(schema, "minLength", 0)
+        high = _bound(schema, "maxLength", max(low, 60))
+        if low > high:
+            raise InvalidSchema(f"minLength is {low}, more than maxLength, {high}")
+        length = self._source.randint(low, min(high, max(low, 120)))
+        return prose(self._source, length)
+
+    def _integer(self, schema: Mapping[str, Any], depth: int) -> int:
+        low, high = _limits(schema)
+        first, last = math.ceil(low), math.floor(high)
+        first += first == low and "exclusiveMinimum" in schema and first <= schema["exclusiveMinimum"]
+        last -= last == high and "exclusiveMaximum" in schema and last >= schema["exclusiveMaximum"]
+        if first > last:
+            raise InvalidSchema(f"no whole number fits between {low} and {high}")
+        return self._source.randint(first, last)
+
+    def _number(self, schema: Mapping[str, Any], depth: int) -> float:
+        low, high = _limits(schema)
+        open_ended = "exclusiveMinimum" in schema or "exclusiveMaximum" in schema
+        if low > high or (open_ended and low == high):
+            raise InvalidSchema(f"no number fits between {low} and {high}")
+        # An inner point of the range, so that an exclusive limit is kept too.
+        return float(low + (high - low) * self._source.randint(1, 15) / 16)
+
+    def _referred(self, reference: Any) -> Any:
+        target: Any = self._root
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            raise InvalidSchema(f"$ref {reference!r:.60} does not point into the schema itself")
+        for step in reference[1:].split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(target, Mapping) or step not in target:
+                raise InvalidSchema(f"$ref {reference!r:.60} points to nothing")
+            target = target[step]
+        return target
+
+
+def prose(source: random.Random, length: int) -> str:
+    """Exactly `length` characters of words; each comes once before one comes again, so that it is no loop."""
+    text = ""
+    while len(text) < length:
+        text += " ".join(source.sample(_WORDS, len(_WORDS))) + " "
+    return text[:length]
+
+
+def _check_keywords(schema: Mapping[str, Any]) -> None:
+    unknown = sorted(set(schema) - _KNOWN - _ANNOTATIONS)
+    if unknown:
+        raise InvalidSchema(f"the simulated engine can't keep the JSON schema keyword {unknown[0]!r:.60}")
+
+
+def _implied_type(schema: Mapping[str, Any]) -> str:
+    if "properties" in schema or "required" in schema:
+        return "object"
+    if "items" in schema:
+        return "array"
+    return "integer" if any(key.endswith("imum") for key in schema) else "string"
+
+
+def _bound(schema: Mapping[str, Any], keyword: str, default: int) -> int:
+    value = schema.get(keyword, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidSchema(f"{keyword} must be a whole number from 0, not {value!r:.40}")
+    return value
+
+
+def _limits(schema: Mapping[str, Any]) -> tuple[float, float]:
+    """The smallest and largest number, exclusive limits included as if they were not."""
+    given = {}
+    for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        value = schema.get(keyword)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise InvalidSchema(f"{keyword} must be a number, not {value!r:.40}")
+        given[keyword] = value
+    lows = [given[key] for key in ("minimum", "exclusiveMinimum") if key in given]
+    highs = [given[key] for key in ("maximum", "exclusiveMaximum") if key in given]
+    low = max(lows) if lows else min(0, *highs) if highs else 0
+    return low, (min(highs) if highs else low + 100)

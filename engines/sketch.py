@@ -1,0 +1,285 @@
+"""Sketches: what an engine computes from a fixed prompt, made small, so that two engines can be held to each other.
+
+A sketch is, for each layer, K and V at 16 positions of a prompt of min(2,048, context) ids less its last one, each
+projected onto 16 random directions of signs, and its norm. Distances survive such a projection within about
+1/sqrt(2 * 16) = 18 % (Achlioptas, Database-friendly random projections, JCSS 66, 2003). Two engines agree where the
+differences are no larger than rounding makes them.
+
+Measured, as a share of the norm, the third largest of 16 positions, in the first layer and the largest of the others
+(four tiny random models, the demo model, and SmolLM2-135M with its 30 layers; each against float32):
+
+    float32 in MLX and PyTorch                0.000004, 0.000005
+    float16 weights, or a float16 cache       0.0010, 0.0034
+    bfloat16 weights, or computed in it       0.0083, 0.027
+    Q8_0, or 8-bit activations                0.024, 0.062
+    Q4_0 and Q4_1                             0.19, 0.64
+
+What is taken for rounding is twice that, and more for float32, of which no deep model was measured (`TOLERANCES`), by
+the coarser of the two ends. GPUs were not measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from engines.rope import Rope, difference
+from messages import checks
+from messages.errors import KvasirError, KVTransferFailed
+from messages.kv import Array, KVLayout
+
+TOKENS = 2048
+POSITIONS = 16
+WIDTH = 16
+VERSION = 1  # another one is never compared with this one
+_MAX_BYTES = 4 << 20  # 1,024 layers take 2.2 MiB
+
+# From fine to coarse: of the first layer, and of those after it.
+TOLERANCES = {
+    "f32": (1e-4, 1e-3),
+    "f16": (2e-3, 7e-3),
+    "bf16": (1.7e-2, 5.5e-2),
+    "q8": (5e-2, 0.13),
+    "q4": (0.4, 1.3),
+}
+_ROUNDINGS = tuple(TOLERANCES)
+# Of so many positions one may be further off: where two experts are nearly tied, rounding takes another one.
+_POSITIONS_PER_OUTLIER = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """What one engine computed from one set of weights.
+
+    `numbers` are float32 of the shape (layers, K and V, POSITIONS, WIDTH + 1): the projection, then the norm; zeros
+    where a short prompt or window has fewer positions.
+    """
+
+    engine: str
+    rounding: str  # of the weights, a key of TOLERANCES
+    weights: str  # fingerprint of the very files
+    tokenizer: str
+    tokens: int  # whose KV cache it is of
+    layout: KVLayout
+    ropes: tuple[Rope, ...]
+    numbers: Array = field(repr=False)
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """One line of JSON and the numbers: equal sketches have equal bytes."""
+        fields = {name: getattr(self, name) for name in ("engine", "rounding", "weights", "tokenizer", "tokens")}
+        fields |= {"v": VERSION, "layout": asdict(self.layout), "ropes": [asdict(rope) for rope in self.ropes]}
+        header = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        return header + b"\n" + np.ascontiguousarray(self.numbers, "<f4").tobytes()
+
+    @cached_property
+    def name(self) -> str:
+        """32 hex digits that name its bytes: where it lies in the store, and what stored KV says of its producer."""
+        return named(self.encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Of two sketches: why the KV caches of one are not for the other ("": they are), and the difference by layer.
+
+    `rounded`: dtypes or formats of weights differ. `layers`: of K and of V, as a share of their norms, and what is
+    taken for rounding.
+    """
+
+    why: str
+    rounded: bool = False
+    layers: tuple[tuple[float, float, float], ...] = ()
+
+
+def read(body: bytes, name: str) -> Sketch:
+    """The sketch of that name. Raises KVTransferFailed, whatever else the bytes are."""
+    if len(body) > _MAX_BYTES or named(body) != name:
+        raise KVTransferFailed(f"what the store holds as sketch {name:.12} is another")
+    header, _, rest = body.partition(b"\n")
+    try:
+        fields = json.loads(header)
+        if fields.pop("v") != VERSION or fields["rounding"] not in TOLERANCES:
+            raise KVTransferFailed(f"sketch {name:.12} is of a version that this program does not read")
+        given = fields["layout"]
+        listed = {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
+        fields["layout"] = layout = KVLayout(**given | listed)
+        ropes = ((rope["frequencies"], rope["scale"], rope["base"]) for rope in fields["ropes"])
+        fields["ropes"] = tuple(
+            Rope(tuple(map(float, turns)), float(scale), float(base)) for turns, scale, base in ropes
+        )
+        checks.whole("tokens", fields["tokens"], 1, TOKENS)
+        for name_of in ("engine", "weights", "tokenizer"):
+            checks.text(name_of, fields[name_of], 255)
+        shape = (layout.num_layers, 2, POSITIONS, WIDTH + 1)
+        found = Sketch(**fields, numbers=np.frombuffer(rest, "<f4").reshape(shape))
+        if not np.isfinite(found.numbers).all():
+            raise KVTransferFailed(f"sketch {name:.12} holds inf or nan")
+    except KVTransferFailed:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, KvasirError) as error:
+        raise KVTransferFailed(f"sketch {name:.12} can't be read: {error!r:.80}") from None
+    return found
+
+
+def prompt(vocabulary: int, tokens: int) -> tuple[int, ...]:
+    """The ids that every engine with this many gets, a shorter prompt the first of them.
+
+    Control tokens lie at either end of nearly every vocabulary, so the first and the last eighth are left out.
+    """
+    margin = vocabulary // 8
+    drawn = np.frombuffer(random_bytes(f"ids/{vocabulary}", 4 * TOKENS), "<u4")[:tokens]
+    return tuple((margin + drawn % (vocabulary - 2 * margin)).tolist())
+
+
+def positions(layout: KVLayout, layer: int, tokens: int) -> list[int]:
+    """Where a layer is looked at: 9k² and the last position; with a window, evenly over the rows that are kept."""
+    if layer in layout.window_layers:
+        rows = min(layout.window - 1, tokens)
+        return sorted({int(place) for place in np.linspace(tokens - rows, tokens - 1, min(rows, POSITIONS)).round()})
+    return sorted({*(place for k in range(POSITIONS - 1) if (place := 9 * k * k) < tokens), tokens - 1})
+
+
+def projected(layer: int, both: Array) -> Array:
+    """(2, WIDTH + 1) of the vectors K and V, (2, size)."""
+    size = both.shape[1]
+    bits = np.unpackbits(np.frombuffer(random_bytes(f"signs/{layer}", 2 * size * WIDTH // 8), np.uint8))
+    signs = bits.reshape(2, size, WIDTH).astype(np.float32) * 2 - 1
+    small = np.einsum("vs,vsw->vw", both, signs) / np.sqrt(WIDTH)
+    return np.concatenate([small, np.linalg.norm(both, axis=1, keepdims=True)], axis=1)
+
+
+def compare(ours: Sketch, theirs: Sketch) -> Agreement:
+    """Whether KV caches by the engine of `theirs` are what that of `ours` would compute, but for rounding."""
+    names = f"{theirs.engine} and {ours.engine}"
+    formats = {(end.rounding, end.layout.dtype) for end in (ours, theirs)}
+    if ours.tokenizer != theirs.tokenizer:
+        return Agreement(f"{names} have different tokenizers")
+    if replace(ours.layout, dtype=theirs.layout.dtype) != theirs.layout:
+        return Agreement(f"{names} keep KV caches of different shapes")
+    if found := difference(theirs.ropes, ours.ropes):
+        return Agreement(f"{names} compute different keys, {found}")
+    if not all(_common(ours, theirs, layer) for layer in range(ours.layout.num_layers)):
+        return Agreement(f"{names} were looked at in prompts of other lengths: give both the same context")
+    tolerances = TOLERANCES[_coarsest(ours, theirs)]
+    layers, why = [], ""
+    for layer in range(ours.layout.num_layers):
+        tolerance = tolerances[layer > 0]
+        places, apart, norms = _at(ours, theirs, layer)
+        keys, values = np.sort(apart, axis=1)[:, -1 - len(places) // _POSITIONS_PER_OUTLIER].tolist()
+        layers.append((keys, values, tolerance))
+        if not why and not max(keys, values) <= tolerance:
+            what = int(keys <= tolerance)
+            first = places[int(np.argmax(~(apart[what] <= tolerance)))]
+            why = (
+                f"{names} compute different KV caches: in layer {layer}, from position {first:,} on, {'KV'[what]} "
+                f"differs by up to {apart[what].max():.1%}, and rounding makes {tolerance:.2%} at most; likely because "
+                + _likely(apart, norms, places, tolerance)
+            )
+    return Agreement(why, len(formats) > 1, tuple(layers))
+
+
+def _coarsest(one: Sketch, other: Sketch) -> str:
+    """Of all that rounds on the way to either KV cache."""
+    roundings = {one.rounding, other.rounding}
+    if one.weights == other.weights:  # rounded alike; what is left is that kernels round activations, to 8 bits
+        roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
+    return max(roundings | {one.layout.dtype, other.layout.dtype}, key=_ROUNDINGS.index)
+
+
+def _common(one: Sketch, other: Sketch, layer: int) -> list[int]:
+    """The positions of a layer that are in both."""
+    return sorted(set.intersection(*(set(positions(end.layout, layer, end.tokens)) for end in (one, other))))
+
+
+def _at(ours: Sketch, theirs: Sketch, layer: int) -> tuple[list[int], Array, Array]:
+    """The common positions of a layer, and how far both are apart there: (K and V, positions), in all and in norm.
+
+    As shares of the norm there, or of the usual one where that is less.
+    """
+    places = _common(ours, theirs, layer)
+    own, other = (
+        end.numbers[layer][:, [positions(end.layout, layer, end.tokens).index(place) for place in places]]
+        for end in (ours, theirs)
+    )
+    norms = np.maximum(own[..., -1], other[..., -1])
+    usual = np.maximum(np.maximum(norms, np.median(norms, axis=1, keepdims=True)), np.finfo(np.float32).tiny)
+    in_norm = np.abs(own[..., -1] - other[..., -1]) / usual
+    return places, np.maximum(np.linalg.norm(own[..., :-1] - other[..., :-1], axis=-1) / usual, in_norm), in_norm
+
+
+def _likely(apart: Array, norms: Array, places: Sequence[int], tolerance: float) -> str:
+    """The likely reason for what is seen in the first layer that differs, as `_at` gives it."""
+    off = ~(apart <= tolerance)
+    first = int(np.argmax(off.any(axis=0)))
+    outliers = len(places) // _POSITIONS_PER_OUTLIER
+    if off[1].sum() <= outliers and (norms[0] > tolerance).sum() <= outliers:  # keys are turned, and keep their length
+        if places[0]:
+            return "of RoPE's base or scaling, or of interleaved pairs: only the direction of keys differs"
+        if not first:
+            return "one keeps pairs of keys interleaved and the other in halves: position 0 differs"
+        if apart[0, first] < apart[0].max() / 2:
+            return "of RoPE's base or scaling: it is absent at position 0 and grows with the position"
+        return "of RoPE's scaling, or of interleaved pairs: only position 0 is the same"
+    if not first:
+        return "they hold other weights"
+    return f"of a sliding window, or of attention: nothing differs up to position {places[first - 1]:,}"
+
+
+class SketchStore(Protocol):
+    """Where sketches lie by their names: the cluster state."""
+
+    def put_sketch(self, name: str, body: bytes) -> None:
+        """Keep one."""
+
+    def get_sketch(self, name: str) -> bytes | None:
+        """It, or None."""
+
+
+class Sketches:
+    """A worker's own sketch, and what came of comparing others' with it. Thread-safe.
+
+    Without one (an engine that makes none, or one process that hands over to itself) only KV caches of no sketch pass.
+    """
+
+    def __init__(self, own: Sketch | None = None, store: SketchStore | None = None) -> None:
+        self.name = own.name if own else ""
+        self.refused = ""  # the last refusal, in one sentence
+        self._own = own
+        self._store = store
+        self._known = {self.name: Agreement("")}
+
+    def keep(self) -> None:
+        """Have our own lie in the store, for those who are to compare theirs with it."""
+        if self._own and self._store:
+            self._store.put_sketch(self.name, self._own.encoded)
+
+    def agreement(self, name: str) -> Agreement:
+        """What to make of KV caches whose producer left the sketch `name`. Compared once, as soon as it is found."""
+        if name not in self._known:
+            if not self._own or not self._store or not name:
+                return Agreement("its producer and this worker did not both leave a sketch of what they compute")
+            body = self._store.get_sketch(name)
+            if body is None:
+                return Agreement("the sketch of its producer is not in the store, so nothing was compared")
+            try:
+                self._known[name] = compare(self._own, read(body, name))
+            except KVTransferFailed as error:  # what lies there may be replaced
+                return Agreement(str(error))
+            self.refused = self._known[name].why or self.refused
+        return self._known[name]
+
+
+def named(body: bytes) -> str:
+    """The hash by which a sketch goes."""
+    return hashlib.blake2b(body, digest_size=16, person=b"kvasir.sketch").hexdigest()
+
+
+def random_bytes(name: str, size: int) -> bytes:
+    """The same bytes everywhere and for ever, which no library's random numbers promise."""
+    return hashlib.shake_128(f"kvasir.sketch/{VERSION}/{name}".encode()).digest(size)

@@ -1,0 +1,72 @@
+"""An engine's sketch (`engines.sketch`): made when a worker first loads a model, and kept in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from engines.base import PrefillEngine
+from engines.sketch import POSITIONS, TOKENS, VERSION, WIDTH, Sketch, named, positions, projected, prompt, read
+from messages.errors import KVTransferFailed
+from messages.kv import Array, Block, KVLayout, Window, cast
+
+
+def sketch_of(engine: PrefillEngine) -> Sketch | None:
+    """The engine's own; None for one that tells no vocabulary, and so gives its KV caches only to its like.
+
+    Computed once for each weights, build, device and dtype, and kept in the user's cache folder: a prefill of at most
+    2,047 tokens. Raises what the engine raises.
+    """
+    info = engine.info
+    if not info.vocabulary or info.layout is None:
+        return None
+    tokens = min(TOKENS, info.context) - 1  # the last one would be the decoder's
+    weights = info.weights or info.fingerprint
+    made_by = (VERSION, weights, info.engine, info.build, info.device, info.layout, info.rounding, info.ropes, tokens)
+    note = _cache_folder() / hashlib.sha256(repr(made_by).encode()).hexdigest()
+    try:
+        kept = note.read_bytes()
+        return read(kept, named(kept))
+    except (OSError, KVTransferFailed):
+        pass  # the first time, or a damaged file
+    numbers = computed(engine, info.layout, prompt(info.vocabulary, tokens))
+    made = Sketch(info.engine, info.rounding, weights, info.tokenizer, tokens, info.layout, info.ropes, numbers)
+    _keep(note, made.encoded)
+    return made
+
+
+def computed(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:
+    """The numbers of a sketch, by a prefill of `ids`. Raises what that raises, and KVTransferFailed for inf or nan."""
+    numbers = np.zeros((layout.num_layers, 2, POSITIONS, WIDTH + 1), np.float32)
+
+    def see(record: Block | Window) -> None:
+        layers = layout.window_layers if isinstance(record, Window) else layout.full_layers
+        rows = record.data.shape[2]
+        first = record.position - rows if isinstance(record, Window) else record.start
+        for place, position in enumerate(positions(layout, layers[0], len(ids))):
+            if first <= position < first + rows:
+                data = cast(record.data[:, :, position - first], layout.dtype, "f32").reshape(len(layers), 2, -1)
+                for layer, both in zip(layers, data, strict=True):
+                    numbers[layer, :, place] = projected(layer, both)
+
+    engine.prefill(ids, see)
+    return numbers
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "sketches"
+
+
+def _keep(note: Path, body: bytes) -> None:
+    draft = note.with_name(f"{note.name}.{os.getpid()}")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(body)
+        draft.replace(note)
+    except OSError:
+        pass  # computed again next time

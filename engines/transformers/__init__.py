@@ -1,0 +1,1 @@
+"""PyTorch as an engine, through the transformers library."""

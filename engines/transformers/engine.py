@@ -1,0 +1,302 @@
+"""PyTorch as an engine, through the transformers library: prefill in chunks on CUDA or CPU; decode as the reference.
+
+`weights` is a Hugging Face model folder, or a hub's OWNER/NAME (see `transformers_model.find_weights`). Blocks leave
+while later chunks are computed; on CUDA their copies run beside the computing. Decode batches nothing: each call goes
+through the model by itself, so it says what the model says, not how fast it could be said.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.huggingface.constrain import Constrainer, Constraint
+from engines.huggingface.prompt import HFPrompt
+from engines.huggingface.text import TextStream, final_channel, token_bytes
+from engines.huggingface.weights import builds, fingerprint, rounding
+from engines.logprobs import top_logprobs
+from engines.registry import EngineOptions
+from engines.rope import Rope
+from engines.transformers.kv import Copies, Exporter, require_same_shape, restore
+from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
+from engines.transformers.sampling import Sampler, Scores
+from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
+from messages.jobs import Part, Sampling
+from messages.kv import Block, KVCache, KVLayout, Window
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+# Large enough to keep a GPU busy, small enough for blocks to leave early.
+_CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
+# Chunks whose blocks may be on their way while the next one is computed.
+_IN_FLIGHT = {"cuda": 1, "cpu": 0}
+
+
+def open_engine(options: EngineOptions) -> TransformersEngine:
+    """Load a model. Raises ConfigError, saying what to do."""
+    if options.slots < 1:
+        raise ConfigError(f"slots must be at least 1, not {options.slots}")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    weights = find_weights(options.weights)
+    prompt = HFPrompt(weights.folder.path)
+    return TransformersEngine(weights, prompt, TorchModel(weights), options)
+
+
+class TransformersEngine:
+    """Both protocols of `engines.base` on one PyTorch model."""
+
+    def __init__(self, weights: Weights, prompt: HFPrompt, model: TorchModel, options: EngineOptions) -> None:
+        self._prompt = prompt
+        self._model: TorchModel | None = model
+        self._token_bytes = token_bytes(prompt)
+        self._constrainer = Constrainer(prompt, model.config.vocab_size)
+        self._closed = threading.Event()
+        self._prefilling = threading.Semaphore(1)
+        self._slots = threading.Semaphore(options.slots)
+        self._chunk_tokens = _CHUNK_TOKENS[model.device.type]
+        self._in_flight = _IN_FLIGHT[model.device.type]
+        self._layout, self._ropes, self._no_kv_transfer = self._learn_layout(weights, model)
+        self._exporter = Exporter(self._layout, model.device) if self._layout else None
+        self._info = self._describe(weights, model, options)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """See Tokenizes. Control tokens spelled in the text stay text."""
+        return self._prompt.tokenize(prompt, clock)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a bare text is."""
+        return self._prompt.count_tokens(text)
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. Idempotent."""
+        self._closed.set()
+        self._model = None  # a call in progress holds it until it ends
+        gc.collect()  # the model's hooks refer back to it
+        torch.cuda.empty_cache()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Block | Window], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """See PrefillEngine."""
+        layout, exporter = self._require_kv_transfer()
+        self._check_context(len(tokens))
+        if resume is not None and resume.num_tokens > len(tokens):
+            raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
+        with self._slot(self._prefilling, stop) as model:
+            started = time.monotonic()
+            run = self._begin(model, resume)
+            spans = deque(span for span in layout.block_spans(len(tokens)) if span[1] > first)
+            for copies in self._chunks(model, run, exporter, tokens, spans, partial(self._check_running, stop)):
+                for block in copies.arrived():
+                    emit(block)
+            window = exporter.window(run.past)
+            if window is not None:
+                emit(window)
+            return Prefilled(run.fed, len(tokens) - run.fed, time.monotonic() - started)
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """See DecodeEngine."""
+        called = time.monotonic()
+        self._check_context(len(tokens) + sampling.max_tokens)
+        if cache is not None:
+            self._check_covers(cache, len(tokens) - 1)
+        constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
+        check = partial(self._check_running, stop)
+        with self._slot(self._slots, stop) as model:
+            run = self._begin(model, cache)
+            scores = self._read_prompt(model, run, tokens, check)
+            evaluated, first_token_s = run.fed, time.monotonic() - called
+            sampled = self._sampled(model, run, scores, sampling, constraint, check)
+            return self._answer(sampled, sampling, on_text, evaluated, first_token_s, called)
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """See DecodeEngine."""
+        self._check_context(len(tokens) + 1)
+        if cache is not None:
+            self._check_covers(cache, len(tokens) - 1)
+        with self._slot(self._slots, stop) as model:
+            run = self._begin(model, cache)
+            return top_logprobs(self._read_prompt(model, run, tokens, partial(self._check_running, stop)))
+
+    def _describe(self, weights: Weights, model: TorchModel, options: EngineOptions) -> EngineInfo:
+        layout, transfers_kv = self._layout, self._layout is not None
+        return EngineInfo(
+            engine="transformers",
+            device=model.device.type,
+            context=options.context or model.context,
+            slots=options.slots,
+            fingerprint=fingerprint(weights.folder, layout, self._prompt.tokenizer_hash) if layout else "",
+            tokenizer=self._prompt.tokenizer_hash,
+            layout=layout,
+            ropes=self._ropes,
+            capabilities=Capabilities(transfers_kv, True, transfers_kv, transfers_kv, transfers_kv, transfers_kv),
+            chars_per_token=self._prompt.chars_per_token,
+            vocabulary=len(self._prompt.token_texts()),
+            rounding=rounding(weights.folder, layout.dtype) if layout else "q4",
+            build=builds("torch", "transformers"),
+        )
+
+    def _learn_layout(self, weights: Weights, model: TorchModel) -> tuple[KVLayout | None, tuple[Rope, ...], str]:
+        """The layout of the model's caches, and its RoPE; without them, why it hands none over."""
+        try:
+            return model.layout(weights.folder), model.ropes(weights.folder), ""
+        except KVTransferFailed as error:
+            _log.warning("this transformers engine transfers no KV cache: %s", error)
+            return None, (), str(error)
+
+    def _require_kv_transfer(self) -> tuple[KVLayout, Exporter]:
+        if self._layout is None or self._exporter is None:
+            raise KVTransferFailed(f"this transformers engine transfers no KV cache: {self._no_kv_transfer}")
+        return self._layout, self._exporter
+
+    def _check_context(self, wanted: int) -> None:
+        if wanted > self._info.context:
+            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
+
+    def _check_covers(self, cache: KVCache, wanted: int) -> None:
+        layout, _ = self._require_kv_transfer()
+        require_same_shape(cache.layout, layout)
+        if cache.num_tokens != wanted:
+            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {wanted:,}")
+
+    def _check_running(self, stop: threading.Event | None = None) -> None:
+        if self._closed.is_set():
+            raise EngineUnavailable("the transformers engine was closed")
+        if stop is not None and stop.is_set():
+            raise Cancelled("cancelled while the engine was at work")
+
+    @contextmanager
+    def _slot(self, slots: threading.Semaphore, stop: threading.Event | None) -> Iterator[TorchModel]:
+        """The model, as soon as a slot is free."""
+        self._check_running(stop)
+        while not slots.acquire(timeout=_POLL_S):
+            self._check_running(stop)
+        try:
+            model = self._model
+            if model is None:
+                raise EngineUnavailable("the transformers engine was closed")
+            yield model
+        except torch.OutOfMemoryError as error:
+            raise EngineUnavailable(f"{self._info.device} has too little memory left for this sequence") from error
+        finally:
+            slots.release()
+
+    def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
+        run = model.new_run()
+        if cache is not None and cache.blocks:
+            layout, _ = self._require_kv_transfer()
+            restore(run.past, cache, layout, model.device)
+        return run
+
+    def _cut(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        return [tokens[start : start + self._chunk_tokens] for start in range(0, len(tokens), self._chunk_tokens)]
+
+    def _chunks(
+        self,
+        model: TorchModel,
+        run: ModelRun,
+        exporter: Exporter,
+        tokens: Sequence[int],
+        spans: deque[tuple[int, int]],
+        check: Check,
+    ) -> Iterator[Copies]:
+        """Compute what `run` lacks of `tokens`, chunk by chunk; the blocks at `spans` as their tokens are done."""
+        under_way: deque[Copies] = deque()
+        for chunk in self._cut(tokens[run.length :]) or [()]:
+            model.compute(run, chunk, check)
+            ready = [spans.popleft() for _ in range(sum(end <= run.length for _, end in spans))]
+            under_way.append(exporter.blocks(run.past, ready))
+            if len(under_way) > self._in_flight:
+                yield under_way.popleft()
+            check()
+        yield from under_way
+
+    def _read_prompt(self, model: TorchModel, run: ModelRun, tokens: Sequence[int], check: Check) -> Scores:
+        # Cut as prefill cuts: a cold run then computes, bit for bit, what a transferred cache holds.
+        for chunk in self._cut(tokens[run.length : -1]):
+            model.compute(run, chunk, check)
+        return model.scores(run, tokens[-1:], check)
+
+    def _sampled(
+        self,
+        model: TorchModel,
+        run: ModelRun,
+        scores: Scores,
+        sampling: Sampling,
+        constraint: Constraint | None,
+        check: Check,
+    ) -> Iterator[int]:
+        """At most max_tokens ids, up to one that ends the answer, which is left out."""
+        sampler = Sampler(sampling)
+        for count in range(1, sampling.max_tokens + 1):
+            token = sampler.choose(scores if constraint is None else np.where(constraint.allowed(), scores, -np.inf))
+            if token in self._prompt.end_ids:
+                return
+            if constraint is not None:
+                constraint.accept(token)
+            yield token
+            if count < sampling.max_tokens:
+                scores = model.scores(run, (token,), check)
+
+    def _answer(
+        self,
+        tokens: Iterator[int],
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None,
+        evaluated: int,
+        first_token_s: float,
+        called: float,
+    ) -> Answer:
+        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
+        sampled: list[int] = []
+        for token in tokens:
+            sampled.append(token)
+            _give(stream.push(token), on_text)
+            if stream.stopped:
+                break
+        _give(stream.finish(), on_text)
+        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
+        return Answer(
+            text=stream.text,
+            tokens=tuple(sampled),
+            completion_tokens=len(sampled),
+            finish_reason="length" if cut_off else "stop",
+            evaluated_tokens=evaluated,
+            first_token_s=first_token_s,
+            seconds=time.monotonic() - called,
+        )
+
+
+def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
+    if piece and on_text:
+        on_text(piece)

@@ -1,0 +1,169 @@
+"""PyTorch's `past_key_values` to canonical KV blocks and back.
+
+A transformers cache keeps, per layer, K and V as (1, kv_heads, tokens, head_dim), K after RoPE in split halves: the
+canonical layout with two axes swapped. A sliding-window layer keeps its last `window - 1` rows only, oldest first, and
+counts apart how many it has seen.
+
+From a CUDA device the copies run on a stream of their own into pinned memory, beside the computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from messages.errors import InvalidMessage, KVTransferFailed
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Window
+
+TORCH_TYPES: dict[DType, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+
+
+def layout_of(past: DynamicCache) -> KVLayout:
+    """The layout of a cache that holds at least one token.
+
+    Raises KVTransferFailed with the reason why such a cache can't be transferred.
+    """
+    shapes = {_shape(index, layer) for index, layer in enumerate(past.layers)}
+    if len(shapes) != 1:
+        raise KVTransferFailed("its layers' caches differ in size or type")
+    windows = {layer.sliding_window for layer in past.layers if layer.is_sliding}
+    if len(windows) > 1:
+        raise KVTransferFailed("its sliding windows differ in length")
+    windowed = tuple(index for index, layer in enumerate(past.layers) if layer.is_sliding)
+    if len(windowed) == len(past.layers):
+        raise KVTransferFailed("all its layers have a sliding window")
+    kv_heads, head_dim, dtype = shapes.pop()
+    try:
+        return KVLayout(len(past.layers), kv_heads, head_dim, dtype, max(windows, default=0), windowed)
+    except InvalidMessage as error:
+        raise KVTransferFailed(str(error)) from None
+
+
+def require_same_shape(given: KVLayout, own: KVLayout) -> None:
+    """Raises KVTransferFailed unless the two differ at most in their dtype."""
+    if replace(given, dtype=own.dtype) != own:
+        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
+
+
+def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.device) -> None:
+    """Fill `past`, which is empty, from a canonical cache: cast once to this model's dtype.
+
+    Raises KVTransferFailed if the cache has other shapes, lacks rows of its windows, or holds inf or nan.
+    """
+    require_same_shape(cache.layout, layout)
+    finite = []
+    for index, layer in enumerate(past.layers):
+        rows = _rows(cache, index, device).to(TORCH_TYPES[layout.dtype])
+        finite.append(torch.isfinite(rows).all())
+        keys, values = rows.transpose(1, 2).unsqueeze(1)  # each (1, kv_heads, tokens, head_dim)
+        layer.update(keys, values)
+        if layer.is_sliding:
+            layer.cumulative_length = cache.num_tokens
+    if not bool(torch.stack(finite).all()):
+        raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {cache.layout.dtype})")
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Blocks on their way to this machine's memory."""
+
+    blocks: tuple[Block, ...]
+    done: torch.cuda.Event | None  # None: they are here
+
+    def arrived(self) -> Iterator[Block]:
+        """Waits for them."""
+        if self.done is not None:
+            self.done.synchronize()
+        yield from self.blocks
+
+
+class Exporter:
+    """Copies a model's caches out as canonical blocks."""
+
+    def __init__(self, layout: KVLayout, device: torch.device) -> None:
+        self._layout = layout
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def blocks(self, past: DynamicCache, spans: Sequence[tuple[int, int]]) -> Copies:
+        """The blocks of neighbouring `spans` [start, end), as canonical arrays of their own memory.
+
+        What is copied is gathered at once: `past` may go on growing.
+        """
+        if not spans:
+            return Copies((), None)
+        begin, end = spans[0][0], spans[-1][1]
+        gathered = torch.stack([_layer_rows(past.layers[i], begin, end) for i in self._layout.full_layers])
+        if self._side is None:
+            return Copies(tuple(self._block(gathered, span, begin) for span in spans), None)
+        self._side.wait_stream(torch.cuda.current_stream(gathered.device))
+        with torch.cuda.stream(self._side):
+            blocks = tuple(self._block(gathered, span, begin) for span in spans)
+            gathered.record_stream(self._side)
+            return Copies(blocks, self._side.record_event())
+
+    def window(self, past: DynamicCache) -> Window | None:
+        """The state of the sliding-window layers, now; None if there are none. Waits for it."""
+        if not self._layout.window_layers:
+            return None
+        layers = [past.layers[index] for index in self._layout.window_layers]
+        rows = torch.stack([_layer_rows(layer, 0, layer.keys.shape[-2]) for layer in layers])
+        return Window(past.get_seq_length(), as_numpy(rows.cpu().contiguous()))
+
+    @staticmethod
+    def _block(gathered: torch.Tensor, span: tuple[int, int], begin: int) -> Block:
+        rows = gathered[:, :, span[0] - begin : span[1] - begin]
+        # PyTorch keeps pinned memory that is let go of, and lends it again: only the first blocks pay for pinning.
+        host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
+        host.copy_(rows, non_blocking=True)
+        return Block(span[0], as_numpy(host))
+
+
+def as_numpy(tensor: torch.Tensor) -> Array:
+    """A view of a tensor in this machine's memory; bfloat16 as its bit pattern."""
+    array: Array = (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def _shape(index: int, layer: Any) -> tuple[int, int, DType]:
+    if not isinstance(layer.keys, torch.Tensor) or layer.keys.ndim != 4 or layer.keys.shape != layer.values.shape:
+        raise KVTransferFailed(f"layer {index} keeps no keys and values of one shape (it is a {type(layer).__name__})")
+    names = [name for name, kind in TORCH_TYPES.items() if layer.keys.dtype is kind is layer.values.dtype]
+    if not names:
+        raise KVTransferFailed(f"layer {index} keeps its keys as {layer.keys.dtype}; only f32, f16 and bf16 travel")
+    return int(layer.keys.shape[1]), int(layer.keys.shape[3]), names[0]
+
+
+def _layer_rows(layer: Any, begin: int, end: int) -> torch.Tensor:
+    """K and V of some positions, (2, tokens, kv_heads, head_dim)."""
+    return torch.stack((layer.keys[0, :, begin:end], layer.values[0, :, begin:end])).transpose(1, 2)
+
+
+def _rows(cache: KVCache, index: int, device: torch.device) -> torch.Tensor:
+    """K and V of one layer as they were stored, (2, tokens, kv_heads, head_dim), on the device."""
+    layout = cache.layout
+    if index in layout.window_layers:
+        parts = [_window_rows(cache, layout.window_layers.index(index))]
+    else:
+        row = layout.full_layers.index(index)
+        parts = [block.data[row] for block in cache.blocks]
+    shape = (2, sum(part.shape[1] for part in parts), layout.kv_heads, layout.head_dim)
+    host = torch.empty(shape, dtype=TORCH_TYPES[layout.dtype], pin_memory=device.type == "cuda")
+    np.concatenate(parts, axis=1, out=as_numpy(host))
+    return host.to(device, non_blocking=True)
+
+
+def _window_rows(cache: KVCache, row: int) -> Array:
+    """The rows that PyTorch would have kept."""
+    assert cache.window is not None  # KVCache refuses to be without
+    layout, data = cache.layout, cache.window.data
+    rows, needed = int(data.shape[2]) if data.ndim == 5 else 0, min(layout.window - 1, cache.num_tokens)
+    if data.shape != (len(layout.window_layers), 2, rows, layout.kv_heads, layout.head_dim):
+        raise KVTransferFailed(f"a record of the sliding-window layers of shape {data.shape}")
+    if rows < needed or data.dtype != layout.numpy_type:
+        raise KVTransferFailed(f"{rows} rows ({data.dtype}) of the sliding-window layers; {needed} are needed")
+    return data[row, :, rows - needed :]

@@ -1,0 +1,198 @@
+"""Loads a causal language model into PyTorch, and feeds it tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from engines.huggingface import weights as hf_weights
+from engines.huggingface.rope import FULL, SLIDING, stated_rope
+from engines.huggingface.weights import DTYPES, HFFolder, open_folder
+from engines.rope import Rope, difference
+from engines.transformers import kv as torch_kv
+from engines.transformers.kv import TORCH_TYPES
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.kv import KVLayout
+
+Check = Callable[[], None]  # raises when the work must end
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What `weights` asks for: a model folder, a dtype (None: as in the files), a device."""
+
+    folder: HFFolder
+    dtype: torch.dtype | None
+    device: torch.device
+
+
+def find_weights(weights: str) -> Weights:
+    """`FOLDER` or a hub's `OWNER/NAME`, then, if wanted, `?dtype=f32|f16|bf16` and `&device=cpu|cuda`.
+
+    A hub's model is downloaded into the hub's own cache, once. Raises ConfigError.
+    """
+    name, _, query = weights.partition("?")
+    given = {key: values[-1] for key, values in parse_qs(query).items()}
+    if unknown := set(given) - {"dtype", "device"}:
+        raise ConfigError(f"weights {weights!r}: {unknown.pop()!r} is neither 'dtype' nor 'device'")
+    dtype = DTYPES.get(given.get("dtype", ""), given.get("dtype"))
+    if dtype is not None and dtype not in TORCH_TYPES:
+        raise ConfigError(f"weights {weights!r}: dtype must be one of {', '.join(TORCH_TYPES)}, not {dtype!r}")
+    device = _device(given.get("device", ""))
+    if Path(name).expanduser().is_file():
+        raise ConfigError(f"{name} is a file; the transformers engine takes a model folder, or a hub's OWNER/NAME")
+    return Weights(open_folder(name), TORCH_TYPES[dtype] if dtype else None, device)
+
+
+@dataclass
+class ModelRun:
+    """One sequence: its cache, and the engine's counter of tokens that it was fed."""
+
+    past: DynamicCache
+    fed: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache, restored ones included."""
+        return int(self.past.get_seq_length())
+
+
+class TorchModel:
+    """A loaded model. Callable from any thread, each with its own Run."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Raises ConfigError if the folder holds no causal language model, or a damaged one."""
+        self._model = _load(weights)
+        self.config = self._model.config.get_text_config(decoder=True)
+        self.device = self._model.device
+        self._local = threading.local()
+        for layer in getattr(self._model.base_model, "layers", ()):
+            layer.register_forward_pre_hook(self._between_layers)
+
+    @property
+    def context(self) -> int:
+        """Positions that the model was trained for."""
+        return int(getattr(self.config, "max_position_embeddings", 0) or 4096)
+
+    def new_run(self) -> ModelRun:
+        """An empty sequence."""
+        return ModelRun(DynamicCache(config=self.config))
+
+    def compute(self, run: ModelRun, tokens: Sequence[int], check: Check) -> None:
+        """Extend the cache, and nothing more. On CUDA the work may still be going on when this returns.
+
+        `check` runs before every layer, and ends the work by raising.
+        """
+        if tokens:
+            with self._feeding(run, tokens, check) as arguments:
+                self._model.base_model(**arguments)
+
+    def scores(self, run: ModelRun, tokens: Sequence[int], check: Check) -> NDArray[np.float32]:
+        """Extend the cache; every token's logit after the last one. `check` as above."""
+        with self._feeding(run, tokens, check) as arguments:
+            logits = self._model(**arguments, logits_to_keep=1).logits
+            scores: NDArray[np.float32] = logits[0, -1].float().cpu().numpy()
+        return scores
+
+    def layout(self, folder: HFFolder) -> KVLayout:
+        """The layout of this model's caches: what config.json states, and what PyTorch is seen to keep.
+
+        Raises KVTransferFailed with the reason why they can't be transferred.
+        """
+        # Before anything is computed: other kinds of caches have none of the attributes that are looked at.
+        hf_weights.layout_of(folder, "f32")
+        run = self.new_run()
+        self.compute(run, range(4), lambda: None)
+        seen = torch_kv.layout_of(run.past)
+        stated = hf_weights.layout_of(folder, seen.dtype)
+        if seen != stated:
+            raise KVTransferFailed(f"PyTorch keeps {seen}, where config.json states {stated}")
+        return seen
+
+    def ropes(self, folder: HFFolder) -> tuple[Rope, ...]:
+        """The model's RoPE: what its module computes, which must be what config.json states. Raises
+        KVTransferFailed."""
+        module = getattr(self._model.base_model, "rotary_emb", None)
+        # One for all layers, or one for each kind of them.
+        prefixes = {"": FULL} if hasattr(module, "inv_freq") else {f"{kind}_": kind for kind in (FULL, SLIDING)}
+        seen = []
+        for prefix in prefixes:
+            frequencies = getattr(module, f"{prefix}inv_freq", None)
+            if frequencies is None:
+                raise KVTransferFailed(
+                    f"where transformers keeps the RoPE of a {folder.model_type!r} model is not known here"
+                )
+            scale = float(getattr(module, f"{prefix}attention_scaling"))
+            seen.append(Rope(tuple(frequencies.double().tolist()), scale))
+        stated = tuple(stated_rope(folder.config, kind) for kind in prefixes.values())
+        if wrong := difference(seen, stated):
+            raise KVTransferFailed(f"transformers computes another RoPE than config.json was read to state: {wrong}")
+        return stated
+
+    @contextmanager
+    def _feeding(self, run: ModelRun, tokens: Sequence[int], check: Check) -> Iterator[dict[str, Any]]:
+        self._local.check = check
+        ids = torch.tensor([list(tokens)], device=self.device)
+        try:
+            check()
+            with torch.inference_mode():
+                yield {"input_ids": ids, "past_key_values": run.past, "use_cache": True}
+        except RuntimeError as error:
+            raise EngineUnavailable(f"PyTorch failed on {self.device}: {_first_line(error)}") from error
+        finally:
+            self._local.check = None
+        run.fed += len(tokens)
+
+    def _between_layers(self, *_: Any) -> None:
+        if check := getattr(self._local, "check", None):
+            check()
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted and wanted not in _DEVICES:
+        raise ConfigError(f"the transformers engine runs on {' or '.join(_DEVICES)}, not on {wanted!r}")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"PyTorch {torch.__version__} finds no CUDA device: install its CUDA build, or use device=cpu"
+        )
+    return torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _load(weights: Weights) -> Any:
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            weights.folder.path,
+            dtype=weights.dtype or "auto",
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # noqa: BLE001  OSError, ValueError, SafetensorError, RuntimeError, KeyError…
+        raise ConfigError(f"PyTorch can't load {weights.folder.path}: {_first_line(error)}") from None
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"{weights.folder.path} lacks {len(missing)} of the model's tensors, {missing[0]!r} among them"
+        )
+    try:
+        return model.eval().to(weights.device)
+    except RuntimeError as error:
+        raise ConfigError(f"{weights.device} can't hold {weights.folder.path}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
