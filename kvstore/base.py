@@ -1,4 +1,4 @@
-"""The two contracts of the store: KVStore (blocks) and Board (small facts that workers share).
+"""The two contracts of the store: KVStore (blocks) and ClusterState (small facts that workers share).
 
 Everything here is a cache or a courtesy. Losing all of it costs time, never a job: RabbitMQ holds the truth about
 work. Both raise StoreUnavailable when the store can't be reached, and may be called from any thread.
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.blocks import BlockRef
-from messages.cards import WorkerCard
 from messages.kv import Block, KVLayout, Window
+from messages.workers import WorkerInfo
 
 # A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
 TTL_S = 24 * 3600
@@ -46,13 +46,13 @@ class KVStore(ABC):
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         """The blocks of `refs`, in order, TTLs renewed.
 
-        Raises HandOverFailed if one is missing, damaged, or not of this fingerprint, layout and chain: nothing
+        Raises KVTransferFailed if one is missing, damaged, or not of this fingerprint, layout and chain: nothing
         is returned then, and the reason says which and why.
         """
 
     @abstractmethod
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """The window record of `ref`. Raises HandOverFailed as `get`."""
+        """The window record of `ref`. Raises KVTransferFailed as `get`."""
 
     @abstractmethod
     def delete(self, refs: Sequence[BlockRef]) -> None:
@@ -74,23 +74,23 @@ class KVStore(ABC):
         """Close connections. Idempotent."""
 
 
-class Board(ABC):
-    """Worker cards, stored results, tombstones, claims and reservations. Every entry has a TTL."""
+class ClusterState(ABC):
+    """Worker registrations, stored results, tombstones, claims and reservations. Every entry has a TTL."""
 
     @abstractmethod
     def now(self) -> float:
         """The store's clock, seconds since the epoch: the one clock that all machines share."""
 
     @abstractmethod
-    def put_card(self, card: WorkerCard, ttl_s: float) -> None:
-        """Publish or renew a worker's card."""
+    def register(self, registration: WorkerInfo, ttl_s: float) -> None:
+        """Publish or renew a worker's registration."""
 
     @abstractmethod
-    def cards(self) -> list[WorkerCard]:
-        """Cards of all workers alive, by worker_id. Unreadable ones are left out."""
+    def registrations(self) -> list[WorkerInfo]:
+        """Registrations of all workers alive, by worker_id. Unreadable ones are left out."""
 
     @abstractmethod
-    def remove_card(self, worker_id: str) -> None:
+    def unregister(self, worker_id: str) -> None:
         """A worker leaves."""
 
     @abstractmethod
@@ -134,8 +134,16 @@ class Board(ABC):
         """Give up a claim held by this worker; others' claims are left alone."""
 
     @abstractmethod
-    def count_takes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
-        """Change how often this run is in a worker's hands at this stage, or was when one fell; never below 0."""
+    def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
+        """Change how many workers hold this run at this stage, or died while holding it; never below 0."""
+
+    @abstractmethod
+    def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
+        """Keep what one engine computes (`engines.sketch`) under the hash that names it, or renew it if it is there."""
+
+    @abstractmethod
+    def get_sketch(self, name: str) -> bytes | None:
+        """The bytes under this name, or None. Whoever reads them checks that it is theirs."""
 
     @abstractmethod
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:

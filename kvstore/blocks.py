@@ -1,8 +1,8 @@
 """Block keys: which record holds which tokens of which model.
 
 A block's chain hash covers every token from the start of the sequence to the block's end, so equal hashes mean equal
-KV (same fingerprint given). Blocks inside the class-wide part are keyed by content and shared; later ones carry the
-job id and have one owner, who deletes them.
+KV: fingerprint and the producer's sketch are covered, too. Blocks inside the class-wide part are keyed by content and
+shared; later ones carry the job id and have one owner, who deletes them.
 
     kv:<fingerprint>:<chain hash>            shared, dies by TTL or pressure only
     kv:<fingerprint>:<job id>:<chain hash>   one job's own, deleted after its ack
@@ -14,10 +14,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from messages.kv import KVLayout
+
+_hash = partial(hashlib.blake2b, digest_size=16, key=b"kvasir.chain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +35,23 @@ class BlockRef:
 
 
 def block_refs(
-    fingerprint: str, layout: KVLayout, tokens: Sequence[int], num_tokens: int, shared_tokens: int, job_id: str
+    fingerprint: str,
+    layout: KVLayout,
+    tokens: Sequence[int],
+    num_tokens: int,
+    shared_tokens: int,
+    job_id: str,
+    sketch: str = "",
 ) -> list[BlockRef]:
     """References to the blocks of the first `num_tokens` of `tokens`, in order.
 
-    Blocks that lie wholly within the first `shared_tokens` are shared.
+    Blocks that lie wholly within the first `shared_tokens` are shared, by all producers with this `sketch`.
     """
     ids = np.asarray(tokens[:num_tokens], "<u4")
     refs = []
-    chain = _root(fingerprint, layout)
+    chain = _hash(f"{fingerprint}/{layout.block_tokens}/{layout.dtype}{sketch and '/'}{sketch}".encode()).digest()
     for start, end in layout.block_spans(num_tokens):
-        chain = _link(chain, ids[start:end])
+        chain = _hash(chain + ids[start:end].tobytes()).digest()
         name = chain.hex()
         shared = end <= shared_tokens and end - start == layout.block_tokens
         owner = "" if shared else f"{job_id}:"
@@ -65,12 +74,3 @@ def is_shared(key: str) -> bool:
 def shared_boundary(layout: KVLayout, shared_tokens: int) -> int:
     """The class-wide part rounded down to whole blocks."""
     return shared_tokens - shared_tokens % layout.block_tokens
-
-
-def _root(fingerprint: str, layout: KVLayout) -> bytes:
-    seed = f"{fingerprint}/{layout.block_tokens}/{layout.dtype}".encode()
-    return hashlib.blake2b(seed, digest_size=16, key=b"kvasir.chain").digest()
-
-
-def _link(previous: bytes, ids: np.ndarray) -> bytes:
-    return hashlib.blake2b(previous + ids.tobytes(), digest_size=16, key=b"kvasir.chain").digest()

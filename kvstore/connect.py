@@ -1,15 +1,15 @@
-"""From a URL to a store and a board."""
+"""From a URL to a store and a cluster state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.base import Board, KVStore
-from kvstore.memory import MemoryBoard, MemoryKVStore
-from kvstore.redis_board import RedisBoard
-from kvstore.redis_client import errors_mapped, open_client, place
-from kvstore.redis_store import RedisKVStore
+from kvstore.base import ClusterState, KVStore
+from kvstore.memory import MemoryClusterState, MemoryKVStore
+from kvstore.redis.client import errors_mapped, open_client, place
+from kvstore.redis.cluster_state import RedisClusterState
+from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError
 
 MEMORY = "memory:"
@@ -21,25 +21,25 @@ class Stores:
     """Everything a worker keeps outside the broker."""
 
     kv: KVStore
-    board: Board
+    cluster_state: ClusterState
 
     def close(self) -> None:
         """Close both. Idempotent."""
         self.kv.close()
-        self.board.close()
+        self.cluster_state.close()
 
 
 def connect(url: str) -> Stores:
-    """The store and board at `memory://` (new, and only this process's) or redis://, rediss://, unix://.
+    """The store and cluster state at `memory://` (new, and only this process's) or redis://, rediss://, unix://.
 
     Raises:
         ConfigError: the URL can't be used, or the server is too old.
         StoreUnavailable: it can't be reached, or refuses the login.
     """
     if url.startswith(MEMORY):
-        return Stores(MemoryKVStore(), MemoryBoard())
+        return Stores(MemoryKVStore(), MemoryClusterState())
     _check_server(url)
-    return Stores(RedisKVStore(url), RedisBoard(url))
+    return Stores(RedisKVStore(url), RedisClusterState(url))
 
 
 def _check_server(url: str) -> None:

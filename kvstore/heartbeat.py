@@ -1,4 +1,4 @@
-"""Keeps a worker's card and its claims alive, in a thread of its own."""
+"""Keeps a worker's registration and its claims alive, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import socket
 import threading
 from collections.abc import Callable
 
-from kvstore.base import Board
-from messages.cards import WorkerCard
+from kvstore.base import ClusterState
+from messages.workers import WorkerInfo
 
 BEAT_S = 1.0
 # A dead worker's jobs are free again after this; three beats, so that one late beat is no death.
 CLAIM_TTL_S = 3.0
-CARD_TTL_S = 5.0
+REGISTRATION_TTL_S = 5.0
 
 
 def new_worker_id() -> str:
@@ -24,25 +24,27 @@ def new_worker_id() -> str:
 
 
 class Heartbeat:
-    """Publishes `card()` and lets `renew()` renew claims once a second until closed; then removes the card."""
+    """Publishes `registration()` and lets `renew()` renew claims once a second until closed, then removes it."""
 
-    def __init__(self, board: Board, card: Callable[[], WorkerCard], renew: Callable[[], object]) -> None:
-        self._board = board
-        self._card = card
+    def __init__(
+        self, cluster_state: ClusterState, registration: Callable[[], WorkerInfo], renew: Callable[[], object]
+    ) -> None:
+        self._cluster_state = cluster_state
+        self._registration = registration
         self._renew = renew
         self._closed = threading.Event()
-        self._worker_id = card().worker_id
-        self._board.put_card(card(), CARD_TTL_S)
+        self._worker_id = registration().worker_id
+        self._cluster_state.register(registration(), REGISTRATION_TTL_S)
         self._thread = threading.Thread(target=self._beat, name=f"heartbeat {self._worker_id}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop beating and take the card down. Idempotent."""
+        """Stop beating and removes the registration. Idempotent."""
         self._closed.set()
         self._thread.join()
-        self._board.remove_card(self._worker_id)
+        self._cluster_state.unregister(self._worker_id)
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
-            self._board.put_card(self._card(), CARD_TTL_S)
+            self._cluster_state.register(self._registration(), REGISTRATION_TTL_S)
             self._renew()

@@ -1,4 +1,4 @@
-"""Store and board in this process's memory, for the local pipeline and for tests. Same records, same checks."""
+"""Store and cluster state in this process's memory, for the local pipeline and for tests. Same records, same checks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from kvstore.base import TTL_S, Board, KVStore, StoreUsage
+from kvstore.base import TTL_S, ClusterState, KVStore, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
-from kvstore.cards import readable_cards
 from kvstore.records import decode_block, decode_window, encode
+from kvstore.workers import readable_registrations
 from messages import codec
-from messages.cards import WorkerCard
-from messages.errors import HandOverFailed, StoreUnavailable
+from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.kv import Block, KVLayout, Window
+from messages.workers import WorkerInfo
 
 DEFAULT_MAX_BYTES = 4 << 30
 
@@ -148,51 +148,51 @@ class MemoryKVStore(KVStore):
         self._values.renew(ref.key, TTL_S)
         value = self._values.get(ref.key)
         if value is None:
-            raise HandOverFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
+            raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
         return value
 
 
-class MemoryBoard(Board):
-    """The board in memory, under the same keys as in Redis."""
+class MemoryClusterState(ClusterState):
+    """The cluster state in memory, under the same keys as in Redis."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._values = Expiring(clock=clock)
         self._claims = threading.Lock()
 
     def now(self) -> float:
-        """See Board."""
+        """See ClusterState."""
         return time.time()
 
-    def put_card(self, card: WorkerCard, ttl_s: float) -> None:
-        """See Board."""
-        self._values.put(f"card:{card.worker_id}", codec.encode(card), ttl_s)
+    def register(self, registration: WorkerInfo, ttl_s: float) -> None:
+        """See ClusterState."""
+        self._values.put(f"card:{registration.worker_id}", codec.encode(registration), ttl_s)
 
-    def cards(self) -> list[WorkerCard]:
-        """See Board."""
-        return readable_cards(self._values.under("card:"))
+    def registrations(self) -> list[WorkerInfo]:
+        """See ClusterState."""
+        return readable_registrations(self._values.under("card:"))
 
-    def remove_card(self, worker_id: str) -> None:
-        """See Board."""
+    def unregister(self, worker_id: str) -> None:
+        """See ClusterState."""
         self._values.delete(f"card:{worker_id}")
 
     def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
-        """See Board."""
+        """See ClusterState."""
         self._values.put(f"result:{job_id}:{run}", body, ttl_s)
 
     def get_result(self, job_id: str, run: int) -> bytes | None:
-        """See Board."""
+        """See ClusterState."""
         return self._values.get(f"result:{job_id}:{run}")
 
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
-        """See Board."""
+        """See ClusterState."""
         self._values.put(f"cancelled:{batch_id}", b"1", ttl_s)
 
     def is_cancelled(self, batch_id: str) -> bool:
-        """See Board."""
+        """See ClusterState."""
         return self._values.get(f"cancelled:{batch_id}") is not None
 
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
-        """See Board."""
+        """See ClusterState."""
         key, me = f"claim:{job_id}:{run}", worker_id.encode()
         with self._claims:
             if self._values.get(key) not in (None, me):
@@ -201,14 +201,14 @@ class MemoryBoard(Board):
             return True
 
     def release(self, job_id: str, run: int, worker_id: str) -> None:
-        """See Board."""
+        """See ClusterState."""
         key = f"claim:{job_id}:{run}"
         with self._claims:
             if self._values.get(key) == worker_id.encode():
                 self._values.delete(key)
 
-    def count_takes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
-        """See Board."""
+    def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
+        """See ClusterState."""
         key = f"takes:{stage}:{job_id}:{run}"
         with self._claims:
             count = int(self._values.get(key) or 0) + change
@@ -218,8 +218,16 @@ class MemoryBoard(Board):
             self._values.put(key, str(count).encode(), ttl_s)
             return count
 
+    def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
+        """See ClusterState."""
+        self._values.put(f"sketch:{name}", body, ttl_s)
+
+    def get_sketch(self, name: str) -> bytes | None:
+        """See ClusterState."""
+        return self._values.get(f"sketch:{name}")
+
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
-        """See Board."""
+        """See ClusterState."""
         key = f"reservation:{name}"
         with self._claims:
             self._values.delete(key)
@@ -229,12 +237,12 @@ class MemoryBoard(Board):
             return True
 
     def unreserve(self, name: str) -> None:
-        """See Board."""
+        """See ClusterState."""
         self._values.delete(f"reservation:{name}")
 
     def reserved_bytes(self) -> int:
-        """See Board."""
+        """See ClusterState."""
         return sum(int(value) for value in self._values.under("reservation:") if value is not None)
 
     def close(self) -> None:
-        """See Board."""
+        """See ClusterState."""

@@ -8,7 +8,7 @@ is the array's memory, C-contiguous and little-endian; `xxh3` its XXH3-64 hash; 
 
 A reader knows what every field must say: the ref, the fingerprint and the layout tell all but a window's rows. So a
 record is good exactly if its header is, byte for byte, the one that would be written for its payload. Every other
-value raises HandOverFailed, whoever wrote it.
+value raises KVTransferFailed, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from kvstore.blocks import BlockRef
-from messages.errors import HandOverFailed
+from messages.errors import KVTransferFailed
 from messages.kv import Array, Block, KVLayout, Window
 
 VERSION = 1
@@ -56,7 +56,7 @@ def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Block | Wi
 
 
 def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Block:
-    """The block of `ref`, its data a read-only view of `value`. Raises HandOverFailed, which says what is wrong."""
+    """The block of `ref`, its data a read-only view of `value`. Raises KVTransferFailed, which says what is wrong."""
     header, payload = _split(value, ref)
     shape = layout.block_shape(ref.end - ref.start)
     _check(header, _header(_BLOCK, fingerprint, layout, ref, shape, payload), value, payload, ref)
@@ -64,7 +64,7 @@ def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, 
 
 
 def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-    """The window record of `ref`, its data a read-only view of `value`. Raises HandOverFailed."""
+    """The window record of `ref`, its data a read-only view of `value`. Raises KVTransferFailed."""
     header, payload = _split(value, ref)
     rows = header.get("rows")
     least = min(ref.end, layout.window - 1)
@@ -147,5 +147,5 @@ def _shown(value: object) -> str:
     return f"{value!r:.80}" if isinstance(value, str | int | None) else f"of type {type(value).__name__}"
 
 
-def _failed(ref: BlockRef, reason: str) -> HandOverFailed:
-    return HandOverFailed(f"stored KV record at position {ref.start} ({ref.key}) {reason}")
+def _failed(ref: BlockRef, reason: str) -> KVTransferFailed:
+    return KVTransferFailed(f"stored KV record at position {ref.start} ({ref.key}) {reason}")

@@ -25,7 +25,7 @@ class UploadReport:
 
 
 class Uploader:
-    """One hand-over's upload: a thread, and a queue that holds the caller back when the store is slower.
+    """One KV transfer's upload: a thread, and a queue that holds the caller back when the store is slower.
 
     Used by one thread. Leaving the `with` block without `finish` abandons the upload.
     """
@@ -47,7 +47,7 @@ class Uploader:
         self._thread.start()
 
     def put(self, ref: BlockRef, record: Block | Window) -> None:
-        """Hand over one record; waits while too many are pending. After an error it is dropped: see `finish`."""
+        """Pass on one record; waits while too many are pending. After an error it is dropped: see `finish`."""
         with self._changed:
             if self._ending:
                 raise ValueError("the upload has been finished or abandoned")
@@ -59,7 +59,9 @@ class Uploader:
     def finish(self) -> UploadReport:
         """Wait until everything lies in the store. Raises what the store raised first, as a rule StoreUnavailable."""
         started = time.perf_counter()
-        self._end(drop=False)
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
         self._thread.join()
         if self._error:
             raise self._error
@@ -67,7 +69,8 @@ class Uploader:
 
     def abandon(self) -> None:
         """Drop what is pending and return at once; the thread ends after what it is storing now. Idempotent."""
-        self._end(drop=True)
+        self._ending = True
+        self._drop()
 
     def __enter__(self) -> Uploader:
         return self
@@ -75,38 +78,25 @@ class Uploader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.abandon()
 
-    def _end(self, drop: bool) -> None:
+    def _drop(self) -> None:
         with self._changed:
-            self._ending = True
-            if drop:
-                self._drop()
+            self._dropping = True
+            self._pending.clear()
             self._changed.notify_all()
 
-    def _drop(self) -> None:
-        self._dropping = True
-        self._pending.clear()
-
     def _run(self) -> None:
-        while batch := self._take():
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._ending)
+                batch = list(self._pending)
+                self._pending.clear()
+                self._changed.notify_all()
+            if not batch:
+                return
             try:
                 stored = self._store.put(self._fingerprint, self._layout, batch)
             except Exception as error:  # noqa: BLE001  `finish` raises it in the thread that can deal with it
-                self._fail(error)
-                return
+                self._error = error
+                return self._drop()
             self._bytes += stored
             self._records += len(batch)
-
-    def _take(self) -> list[tuple[BlockRef, Block | Window]]:
-        """All that is pending, as soon as there is any; empty at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._ending)
-            batch = list(self._pending)
-            self._pending.clear()
-            self._changed.notify_all()
-            return batch
-
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
-            self._error = error
-            self._drop()
-            self._changed.notify_all()

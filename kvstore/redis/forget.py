@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from kvstore.redis_client import errors_mapped, open_client, place
+from kvstore.redis.client import errors_mapped, open_client, place
 
 _PATTERNS = ("kv:*", "kvw:*", "result:*", "claim:*", "takes:*")
 _AT_ONCE = 500

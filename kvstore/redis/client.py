@@ -1,4 +1,4 @@
-"""What the store and the board share of Redis: how a client is opened, and what its errors become."""
+"""What the store and the cluster state share of Redis: how a client is opened, and what its errors become."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ import redis
 
 from kvstore.base import TTL_S, KVStore, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
-from kvstore.bulk import Bulk, bulk_target
 from kvstore.records import decode_block, decode_window, encode
-from kvstore.redis_client import TIMEOUT_S, errors_mapped, open_client, place
-from messages.errors import HandOverFailed
+from kvstore.redis.bulk import Bulk, bulk_target
+from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
+from messages.errors import KVTransferFailed
 from messages.kv import Block, KVLayout, Window
 
 PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
@@ -125,7 +125,7 @@ class RedisKVStore(KVStore):
 
 def _present(value: bytes | memoryview | None, ref: BlockRef) -> bytes | memoryview:
     if value is None:
-        raise HandOverFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
+        raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
     return value
 
 

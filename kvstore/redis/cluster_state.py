@@ -1,12 +1,12 @@
-"""The board over Redis 7 or newer.
+"""The cluster state over Redis 7 or newer.
 
-    card:<worker id>      an encoded WorkerCard        cards    index of the live ones (sorted set: expiry in ms)
+    card:<worker id>      an encoded WorkerInfo        cards    index of the live ones (sorted set: expiry in ms)
     result:<job>:<run>    an encoded JobResult         cancelled:<batch>    tombstone
     claim:<job>:<run>     worker id                reservations   hash: name -> "bytes expiry in ms"
-    takes:<stage>:<job>:<run>    a count
+    takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
 
-All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its card or
-storing a result, which take a few bytes.
+All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its registration
+or storing a result, which take a few bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstore.base import TTL_S, Board, Run
-from kvstore.cards import readable_cards
-from kvstore.redis_client import TIMEOUT_S, errors_mapped, open_client, place
+from kvstore.base import TTL_S, ClusterState, Run
+from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
+from kvstore.workers import readable_registrations
 from messages import codec
-from messages.cards import WorkerCard
+from messages.workers import WorkerInfo
 
 _INDEX = "cards"
 _RESERVATIONS = "reservations"
@@ -26,8 +26,8 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with the last card in it. Numbers are written out: a round one would become 1.7e+12.
-_PUT_CARD = """
+# The index expires with the last registration in it. Numbers are written out: a round one would become 1.7e+12.
+_PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -101,7 +101,7 @@ return string.format('%.0f', total)
 
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
-_COUNT_TAKES = """
+_COUNT_CRASHES = """
 local count = redis.call('INCRBY', KEYS[1], ARGV[1])
 if count <= 0 then
   redis.call('DEL', KEYS[1])
@@ -112,114 +112,126 @@ return count
 """
 
 
-class RedisBoard(Board):
+class RedisClusterState(ClusterState):
     """Small facts as Redis keys, each with a TTL."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._client = open_client(url, timeout_s)
         self._place = place(url)
         script = self._client.register_script
-        self._set, self._put_card, self._claim, self._release, self._reserve, self._reserved = (
-            script(_LUA + text) for text in (_SET, _PUT_CARD, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
+        self._set, self._register, self._claim, self._release, self._reserve, self._reserved = (
+            script(_LUA + text) for text in (_SET, _PUT_REGISTRATION, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
         )
-        self._take_up, self._finish, self._count_takes = (
-            script(_LUA + text) for text in (_TAKE_UP, _FINISH, _COUNT_TAKES)
+        self._take_up, self._finish, self._count_crashes = (
+            script(_LUA + text) for text in (_TAKE_UP, _FINISH, _COUNT_CRASHES)
         )
 
     def now(self) -> float:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             time: Any = self._client.time()
         return float(time[0] + time[1] / 1e6)
 
-    def put_card(self, card: WorkerCard, ttl_s: float) -> None:
-        """See Board."""
-        keys = [f"card:{card.worker_id}", _INDEX]
+    def register(self, registration: WorkerInfo, ttl_s: float) -> None:
+        """See ClusterState."""
+        keys = [f"card:{registration.worker_id}", _INDEX]
         with errors_mapped(self._place):
-            self._put_card(keys, [codec.encode(card), _milliseconds(ttl_s), card.worker_id])
+            self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
 
-    def cards(self) -> list[WorkerCard]:
-        """See Board."""
+    def registrations(self) -> list[WorkerInfo]:
+        """See ClusterState."""
         with errors_mapped(self._place):
             names: Any = self._client.zrange(_INDEX, 0, -1)
             bodies: Any = self._client.mget([b"card:" + name for name in names]) if names else []
-        return readable_cards(bodies)
+        return readable_registrations(bodies)
 
-    def remove_card(self, worker_id: str) -> None:
-        """See Board."""
+    def unregister(self, worker_id: str) -> None:
+        """See ClusterState."""
         with errors_mapped(self._place), self._client.pipeline() as pipeline:
             pipeline.delete(f"card:{worker_id}")
             pipeline.zrem(_INDEX, worker_id)
             pipeline.execute()
 
     def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             self._set([f"result:{job_id}:{run}"], [body, _milliseconds(ttl_s)])
 
     def get_result(self, job_id: str, run: int) -> bytes | None:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             body: Any = self._client.get(f"result:{job_id}:{run}")
         return None if body is None else bytes(body)
 
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
-        """See Board."""
+        """See ClusterState."""
         keys = _results_and_claims(runs)
         with errors_mapped(self._place):
             answers: Any = self._take_up(keys, [worker_id, _milliseconds(ttl_s)])
         return [(answer, False) if isinstance(answer, bytes) else (None, bool(answer)) for answer in answers]
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
-        """See Board."""
+        """See ClusterState."""
         keys = _results_and_claims([(job_id, run) for job_id, run, _ in results])
         with errors_mapped(self._place):
             self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in results)])
 
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             self._set([f"cancelled:{batch_id}"], [b"1", _milliseconds(ttl_s)])
 
     def is_cancelled(self, batch_id: str) -> bool:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             return bool(self._client.exists(f"cancelled:{batch_id}"))
 
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             return bool(self._claim([f"claim:{job_id}:{run}"], [worker_id, _milliseconds(ttl_s)]))
 
     def release(self, job_id: str, run: int, worker_id: str) -> None:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             self._release([f"claim:{job_id}:{run}"], [worker_id])
 
-    def count_takes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
-        """See Board."""
+    def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
+        """See ClusterState."""
         with errors_mapped(self._place):
-            return int(self._count_takes([f"takes:{stage}:{job_id}:{run}"], [change, _milliseconds(ttl_s)]))
+            return int(self._count_crashes([f"takes:{stage}:{job_id}:{run}"], [change, _milliseconds(ttl_s)]))
+
+    def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
+        """See ClusterState. Its bytes go out only where they are missing: workers renew theirs every second."""
+        with errors_mapped(self._place):
+            if not self._client.pexpire(f"sketch:{name}", _milliseconds(ttl_s)):
+                self._set([f"sketch:{name}"], [body, _milliseconds(ttl_s)])
+
+    def get_sketch(self, name: str) -> bytes | None:
+        """See ClusterState."""
+        with errors_mapped(self._place):
+            body: Any = self._client.get(f"sketch:{name}")
+        return None if body is None else bytes(body)
 
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             granted = self._reserve([_RESERVATIONS], [name, size_bytes, max(0, room_bytes), _milliseconds(ttl_s)])
         return bool(granted)
 
     def unreserve(self, name: str) -> None:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             self._client.hdel(_RESERVATIONS, name)
 
     def reserved_bytes(self) -> int:
-        """See Board."""
+        """See ClusterState."""
         with errors_mapped(self._place):
             total: Any = self._reserved([_RESERVATIONS])
         return int(total)
 
     def close(self) -> None:
-        """See Board."""
+        """See ClusterState."""
         self._client.close()
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from redis import exceptions
 from redis.connection import parse_url
 
-from kvstore.redis_client import CONNECT_TIMEOUT_S
+from kvstore.redis.client import CONNECT_TIMEOUT_S
 
 SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
@@ -46,7 +46,7 @@ _ERRORS: dict[str, type[exceptions.RedisError]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BulkTarget:
     """A Redis to reach over TCP, or over a Unix socket where `path` is set."""
 
     host: str = "localhost"
@@ -57,19 +57,19 @@ class Target:
     db: int = 0
 
 
-def bulk_target(url: str) -> Target | None:
+def bulk_target(url: str) -> BulkTarget | None:
     """What `url` names, or None where only redis-py can go: TLS, and URLs with options."""
     options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     options.pop("connection_class", None)
     if url.startswith("rediss:") or not set(options) <= {"host", "port", "path", "username", "password", "db"}:
         return None
-    return Target(**options)
+    return BulkTarget(**options)
 
 
 class Bulk:
     """A `redis_store.Transport` over plain sockets; keeps idle connections for any thread to use."""
 
-    def __init__(self, target: Target, timeout_s: float) -> None:
+    def __init__(self, target: BulkTarget, timeout_s: float) -> None:
         self._target = target
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -133,7 +133,7 @@ class Bulk:
 
 
 class _Connection:
-    def __init__(self, target: Target, timeout_s: float) -> None:
+    def __init__(self, target: BulkTarget, timeout_s: float) -> None:
         self._socket = _connect(target, timeout_s)
         try:
             self._log_in(target)
@@ -141,7 +141,7 @@ class _Connection:
             self.close()
             raise
 
-    def _log_in(self, target: Target) -> None:
+    def _log_in(self, target: BulkTarget) -> None:
         if target.password:
             self.send("AUTH", *([target.username] if target.username else []), target.password)
             self.read_ok()
@@ -258,7 +258,7 @@ def _whole(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _connect(target: Target, timeout_s: float) -> socket.socket:
+def _connect(target: BulkTarget, timeout_s: float) -> socket.socket:
     if target.path:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.connect(target.path)

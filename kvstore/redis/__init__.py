@@ -1,0 +1,1 @@
+"""The store and the cluster's state in Redis."""
