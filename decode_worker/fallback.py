@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
-from infra import topology
-from infra.broker import Broker, Delivery
-from infra.endings import Endings
-from infra.envelope import open_envelope, read_job
-from kvstore.base import Board
-from messages.errors import BrokerUnavailable, KvasirError, NoQueue
+from infra.broker import topology
+from infra.broker.base import Broker, Delivery
+from infra.broker.envelope import Attempt
+from infra.broker.settle import Settler, passing_on
+from kvstore.base import ClusterState
+from messages import codec
+from messages.errors import BrokerUnavailable, NoQueue
 from messages.jobs import LANES, DecodeJob, PrefillJob
-from messages.lifecycle import Moment, Step
+from messages.lifecycle import Step
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +32,15 @@ class Fallback:
     def __init__(
         self,
         broker: Broker,
-        board: Board,
-        endings: Endings,
-        observe: Callable[[Moment], None],
+        cluster_state: ClusterState,
+        settler: Settler,
         worker_id: str,
         model: str,
         slots: int,
     ) -> None:
         self._broker = broker
-        self._board = board
-        self._endings = endings
-        self._observe = observe
+        self._cluster_state = cluster_state
+        self._settler = settler
         self._worker_id = worker_id
         self._model = model
         self._slots = slots
@@ -63,11 +61,11 @@ class Fallback:
             log.info("could not look for jobs without a prefill worker: %s", error)
 
     def _is_needed(self) -> bool:
-        cards = self._board.cards()
-        # Without our own card the board is away, and says nothing about anybody.
-        if not any(card.worker_id == self._worker_id for card in cards):
+        registrations = self._cluster_state.registrations()
+        # Without our own registration the cluster state is away, and says nothing about anybody.
+        if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False
-        if any(card.role == "prefill" and card.model == self._model for card in cards):
+        if any(registration.role == "prefill" and registration.model == self._model for registration in registrations):
             self._alone_since = 0.0
             return False
         self._alone_since = self._alone_since or time.monotonic()
@@ -81,14 +79,10 @@ class Fallback:
         return next((delivery for queue in self._queues if (delivery := self._broker.get(queue))), None)
 
     def _pass_on(self, delivery: Delivery) -> None:
-        envelope = open_envelope(delivery, "prefill", self._model)
-        held = [delivery]
-        self._endings.received(delivery, envelope)
-        try:
-            job = read_job(delivery, PrefillJob)
-        except KvasirError as error:
-            return self._endings.error(held, envelope, error)
-        identity = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
-        self._observe(Moment(Step.PREFILL_STARTED, job.job_id, job.model, identity))
-        log.info("job %s: passed on without prefill: %s", job.job_id, WHY)
-        return self._endings.pass_on(held, envelope, DecodeJob(job, None, why_no_kv=WHY))
+        attempt = Attempt[PrefillJob].at(delivery, "prefill", self._model)
+        self._settler.received(attempt)
+        with self._settler.settling(attempt):
+            job = codec.decode(delivery.message.body, PrefillJob)
+            self._settler.observe(attempt.envelope.event(Step.PREFILL_STARTED))
+            log.info("job %s: passed on without prefill: %s", job.job_id, WHY)
+            self._settler.settle(passing_on(attempt, DecodeJob(job, None, why_no_kv=WHY)))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from engines.base import EngineInfo
-from infra.broker import Delivery
-from infra.envelope import read_job
+from engines.base import DecodeEngine, Loaded
+from engines.sketch import Agreement
+from infra.broker.base import Delivery
 from kvstore.base import KVStore
 from kvstore.blocks import BlockRef, block_refs, window_ref
+from messages import codec
+from messages.errors import KVTransferFailed
 from messages.jobs import DecodeJob, StoredKV
-from messages.kv import KVCache
+from messages.kv import Block, KVCache, KVLayout, Window, is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,9 @@ class Fetched:
 
 def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
     """References to the blocks of the job's KV cache."""
-    return block_refs(kv.fingerprint, kv.layout, job.job.tokens, kv.num_tokens, kv.shared_tokens, job.job.job_id)
+    return block_refs(
+        kv.fingerprint, kv.layout, job.job.tokens, kv.num_tokens, kv.shared_tokens, job.job.job_id, kv.sketch
+    )
 
 
 def own_refs(job: DecodeJob) -> list[BlockRef]:
@@ -36,41 +39,44 @@ def own_refs(job: DecodeJob) -> list[BlockRef]:
     return refs + [window_ref(ref) for ref in refs[-1:] if job.kv.layout.window_layers]
 
 
-def why_foreign(stored: StoredKV, info: EngineInfo) -> str:
-    """Why an engine can't take this KV cache; "": it can."""
+def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> Agreement:
+    """Whether an engine takes this KV cache: its producer computes what it would compute itself, as was measured."""
+    info = loaded.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
-        return f"engine {info.engine} takes no KV cache"
+        return Agreement(f"engine {info.engine} takes no KV cache")
     if stored.fingerprint != info.fingerprint:
-        return f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
-    return ""
+        return Agreement(f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}")
+    if why := stored.layout.why_unsupported:
+        return Agreement(why)
+    return loaded.sketches.agreement(stored.sketch)
 
 
 def fetch(kv: KVStore, job: DecodeJob, stored: StoredKV) -> Fetched:
-    """Load a job's KV cache. Raises HandOverFailed, StoreUnavailable."""
+    """Load a job's KV cache. Raises KVTransferFailed, StoreUnavailable."""
     started = time.monotonic()
     refs = stored_refs(job, stored)
     blocks = kv.get(stored.fingerprint, stored.layout, refs)
     window = None
     if stored.layout.window_layers:
         window = kv.get_window(stored.fingerprint, stored.layout, window_ref(refs[-1]))
+    records: list[Block | Window] = [*blocks, *([window] if window else [])]
+    for record in records:
+        check_finite(record, stored.layout)
     return Fetched(KVCache(stored.layout, tuple(blocks), window), time.monotonic() - started)
 
 
-class AheadFetch:
-    """The KV cache of one delivery, on its way while its slot is not free yet. Problems wait until it is asked for."""
+def check_finite(record: Block | Window, layout: KVLayout) -> None:
+    """Raises KVTransferFailed for inf or nan, whoever computed it: every answer from it would be nonsense."""
+    if not is_finite(record.data, layout.dtype):
+        raise KVTransferFailed("the stored KV cache holds inf or nan")
 
-    def __init__(self, kv: KVStore, delivery: Delivery, info: EngineInfo, pool: ThreadPoolExecutor) -> None:
-        self._kv = kv
-        self._delivery = delivery
-        self._info = info
-        self._future: Future[Fetched | None] = pool.submit(self._fetch)
 
-    def result(self) -> Fetched | None:
-        """What came; None if the job has no KV cache that this engine takes. Raises as `fetch`, and InvalidMessage."""
-        return self._future.result()
+def fetch_ahead(kv: KVStore, delivery: Delivery, loaded: Loaded[DecodeEngine]) -> Fetched | None:
+    """The KV cache of a delivery that has no slot yet; None if the job has none that this engine takes.
 
-    def _fetch(self) -> Fetched | None:
-        job = read_job(self._delivery, DecodeJob)
-        if job.kv is None or why_foreign(job.kv, self._info):
-            return None
-        return fetch(self._kv, job, job.kv)
+    Raises as `fetch`, and InvalidMessage.
+    """
+    job = codec.decode(delivery.message.body, DecodeJob)
+    if job.kv is None or agreement(job.kv, loaded).why:
+        return None
+    return fetch(kv, job, job.kv)

@@ -12,18 +12,17 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-from kvstore.base import Board, KVStore, StoreUsage
-from messages.errors import StoreUnavailable
+from kvstore.base import ClusterState, KVStore, StoreUsage
+from messages.errors import Stopped, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]  # seconds; never goes back
 
-# Of the store's maximum: the rest is for results, cards, and what a reservation did not foresee.
+# Of the store's maximum: the rest is for results, registrations, and what a reservation did not foresee.
 HIGH_WATER = 0.85
 # A dead worker's reservation ends this soon.
 RESERVATION_TTL_S = 10.0
@@ -40,7 +39,7 @@ _HOPELESS_FOR_S = 30.0
 _SPARE = 1 / 16
 
 
-class NoRoom(Exception):
+class NoRoom(Stopped):
     """The store has no room for this job now; nothing was done, and admission is shut until there may be some."""
 
 
@@ -56,10 +55,15 @@ class Admission:
     """
 
     def __init__(
-        self, kv: KVStore, board: Board, name: str, decode_waits: Callable[[], bool], clock: Clock = time.monotonic
+        self,
+        kv: KVStore,
+        cluster_state: ClusterState,
+        name: str,
+        decode_waits: Callable[[], bool],
+        clock: Clock = time.monotonic,
     ) -> None:
         self._kv = kv
-        self._board = board
+        self._cluster_state = cluster_state
         self._name = name
         self._decode_waits = decode_waits
         self._clock = clock
@@ -87,8 +91,10 @@ class Admission:
             self._wanted = 0
         return may_try
 
-    def reserve(self, measure: Callable[[], int]) -> Reservation:
-        """Reserve what a job will store: `measure()` says how many bytes are not stored yet, now and later.
+    def reserve(self, measure: Callable[[], int]) -> AbstractContextManager[None]:
+        """Reserve what a job will store, for the length of a `with` block.
+
+        `measure()` says how many bytes are not stored yet, now and later.
 
         Raises NoRoom, and shuts the door until there may be some. Raises StoreUnavailable if there will be none, or
         if the store can't say.
@@ -99,10 +105,10 @@ class Admission:
         if usage.max_bytes and size > mark:
             raise StoreUnavailable(f"{size:,} bytes are more than the {mark:,} that all KV caches may take together")
         room = mark - usage.used_bytes if usage.max_bytes else _NO_LIMIT
-        if not size or self._board.reserve(self._name, size, room, RESERVATION_TTL_S):
+        if not size or self._cluster_state.reserve(self._name, size, room, RESERVATION_TTL_S):
             self._hopeless_until = 0.0
             self._granted += size
-            return Reservation(self._board, self._name, measure)
+            return _keep_reserved(self._cluster_state, self._name, measure)
         if self._clock() < self._hopeless_until and not self._decode_waits():
             raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
         self._shut(size)
@@ -131,7 +137,7 @@ class Admission:
         if not usage.max_bytes:
             return True
         mark = high_water_mark(usage)
-        lacking = size + self._board.reserved_bytes() + usage.used_bytes - mark
+        lacking = size + self._cluster_state.reserved_bytes() + usage.used_bytes - mark
         if lacking > 0 and self._idle_s() >= _IDLE_FOR_SURE_S:
             freed = self._kv.free_shared(lacking + int(mark * _SPARE))
             log.info("freed %s bytes of shared blocks, the least recently used ones", f"{freed:,}")
@@ -153,31 +159,26 @@ class Admission:
         return now - self._idle_since
 
 
-class Reservation:
-    """Room in the store for one job, until it is left. It shrinks as the job's records arrive there.
+@contextmanager
+def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[], int]) -> Iterator[None]:
+    """Renew a reservation, which shrinks as the job's records arrive; free it in the end.
 
     Without that they would count twice, and keep the neighbours waiting.
     """
+    left = threading.Event()
 
-    def __init__(self, board: Board, name: str, measure: Callable[[], int]) -> None:
-        self._board = board
-        self._name = name
-        self._measure = measure
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="reservation", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._left.set()
-        self._thread.join()
-        self._board.unreserve(self._name)
-
-    def _keep(self) -> None:
-        while not self._left.wait(RENEW_EVERY_S):
+    def renew() -> None:
+        while not left.wait(RENEW_EVERY_S):
             try:
-                self._board.reserve(self._name, self._measure(), _NO_LIMIT, RESERVATION_TTL_S)
+                cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
             except StoreUnavailable as error:  # what was put there shows it too
                 log.info("the reservation was not renewed: %s", error)
+
+    thread = threading.Thread(target=renew, name="reservation", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
+        cluster_state.unreserve(name)

@@ -1,7 +1,7 @@
 """One worker computes a class's prefix while the others wait for it.
 
-A lease (a claim on the store's board) says who computes. Waiting ends when the prefix is there, when the lease is
-free, or after about the time that computing would have taken: a lease is a courtesy and never holds a job up.
+A lease (a claim on the store's cluster state) says who computes. Waiting ends when the prefix is there, when the lease
+is free, or after about the time that computing would have taken: a lease is a courtesy and never holds a job up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kvstore.base import Board
+from kvstore.base import ClusterState
 from kvstore.heartbeat import CLAIM_TTL_S
 from messages.errors import Cancelled
 
@@ -21,8 +21,8 @@ _LOOK_EVERY_S = 0.1
 class PrefixLeases:
     """The leases of one worker, whose heartbeat calls `renew`."""
 
-    def __init__(self, board: Board, worker_id: str) -> None:
-        self._board = board
+    def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
+        self._cluster_state = cluster_state
         self._worker_id = worker_id
         self._held: list[tuple[str, int]] = []
 
@@ -33,7 +33,7 @@ class PrefixLeases:
     def renew(self) -> None:
         """Keep what is held."""
         for name in self.held():
-            self._board.claim(*name, self._worker_id, CLAIM_TTL_S)
+            self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
 
     @contextmanager
     def turn(
@@ -45,7 +45,12 @@ class PrefixLeases:
         meanwhile, and what `is_there` raises.
         """
         name = (f"prefix-{chain}", 1)
-        ours = self._wait(name, is_there, patience_s, stop)
+        give_up = time.monotonic() + patience_s
+        while not (ours := self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)):
+            if is_there() or time.monotonic() > give_up:
+                break
+            if stop.wait(_LOOK_EVERY_S):
+                raise Cancelled("cancelled while another worker computed the prefix")
         if ours:
             self._held.append(name)
         try:
@@ -54,16 +59,4 @@ class PrefixLeases:
         finally:
             if ours:
                 self._held.remove(name)
-                self._board.release(*name, self._worker_id)
-
-    def _wait(
-        self, name: tuple[str, int], is_there: Callable[[], bool], patience_s: float, stop: threading.Event
-    ) -> bool:
-        """Whether we hold the lease: if not, the prefix is there or our patience is at its end."""
-        give_up = time.monotonic() + patience_s
-        while not self._board.claim(*name, self._worker_id, CLAIM_TTL_S):
-            if is_there() or time.monotonic() > give_up:
-                return False
-            if stop.wait(_LOOK_EVERY_S):
-                raise Cancelled("cancelled while another worker computed the shared prefix")
-        return True
+                self._cluster_state.release(*name, self._worker_id)

@@ -7,47 +7,38 @@ confirmed before the delivery is acked; so a crash anywhere means a redelivery, 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
-from engines.base import PrefillEngine
-from engines.card import engine_card
-from infra.broker import Broker, Delivery
-from infra.control import ring
-from infra.endings import Endings, Outgoing, passing_on
-from infra.envelope import Envelope, open_envelope, read_job
-from infra.fault_points import reached
-from infra.group import Group
-from infra.hours import Hours
-from infra.intake import HELD_IF_INSTANT, PATIENCE_S
-from infra.station import Station, must_run_alone
-from infra.topology import work_queue
-from kvstore.base import Board, KVStore
-from kvstore.best_effort import BestEffortBoard
+from engines.base import Loaded, PrefillEngine
+from engines.worker_info import engine_registration
+from infra.broker.base import Broker, Delivery
+from infra.broker.consume import ConsumerLoop
+from infra.broker.control import ring
+from infra.broker.envelope import Attempt
+from infra.broker.failpoints import failpoint
+from infra.broker.group import Group
+from infra.broker.job_source import HELD_IF_INSTANT, PATIENCE_S
+from infra.broker.settle import Settlement, Settler, check_runnable, passing_on
+from infra.broker.topology import work_queue
+from infra.config.hours import ALWAYS, Hours
+from kvstore.base import ClusterState, KVStore
+from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import Heartbeat, new_worker_id
-from kvstore.takes import taking
-from kvstore.tombstones import Tombstones
-from messages.cards import WorkerCard
-from messages.change import changed
-from messages.errors import BrokerUnavailable, Cancelled, KvasirError
-from messages.jobs import LANES, DecodeJob, PrefillJob, PrefillReport
-from messages.lifecycle import Moment, Step
-from prefill_worker.hand_over import HandOvers, NoRoom
-from prefill_worker.supply import LARGE_BYTES, Supply
+from kvstore.runnable import Tombstones, counting_crashes
+from messages import codec
+from messages.errors import BrokerUnavailable
+from messages.jobs import LANES, PrefillJob
+from messages.lifecycle import Event, Step
+from messages.workers import WorkerInfo
+from prefill_worker.flow import PrefillFlow, is_large
+from prefill_worker.kv_transfer import KVWriter
 
 log = logging.getLogger(__name__)
 
-
-@dataclass
-class _Current:
-    """The job being prefilled: how to stop it, and whether that was its batch's wish."""
-
-    batch_id: str
-    job_id: str
-    stop: threading.Event = field(default_factory=threading.Event)
-    cancelled: bool = False
+_FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")  # of the report, for the event
 
 
 class PrefillWorker:
@@ -60,173 +51,127 @@ class PrefillWorker:
     def __init__(
         self,
         model: str,
-        engine: PrefillEngine,
+        loaded: Loaded[PrefillEngine],
         broker: Broker,
         kv: KVStore,
-        board: Board,
-        observe: Callable[[Moment], None],
-        why_no_kv: str = "",
+        cluster_state: ClusterState,
+        observe: Callable[[Event], None],
         short_tokens: int = 0,
     ) -> None:
         self.worker_id = new_worker_id()
         self._model = model
-        self._engine = engine
+        self._engine = loaded.engine
         self._broker = broker
         self._kv = kv
-        self._board = BestEffortBoard(board)
+        self._cluster_state = BestEffortClusterState(cluster_state)
         self._observe = observe
-        self._why_no_kv = why_no_kv  # a sentence if the engine's hand-over was not proved at start
-        self._hand_overs = HandOvers(
-            engine, kv, self._board, self.worker_id, self._decode_waits, why_no_kv, short_tokens
-        )
-        self._tombstones = Tombstones(self._board)
-        self._endings = Endings(broker, [model], observe)
+        self._loaded = loaded
+        self._kv_writer = KVWriter(loaded, kv, self._cluster_state, self.worker_id, self._decode_waits, short_tokens)
+        self._tombstones = Tombstones(self._cluster_state)
+        self._settler = Settler(broker, [model], observe)
         self._passing = Group("passing on", self._pass_on, HELD_IF_INSTANT)
-        self._station = Station(
-            broker, self._endings, "prefill", model, self.worker_id, 1, lambda back: Supply(broker, model, back)
-        )
-        self._current: _Current | None = None
+        hand_back = partial(self._settler.hand_back_all, stage="prefill")
+        open_flow = partial(PrefillFlow, broker, model, hand_back)
+        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow)
+        self._attempt: Attempt[PrefillJob] | None = None  # what is being prefilled
         self._aborting = False
-        self._started_at = self._board.now()
+        self._started_at = self._cluster_state.now()
         self._done = 0
 
-    def run(self) -> None:
-        """Serve until stopped."""
-        heartbeat = Heartbeat(self._board, self.card, self._hand_overs.leases.renew)
+    def run(self, hours: Hours = ALWAYS) -> None:
+        """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
+        self._renew()
+        heartbeat = Heartbeat(self._cluster_state, self.registration, self._renew)
         try:
-            self._station.run(self)
+            self._loop.run(self, hours)
         finally:
             self._passing.close()
             heartbeat.close()
 
-    def keep_hours(self, hours: Hours) -> None:
-        """Take jobs in these hours only; what has begun goes on."""
-        self._station.hours = hours
+    def _renew(self) -> None:
+        """What lies in the store under our name: our sketch, so that decoders can compare theirs, and leases."""
+        self._loaded.sketches.keep()
+        self._kv_writer.leases.renew()
 
     def stop(self, abort: bool = False) -> None:
         """Leave after the job in hand; with `abort` hand that back too."""
-        self._station.stop()
+        self._loop.stop()
         self._aborting = abort or self._aborting  # set first: a job may be beginning just now
-        current = self._current
+        current = self._attempt
         if abort and current:
-            current.stop.set()
+            current.stop_for("leaving")
 
     def take(self, deliveries: list[Delivery]) -> None:
         """Deliveries, from arrival to decode jobs that are about to be published; the acks follow that."""
         started = time.monotonic()
-        ready: list[Outgoing] = []
+        ready: list[Settlement] = []
         for number, delivery in enumerate(deliveries):
-            if ready and len(delivery.message.body) > LARGE_BYTES:  # what is ready does not wait for this one
+            if ready and is_large(delivery):  # what is ready does not wait for this one
                 self._passing.add(*ready)
                 ready = []
-            ready += self._take_one(delivery)
+            ready += self.handle(delivery)
             if time.monotonic() - started > PATIENCE_S:  # they are slower than was thought
-                self._endings.hand_back_all(deliveries[number + 1 :], "prefill")
+                self._settler.hand_back_all(deliveries[number + 1 :], "prefill")
                 break
         if ready:
             self._passing.add(*ready)
 
-    def _take_one(self, delivery: Delivery) -> list[Outgoing]:
-        """Its decode job; none if the delivery has been settled otherwise."""
-        envelope = open_envelope(delivery, "prefill", self._model)
-        self._endings.received(delivery, envelope)
-        try:
-            with taking(self._board, "prefill", envelope.job_id, envelope.run, envelope.returns) as fallen:
-                return self._settle(delivery, envelope, fallen)
-        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
-            log.warning("job %s: left unacked, the broker connection is closed", envelope.job_id)
-        finally:
-            self._current = None
-            self._done += 1
-        return []
+    def handle(self, delivery: Delivery) -> list[Settlement]:
+        """One delivery: check, tokenize (once in a job's life), compute what isn't stored yet, store it.
 
-    def _settle(self, delivery: Delivery, envelope: Envelope, fallen: int) -> list[Outgoing]:
-        held = [delivery]
-        try:
-            return self._handle(delivery, held, envelope, fallen)
-        except BrokerUnavailable:
-            raise
-        except NoRoom:
-            self._endings.hand_back(held, envelope)
-        except Cancelled:
-            self._end_stopped(held, envelope)
-        except KvasirError as error:
-            self._endings.error(held, envelope, error)
-        except Exception as error:  # a bug of ours: logged with its traceback, and not run again
-            log.exception("job %s: bug while prefilling", envelope.job_id)
-            self._endings.error(held, envelope, error)
-        return []
+        Returns the decode job to publish, or nothing if the delivery has been settled.
+        """
+        attempt = Attempt[PrefillJob].at(delivery, "prefill", self._model)
+        envelope = attempt.envelope
+        self._settler.received(attempt)
+        ready: list[Settlement] = []
+        taken = counting_crashes(self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns)
+        with taken as crashes, self._settler.settling(attempt):
+            failpoint("prefill.taken", envelope.job_id)
+            job = attempt.job = codec.decode(delivery.message.body, PrefillJob)
+            cancelled, now = self._tombstones.has(job.batch_id), self._cluster_state.now()
+            check_runnable(attempt, job, cancelled, now, crashes)
+            self._attempt = attempt
+            if self._aborting:
+                attempt.stop_for("leaving")
+            self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
+            if not job.tokens:
+                prompt = self._engine.tokenize(job.prompt, job.submitted_at)
+                job = job.tokenized(prompt.ids, prompt.shared)
+            failpoint("prefill.tokenized", job.job_id)
+            onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
+            failpoint("prefill.stored", job.job_id)
+            if onward.kv:
+                facts = {name: getattr(onward.prefill, name) for name in _FACTS}
+                self._observe(envelope.event(Step.KV_STORED, **facts))
+            ready.append(passing_on(attempt, onward))
+        self._attempt = None
+        self._done += 1
+        return ready
 
-    def _handle(self, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int) -> list[Outgoing]:
-        reached("prefill.taken", envelope.job_id)
-        job = read_job(delivery, PrefillJob)
-        if self._settled_early(job, delivery, held, envelope, fallen):
-            return []
-        self._current = _Current(job.batch_id, job.job_id)
-        if self._aborting:
-            self._current.stop.set()
-        decode_job = self._prefill(job, self._current)
-        return [passing_on(held, envelope, decode_job)]
-
-    def _settled_early(
-        self, job: PrefillJob, delivery: Delivery, held: list[Delivery], envelope: Envelope, fallen: int
-    ) -> bool:
-        """Whether this job is not for us to prefill now; its delivery has been settled then."""
-        if self._tombstones.has(job.batch_id):
-            self._endings.drop(held)
-        elif job.deadline and self._board.now() > job.deadline:
-            self._endings.expire(held, envelope)
-        elif must_run_alone(delivery, fallen):
-            self._endings.isolate(held, envelope)
-        else:
-            return False
-        return True
-
-    def _pass_on(self, ready: list[Outgoing]) -> None:
+    def _pass_on(self, ready: list[Settlement]) -> None:
         """Publish decode jobs, confirmed; then ack. The next job is under way meanwhile."""
         try:
-            self._endings.settle(*ready)
+            self._settler.settle(*ready)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
             return
         for one in ready:
-            reached("prefill.acked", one.envelope.job_id)
-        if any(one.envelope.lane == "now" for one in ready):
+            failpoint("prefill.acked", one.attempt.envelope.job_id)
+        if any(one.attempt.envelope.lane == "now" for one in ready):
             ring(self._broker, work_queue("decode", self._model, "now"))
 
-    def _prefill(self, job: PrefillJob, current: _Current) -> DecodeJob:
-        """Tokenize (once in a job's life), compute what isn't stored yet, store it."""
-        queue_s = job.waited_s(self._board.now())
-        self._see(Step.PREFILL_STARTED, job, queue_s=queue_s)
-        if not job.tokens:
-            prompt = self._engine.tokenize(job.shared, job.own, job.submitted_at)
-            job = job.tokenized(prompt.ids, prompt.shared)
-        reached("prefill.tokenized", job.job_id)
-        done = self._hand_overs.compute_and_store(job, current.stop)
-        reached("prefill.stored", job.job_id)
-        report = changed(done.report, worker_id=self.worker_id, queue_s=queue_s)
-        if done.kv:
-            self._see(Step.KV_STORED, job, **_facts(report))
-        return DecodeJob(job, done.kv, report, done.why_no_kv)
-
-    def _end_stopped(self, held: list[Delivery], envelope: Envelope) -> None:
-        if self._current and self._current.cancelled:
-            self._endings.drop(held)
-        else:
-            self._endings.hand_back(held, envelope)
-
-    # What the station asks.
+    # What the consumer loop asks.
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Always: `take` returns when the job is done."""
-        return True
-
-    def is_shut(self) -> bool:
-        """While the store has no room for another job."""
-        return not self._hand_overs.admission.is_open()
+        """Whether the store has room for another job, as far as is known; waits for all of `timeout_s` if not."""
+        if self._kv_writer.admission.is_open():
+            return True
+        time.sleep(timeout_s)
+        return False
 
     def holding(self) -> int:
-        """Jobs whose decode job is not confirmed yet: the station asks between two jobs."""
+        """Jobs whose decode job is not confirmed yet: the loop asks between two jobs."""
         return len(self._passing.unfinished())
 
     def finish(self) -> None:
@@ -236,46 +181,35 @@ class PrefillWorker:
     def on_cancel(self, batch_id: str) -> None:
         """Stop the job in hand if it is of this batch."""
         self._tombstones.heard(batch_id)
-        current = self._current
-        if current and current.batch_id == batch_id:
-            current.cancelled = True
-            current.stop.set()
+        current = self._attempt
+        if current and current.job.batch_id == batch_id:
+            current.stop_for("cancelled")
 
     def tick(self) -> None:
         """Nothing to do."""
 
     def _decode_waits(self) -> bool:
         """Whether any job waits for decode, of any model that shares this store, as far as the broker tells."""
-        models = {card.model for card in self._board.cards()} | {self._model}
+        models = {registration.model for registration in self._cluster_state.registrations()} | {self._model}
         try:
             depths = [self._broker.depth(work_queue("decode", model, lane)) for model in models for lane in LANES]
         except BrokerUnavailable:
             return True
         return any(depth and depth.ready for depth in depths)
 
-    def _see(self, step: Step, job: PrefillJob, **facts: float) -> None:
-        identity = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
-        self._observe(Moment(step, job.job_id, job.model, identity | facts))
-
     def _job_ids(self) -> tuple[str, ...]:
-        current = self._current
-        return (*([current.job_id] if current else []), *(one.envelope.job_id for one in self._passing.unfinished()))
+        current = self._attempt
+        in_hand = [current] if current else []
+        return tuple(each.envelope.job_id for each in [*in_hand, *(one.attempt for one in self._passing.unfinished())])
 
-    def card(self) -> WorkerCard:
+    def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""
-        engine = engine_card(
-            self.worker_id, "prefill", self._model, self._started_at, self._engine.info, self._why_no_kv
-        )
+        engine = engine_registration(self.worker_id, "prefill", self._model, self._started_at, self._loaded)
         return replace(
             engine,
-            busy=1 if self._current else 0,
+            busy=1 if self._attempt else 0,
             done=self._done,
-            tokens_per_s=self._hand_overs.tokens_per_s,
-            off=self._station.off,
+            tokens_per_s=self._kv_writer.tokens_per_s,
+            off=self._loop.off,
             jobs=self._job_ids(),
         )
-
-
-def _facts(report: PrefillReport) -> dict[str, float]:
-    names = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")
-    return {name: getattr(report, name) for name in names}

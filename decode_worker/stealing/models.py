@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from decode_worker.stealing import FIRST_LOAD_BYTES_PER_S
-from engines.base import DecodeEngine
+from decode_worker.stealing.policy import FIRST_LOAD_BYTES_PER_S
+from engines.base import DecodeEngine, Loaded
 from messages.errors import KvasirError
 
 log = logging.getLogger(__name__)
@@ -19,16 +19,11 @@ log = logging.getLogger(__name__)
 _BARRED_S = 600.0
 
 
-class NotResident(Exception):
+class NotLoaded(Exception):
     """A job came for a model that is not in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model in an engine. `why_no_kv`: a sentence if its hand-over was not proved."""
-
-    engine: DecodeEngine
-    why_no_kv: str = ""
+LoadedModel = Loaded[DecodeEngine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +37,16 @@ class Stealable:
 
     model: str
     size_bytes: int
-    load: Callable[[], Loaded]
+    load: Callable[[], LoadedModel]
 
 
 @dataclass
-class Resident:
+class CachedModel:
     """A model in memory. `users`: its jobs in slots; it is not evicted while there are any."""
 
     model: str
     size_bytes: int
-    loaded: Loaded
+    loaded: LoadedModel
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
 
@@ -67,14 +62,14 @@ class Holding:
     in_use: bool
 
 
-def victims(held: Sequence[Holding], needed_bytes: int, waiting_s: float) -> list[str] | None:
+def victims(cached: Sequence[Holding], needed_bytes: int, waiting_s: float) -> list[str] | None:
     """Which models to evict so that `needed_bytes` get free; None: those that may go are not enough.
 
     Least useful first: the one with the least work waiting, then the one that was not used for longest. One that is in
     use, or has more work waiting than the newcomer (`waiting_s`), stays. Pure.
     """
     going = []
-    for holding in sorted(held, key=lambda holding: (holding.waiting_s, holding.used_at)):
+    for holding in sorted(cached, key=lambda holding: (holding.waiting_s, holding.used_at)):
         if needed_bytes <= 0:
             break
         if not holding.in_use and holding.waiting_s < waiting_s:
@@ -83,18 +78,19 @@ def victims(held: Sequence[Holding], needed_bytes: int, waiting_s: float) -> lis
     return going if needed_bytes <= 0 else None
 
 
-class Residency:
+class ModelCache:
     """The models in memory. `get`, `load` and `job` may be called from any thread; loading has one of its own.
 
     `memory_bytes` bounds the weights of all models together, the home model's included; 0: no bound.
     """
 
-    def __init__(self, home: Resident, others: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
+    def __init__(self, home: CachedModel, others: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
         self.home = home
         self._others = {other.model: other for other in others}
+        self.models = (home.model, *self._others)  # that may ever be in memory
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._held = {home.model: home}
+        self._cached = {home.model: home}
         self._barred: dict[str, float] = {}  # until when
         self._load_s: dict[str, float] = {}
         self._loader: threading.Thread | None = None
@@ -102,28 +98,28 @@ class Residency:
     def resident(self) -> list[str]:
         """Models in memory, home first."""
         with self._lock:
-            return list(self._held)
+            return list(self._cached)
 
-    def get(self, model: str) -> Loaded | None:
+    def get(self, model: str) -> LoadedModel | None:
         """The model, if it is in memory."""
         with self._lock:
-            held = self._held.get(model)
-            return held.loaded if held else None
+            cached = self._cached.get(model)
+            return cached.loaded if cached else None
 
     @contextmanager
-    def job(self, model: str) -> Iterator[Loaded]:
-        """A resident model, kept in memory for the length of the block. Raises NotResident."""
+    def job(self, model: str) -> Iterator[LoadedModel]:
+        """A resident model, kept in memory for the length of the block. Raises NotLoaded."""
         with self._lock:
-            held = self._held.get(model)
-            if held is None:
-                raise NotResident(model)
-            held.users += 1
+            cached = self._cached.get(model)
+            if cached is None:
+                raise NotLoaded(model)
+            cached.users += 1
         try:
-            yield held.loaded
+            yield cached.loaded
         finally:
             with self._lock:
-                held.users -= 1
-                held.used_at = time.monotonic()
+                cached.users -= 1
+                cached.used_at = time.monotonic()
 
     def candidates(self) -> list[str]:
         """Models other than home that may be stolen now: those resident, and those that could be loaded."""
@@ -132,13 +128,13 @@ class Residency:
             return [
                 model
                 for model, other in self._others.items()
-                if model in self._held or (self._barred.get(model, 0.0) < now and self._could_fit(other))
+                if model in self._cached or (self._barred.get(model, 0.0) < now and self._could_fit(other))
             ]
 
     def load_s(self, model: str) -> float:
         """How long loading will take; 0 if it is resident. Measured, else guessed from its size."""
         with self._lock:
-            if model in self._held:
+            if model in self._cached:
                 return 0.0
             return self._load_s.get(model, self._others[model].size_bytes / FIRST_LOAD_BYTES_PER_S)
 
@@ -148,12 +144,12 @@ class Residency:
         `waiting_s`: seconds of work that wait, by model, this one included.
         """
         with self._lock:
-            if model in self._held or (self._loader and self._loader.is_alive()):
+            if model in self._cached or (self._loader and self._loader.is_alive()):
                 return False
             going = self._going(self._others[model], waiting_s)
             if going is None:
                 return False
-            evicted = [self._held.pop(name) for name in going]
+            evicted = [self._cached.pop(name) for name in going]
             self._loader = threading.Thread(
                 target=self._exchange, args=(self._others[model], evicted), name=f"loading {model}", daemon=True
             )
@@ -165,10 +161,10 @@ class Residency:
         if self._loader:
             self._loader.join()
         with self._lock:
-            stolen = [held for held in self._held.values() if held is not self.home]
-            self._held = {self.home.model: self.home}
-        for held in stolen:
-            held.loaded.engine.close()
+            stolen = [cached for cached in self._cached.values() if cached is not self.home]
+            self._cached = {self.home.model: self.home}
+        for cached in stolen:
+            cached.loaded.engine.close()
 
     def _could_fit(self, other: Stealable) -> bool:
         return not self._memory_bytes or self.home.size_bytes + other.size_bytes <= self._memory_bytes
@@ -176,18 +172,18 @@ class Residency:
     def _going(self, other: Stealable, waiting_s: Mapping[str, float]) -> list[str] | None:
         if not self._memory_bytes:
             return []
-        used = sum(held.size_bytes for held in self._held.values())
-        held = [
-            Holding(name, held.size_bytes, waiting_s.get(name, 0.0), held.used_at, held.users > 0)
-            for name, held in self._held.items()
-            if held is not self.home
+        used = sum(cached.size_bytes for cached in self._cached.values())
+        cached = [
+            Holding(name, cached.size_bytes, waiting_s.get(name, 0.0), cached.used_at, cached.users > 0)
+            for name, cached in self._cached.items()
+            if cached is not self.home
         ]
-        return victims(held, used + other.size_bytes - self._memory_bytes, waiting_s.get(other.model, 0.0))
+        return victims(cached, used + other.size_bytes - self._memory_bytes, waiting_s.get(other.model, 0.0))
 
-    def _exchange(self, other: Stealable, evicted: list[Resident]) -> None:
-        for held in evicted:
-            log.info("unloading %s to make room for %s", held.model, other.model)
-            held.loaded.engine.close()
+    def _exchange(self, other: Stealable, evicted: list[CachedModel]) -> None:
+        for cached in evicted:
+            log.info("unloading %s to make room for %s", cached.model, other.model)
+            cached.loaded.engine.close()
         started = time.monotonic()
         try:
             loaded = other.load()
@@ -202,4 +198,4 @@ class Residency:
         log.info("loaded %s in %.1f s, to steal its jobs", other.model, took_s)
         with self._lock:
             self._load_s[other.model] = took_s
-            self._held[other.model] = Resident(other.model, other.size_bytes, loaded)
+            self._cached[other.model] = CachedModel(other.model, other.size_bytes, loaded)

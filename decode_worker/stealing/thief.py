@@ -1,4 +1,4 @@
-"""Takes jobs of other models for a free slot, where `stealing` says that it pays."""
+"""Takes jobs of other models for a free slot, where `policy` says that it pays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from decode_worker.outlook import Outlook
-from decode_worker.residency import Residency
-from decode_worker.stealing import Offer, Refusal, Steal, decide
-from infra.broker import Broker, Delivery
-from infra.envelope import open_envelope
-from infra.topology import work_queue
+from decode_worker.stealing.forecast import QueueForecast, Throughput
+from decode_worker.stealing.models import ModelCache
+from decode_worker.stealing.policy import Offer, Refusal, Steal, decide
+from decode_worker.stealing.tail import Tail
+from infra.broker.base import Broker, Delivery
+from infra.broker.envelope import open_envelope
+from infra.broker.topology import work_queue
+from kvstore.base import ClusterState
 from messages.errors import NoQueue
 from messages.jobs import LANES
-from messages.lifecycle import Moment, Step
+from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,11 @@ class Thief:
     """
 
     def __init__(
-        self, broker: Broker, outlook: Outlook, residency: Residency, observe: Callable[[Moment], None]
+        self, broker: Broker, forecast: QueueForecast, model_cache: ModelCache, observe: Callable[[Event], None]
     ) -> None:
         self._broker = broker
-        self._outlook = outlook
-        self._residency = residency
+        self._forecast = forecast
+        self._model_cache = model_cache
         self._observe = observe
         self._next_look = 0.0
         self._pause_s = 0.0
@@ -53,28 +55,28 @@ class Thief:
         if delivery:
             self._pause_s = self._next_look = 0.0
             return delivery
-        most_s = _AT_MOST_S if self._outlook.is_active(self._residency.candidates()) else _AT_MOST_IDLE_S
+        most_s = _AT_MOST_S if self._forecast.is_active(self._model_cache.candidates()) else _AT_MOST_IDLE_S
         self._pause_s = min(most_s, max(_LOOK_AGAIN_S, self._pause_s * _SLOWER_EACH_TIME))
         self._next_look = time.monotonic() + self._pause_s * random.uniform(0.8, 1.2)  # two thieves don't look in step
         return None
 
     def _look(self) -> Delivery | None:
-        candidates = self._residency.candidates()
-        if not candidates or not self._outlook.sees():
+        candidates = self._model_cache.candidates()
+        if not candidates or not self._forecast.sees():
             return None
-        offers = [self._outlook.offer(model, self._residency.load_s(model)) for model in candidates]
+        offers = [self._forecast.offer(model, self._model_cache.load_s(model)) for model in candidates]
         verdict = decide(offers)
-        if isinstance(verdict, Steal) and not self._residency.get(verdict.model):
+        if isinstance(verdict, Steal) and not self._model_cache.get(verdict.model):
             self._load(verdict, offers)
-            verdict = decide([offer for offer in offers if self._residency.get(offer.queue.model)])
+            verdict = decide([offer for offer in offers if self._model_cache.get(offer.queue.model)])
         if isinstance(verdict, Steal):
             return self._take(verdict)
         self._refuse(verdict)
         return None
 
     def _load(self, steal: Steal, offers: list[Offer]) -> None:
-        waiting_s = {offer.queue.model: offer.queue.ready * offer.service_s for offer in offers}
-        if self._residency.load(steal.model, waiting_s):
+        waiting_s = {offer.queue.model: offer.queue.ready * offer.decode_s for offer in offers}
+        if self._model_cache.load(steal.model, waiting_s):
             log.info("loading a model to steal from: %s", steal.why)
         else:
             self.refused["no room"] += 1
@@ -100,7 +102,6 @@ class Thief:
         self.stolen += 1
         envelope = open_envelope(delivery, "decode", steal.model)
         log.info("stole job %s of %s", envelope.job_id, steal.why)
-        identity = {"batch_id": envelope.batch_id, "stage": "decode", "run": envelope.run, "lane": envelope.lane}
         facts = {
             "saving_s": steal.saving_s,
             "waiting_s": steal.wait_s,
@@ -108,4 +109,22 @@ class Thief:
             "end_here_s": steal.end_here_s,
             "end_there_s": min(steal.end_there_s, 1e9),
         }
-        self._observe(Moment(Step.STOLEN, envelope.job_id, steal.model, identity | facts))
+        self._observe(envelope.event(Step.STOLEN, **facts))
+
+
+class QueueChoice:
+    """What a decode worker knows when it chooses between queues, and who chooses."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        cluster_state: ClusterState,
+        model_cache: ModelCache,
+        worker_id: str,
+        observe: Callable[[Event], None],
+    ) -> None:
+        self.model_cache = model_cache
+        self.throughput = Throughput()
+        self.forecast = QueueForecast(broker, cluster_state, self.throughput, worker_id)
+        self.thief = Thief(broker, self.forecast, model_cache, observe)
+        self.tail = Tail(self.forecast, self.throughput, model_cache.home.model)

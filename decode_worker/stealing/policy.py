@@ -49,6 +49,10 @@ class Peer:
     busy: int
     service_s: float
 
+    def is_faster(self, decode_s: float) -> bool:
+        """Whether a worker that takes `decode_s` for such a job might leave some to it."""
+        return self.service_s * FASTER <= decode_s
+
 
 @dataclass(frozen=True, slots=True)
 class Queue:
@@ -69,13 +73,13 @@ class Offer:
     """A queue, and what one of its jobs would cost the worker that asks.
 
     Attributes:
-        service_s: mean time that a job takes in one of the asking worker's slots; above 0.
+        decode_s: mean time that a job takes in one of the asking worker's slots, once its KV cache is there; above 0.
         fetch_s: until a job's KV cache is there.
         load_s: until the model is loaded; 0 if it is resident.
     """
 
     queue: Queue
-    service_s: float
+    decode_s: float
     fetch_s: float = 0.0
     load_s: float = 0.0
 
@@ -189,15 +193,15 @@ def decide(offers: Sequence[Offer]) -> Steal | Refusal:
     return judged[0] if judged else Refusal("nothing waits")
 
 
-def leave_to_faster(queue: Queue, service_s: float, fetch_s: float = 0.0) -> Leave | None:
+def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> Leave | None:
     """Whether a worker with a free slot leaves its queue's next job to faster workers; None: it takes it.
 
     `queue.ready` counts that job. It is left if the faster ones will have ended everything that waits, this job
     included, before it would end here: then taking it could only make the queue end later.
     """
-    faster = [peer for peer in queue.peers if peer.service_s * FASTER <= service_s]
+    faster = [peer for peer in queue.peers if peer.is_faster(decode_s)]
     there = plan(max(1, queue.ready), faster)
-    here_s = service_s + fetch_s
+    here_s = decode_s + fetch_s
     return Leave(here_s, there.end_s) if there.end_s < here_s else None
 
 
@@ -216,7 +220,7 @@ def margin_s(cost_s: float) -> float:
 def _judge(offer: Offer) -> Steal | Refusal:
     queue = offer.queue
     there = plan(queue.ready, queue.peers)
-    here_s = offer.cost_s + offer.service_s
+    here_s = offer.cost_s + offer.decode_s
     figures = (queue.model, there.start_s, offer.cost_s)
     if there.start_s <= offer.cost_s + margin_s(offer.cost_s):
         return Refusal("short wait", *figures, here_s, there.end_s)

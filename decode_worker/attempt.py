@@ -1,0 +1,158 @@
+"""What a decode worker has in hand: one attempt for each job, which of them run, and the slots that they run in.
+
+A job leaves its slot when its answer is complete. Storing, publishing and acking that answer take milliseconds in
+which the next job is begun already.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+
+from decode_worker.fetching import Fetched
+from decode_worker.stealing.models import LoadedModel
+from infra.broker.envelope import Attempt
+from kvstore.base import Run
+from messages.jobs import DecodeJob, JobResult
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class DecodeAttempt(Attempt[DecodeJob]):
+    """One job on its way through a decode worker."""
+
+    loaded: LoadedModel = field(init=False)  # the model that it is decoded with
+    ahead: Future[Fetched | None] | None = None  # its KV cache, if that was fetched while another job had the slot
+    ends_at: float = math.inf  # when its slot is expected to free, monotonic clock; infinite: it is in none
+    result: JobResult = field(init=False)
+    body: bytes = b""  # the result as it is stored and sent; b"": there is none yet
+
+    @property
+    def key(self) -> Run:
+        """What claims and results go by."""
+        return self.job.job.job_id, self.job.job.run
+
+
+class Attempts:
+    """What runs now. A redelivery of something that runs is adopted by it instead of being decoded twice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Run, DecodeAttempt] = {}
+        self._models: Counter[str] = Counter()
+
+    def start(self, attempt: DecodeAttempt, expected_s: float) -> bool:
+        """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
+        with self._lock:
+            known = self._running.get(attempt.key)
+            if known:
+                known.deliveries.extend(attempt.deliveries)
+                return False
+            attempt.ends_at = time.monotonic() + expected_s
+            self._running[attempt.key] = attempt
+            self._models[attempt.job.job.model] += 1
+            return True
+
+    def end(self, attempt: DecodeAttempt) -> None:
+        """Take it out. If it was settled, what was adopted since then is acked; if not, all of it is still to settle.
+
+        Harmless for one that has ended: its job may have come back, and run in another attempt.
+        """
+        with self._lock:
+            if self._running.get(attempt.key) is attempt:
+                del self._running[attempt.key]
+                self._models[attempt.job.job.model] -= 1
+            late = list(attempt.deliveries) if attempt.settled else []
+        for delivery in late:
+            delivery.ack()
+
+    def all(self) -> list[DecodeAttempt]:
+        """A snapshot."""
+        with self._lock:
+            return list(self._running.values())
+
+    def next_end_s(self) -> float:
+        """Seconds until the next job is expected to end; 0 if it is overdue, infinite if nothing runs."""
+        ends = [attempt.ends_at for attempt in self.all()]
+        return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
+
+    def foreign(self, model: str) -> bool:
+        """Whether a job of another model runs."""
+        with self._lock:
+            return any(count for other, count in self._models.items() if other != model)
+
+
+class Slots:
+    """`count` slots. One thread takes them; anybody may ask."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.done = 0  # jobs
+        self._changed = threading.Condition()
+        self._taken: set[object] = set()
+        self._threads: set[Future[None]] = set()
+        self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
+
+    @property
+    def holding(self) -> int:
+        """Groups of jobs whose thread still runs: only just being looked at, decoded, or leaving."""
+        return len(self._threads)
+
+    @property
+    def free(self) -> int:
+        """Slots not taken."""
+        return self.count - len(self._taken)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether a slot is free, after `timeout_s` at most; None: as long as it takes.
+
+        As many jobs again may be ending. If there are more, something holds up the ends, and no more are begun.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: len(self._taken) < self.count and len(self._threads) < 2 * self.count, timeout_s
+            )
+
+    def take(self, work: Callable[[Callable[[], None]], None], jobs: int = 1) -> None:
+        """Do `work`, of so many jobs, in a slot; waits for one if there is none.
+
+        It is given what leaves its slot, to be called early and more than once if need be; the slot is left when it
+        returns, too. It must not raise.
+        """
+        self.wait(None)
+        slot = object()
+        with self._changed:
+            self._taken.add(slot)
+            future = self._pool.submit(work, partial(self._leave, slot))
+            self._threads.add(future)
+        future.add_done_callback(partial(self._done, slot, jobs))
+
+    def finish(self) -> None:
+        """Return when no slot's thread runs any more. Answers may still be on their way out."""
+        wait(list(self._threads))
+
+    def close(self) -> None:
+        """Wait for all, and take no more."""
+        self._pool.shutdown()
+
+    def _leave(self, slot: object) -> None:
+        with self._changed:
+            self._taken.discard(slot)
+            self._changed.notify_all()
+
+    def _done(self, slot: object, jobs: int, future: Future[None]) -> None:
+        if error := future.exception():
+            log.error("bug in a slot: what it held comes back when this worker leaves", exc_info=error)
+        self._leave(slot)
+        with self._changed:
+            self.done += jobs
+            self._threads.discard(future)
+            self._changed.notify_all()

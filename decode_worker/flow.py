@@ -1,0 +1,216 @@
+"""Where a decode worker's next job comes from once nothing urgent waits: its own bulk, then other models'.
+
+Short jobs are pushed by the broker, one a slot, and more at once if they take milliseconds. Long ones are pulled, one
+for each slot that is free, because a pushed one can't be left to a faster worker: while all slots are busy nothing
+flows, and when one is free a `get` finds the next job; only a worker that finds none listens. At most one job more is
+held, and not for long: when a slot is about to free, so that its KV cache comes while the slot is still busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from decode_worker.attempt import Attempts, Slots
+from decode_worker.fetching import Fetched, fetch_ahead
+from decode_worker.stealing.policy import leave_to_faster
+from decode_worker.stealing.tail import LONG_S
+from decode_worker.stealing.thief import QueueChoice
+from infra.broker.base import Broker, Delivery
+from infra.broker.job_source import adaptive_prefetch, receive_group
+from infra.broker.topology import model_of, work_queue
+from kvstore.base import KVStore
+from messages.errors import BrokerUnavailable, NoQueue
+
+# A slot is about to free if its job has that long to go, or twice the time that a KV cache takes.
+_SOON_S = 0.5
+# A job fetched ahead goes back after that long, or a quarter of a job's mean time: the estimate was wrong.
+_HOLD_S = 2.0
+# So long quick jobs may lie here behind one that turned out slow.
+_FULL_S = 1.0
+
+
+class DecodeFlow:
+    """See infra.broker.job_source.Flow."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        slots: Slots,
+        running: Attempts,
+        choice: QueueChoice,
+        kv: KVStore,
+        hand_back: Callable[[list[Delivery]], None],
+    ) -> None:
+        self._broker = broker
+        self._model_cache = choice.model_cache
+        self._model = self._model_cache.home.model
+        self._bulk = work_queue("decode", self._model, "bulk")
+        self._consumer = broker.consume(self._bulk, slots.count)
+        self._slots = slots
+        self._running = running
+        self._forecast, self._throughput = choice.forecast, choice.throughput
+        self._thief, self._tail = choice.thief, choice.tail
+        self._kv = kv
+        self._hand_back = hand_back
+        self._flows = True
+        self._at_once = 1  # how many quick jobs the flow brings at once; 1: they are not quick
+        self._full_since = 0.0  # 0: a slot was free at the last look
+        self._prefetch = slots.count  # how many deliveries of the flow may be unacked
+        self._credit = slots.count  # how many more the flow may bring; of long jobs, at least
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
+        self._ahead: Delivery | None = None
+        self._ahead_since = 0.0
+        self._ahead_wanted = True
+        self._fetches: dict[int, Future[Fetched | None]] = {}
+
+    def next(self, timeout_s: float) -> list[Delivery]:
+        """The next job for a free slot; quick ones with what arrived together with them."""
+        self._full_since = 0.0
+        self._ahead_wanted = True
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            return [ahead]
+        home: list[Delivery] = []
+        if self._tail.is_leaving():
+            time.sleep(timeout_s)
+        else:
+            if not self._flows and self._are_short():  # they were not known to be, before the first was done
+                self._start_flow()
+            home = self._pushed(timeout_s) if self._flows else self._pulled()
+        if home:
+            return home
+        stolen = self._thief.steal()
+        return [stolen] if stolen else []
+
+    def full(self, urgent: Callable[[], Delivery | None]) -> None:
+        """No slot is free: let nothing flow that would only lie here; fetch the next job's KV cache in time."""
+        if self._are_short() and not self._holds_too_long():
+            return
+        with suppress(BrokerUnavailable, NoQueue):
+            self._hand_back(self._stop_flow())
+            self._look_ahead(urgent)
+
+    def fetched(self, delivery: Delivery) -> Future[Fetched | None] | None:
+        """The KV cache that was fetched ahead for a delivery that now begins, or None.
+
+        Its `result` raises as `fetch_ahead`: problems wait until the job is decoded.
+        """
+        return self._fetches.pop(id(delivery), None)
+
+    def pause(self) -> list[Delivery]:
+        """See Flow. What flows and when is decided with each job: nothing has to begin again."""
+        return self._drop_ahead() + self._stop_flow()
+
+    def nudge(self) -> None:
+        """See Flow."""
+        self._consumer.nudge()
+
+    def close(self) -> list[Delivery]:
+        """See Flow."""
+        left = self.pause()
+        self._pool.shutdown()
+        return left
+
+    def _are_short(self) -> bool:
+        return self._forecast.decode_s(self._model) < LONG_S and not self._running.foreign(self._model)
+
+    def _holds_too_long(self) -> bool:
+        now = time.monotonic()
+        self._full_since = self._full_since or now
+        return self._at_once > 1 and self._flows and now - self._full_since > _FULL_S
+
+    # The worker's own model
+
+    def _pulled(self) -> list[Delivery]:
+        if self._tail.leaves():
+            return []
+        delivery = self._broker.get(self._bulk)
+        if delivery:
+            return [delivery]
+        self._start_flow()
+        return []
+
+    def _pushed(self, timeout_s: float) -> list[Delivery]:
+        if self._slots.free > self._credit and not self._are_short():
+            self._hand_back(self._stop_flow())  # it does not know of a slot that is free again
+            return self._pulled()
+        decode_s = self._forecast.decode_s(self._model)
+        self._take_in(1 if self._running.foreign(self._model) else adaptive_prefetch(decode_s, self._at_once))
+        delivery = self._consumer.receive(timeout_s)
+        if delivery is None:
+            return []
+        self._credit -= 1
+        if self._tail.leaves(in_hand=1):
+            self._hand_back([*self._stop_flow(), delivery])
+            return []
+        if self._at_once == 1:
+            return [delivery]
+        return receive_group(self._consumer, delivery, decode_s)
+
+    def _take_in(self, wanted: int) -> None:
+        """Hold so many quick jobs at once from now on."""
+        if wanted == self._at_once:
+            return
+        narrower, self._at_once = wanted < self._at_once, wanted
+        if narrower:
+            self._hand_back(self._stop_flow())
+            self._start_flow()
+        elif wanted > self._prefetch:
+            self._credit += wanted - self._prefetch
+            self._prefetch = wanted
+            self._consumer.widen(wanted)
+
+    def _start_flow(self) -> None:
+        width = self._slots.count if self._are_short() else max(1, self._slots.free)
+        self._prefetch = self._credit = max(width, self._at_once)
+        self._consumer = self._broker.consume(self._bulk, self._prefetch)
+        self._flows = True
+
+    def _stop_flow(self) -> list[Delivery]:
+        """Let nothing come any more; returns what has come and nobody received."""
+        if not self._flows:
+            return []
+        self._flows = False
+        return self._consumer.close()
+
+    # One job ahead
+
+    def _look_ahead(self, urgent: Callable[[], Delivery | None]) -> None:
+        now = time.monotonic()
+        decode_s = self._forecast.decode_s(self._model)
+        if self._ahead:
+            if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
+                self._hand_back(self._drop_ahead())
+                self._ahead_wanted = False  # until a slot has freed
+            return
+        soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
+        if self._ahead_wanted and self._running.next_end_s() <= soon_s:
+            self._hold(urgent() or self._home_ahead(decode_s) or self._thief.steal())
+
+    def _home_ahead(self, decode_s: float) -> Delivery | None:
+        """A job of our own, unless it is among the last: another worker might be free for it first."""
+        others = self._forecast.at_home(self._model)
+        if others:
+            queue = self._forecast.queue(self._model)
+            in_s = self._running.next_end_s() + decode_s
+            if queue.ready <= len(others) or leave_to_faster(queue, in_s):
+                return None
+        return self._broker.get(self._bulk)
+
+    def _hold(self, delivery: Delivery | None) -> None:
+        if delivery is None:
+            return
+        self._ahead, self._ahead_since = delivery, time.monotonic()
+        loaded = self._model_cache.get(model_of(delivery.queue))
+        if loaded and not loaded.why_no_kv:
+            self._fetches[id(delivery)] = self._pool.submit(fetch_ahead, self._kv, delivery, loaded)
+
+    def _drop_ahead(self) -> list[Delivery]:
+        delivery, self._ahead = self._ahead, None
+        if delivery is None:
+            return []
+        self._fetches.pop(id(delivery), None)
+        return [delivery]

@@ -1,0 +1,184 @@
+"""What a decode worker knows, as figures for `policy`: what it has measured itself, and what it sees of the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from decode_worker.stealing.policy import FIRST_FETCH_S, Offer, Peer, Queue, expected_service_s
+from infra.broker.base import Broker
+from infra.broker.topology import work_queue
+from kvstore.base import ClusterState
+from messages.jobs import LANES, DecodeJob, DecodeReport
+from messages.workers import WorkerInfo
+
+_REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second; reading them more often tells little more
+
+
+# A moving average forgets: what a batch is like now counts more than what last night's was like.
+_WEIGHT = 0.1
+
+
+@dataclass(slots=True)
+class Averages:
+    """Of one model on this worker; 0: nothing yet. The plain mean of ten jobs, then a moving average of about ten."""
+
+    tokens_per_s: float = 0.0  # one sequence
+    answer_tokens: float = 0.0  # of a whole job
+    fetch_s: float = 0.0  # a KV cache, store to engine
+    jobs: int = 0
+    fetches: int = 0
+
+
+class Throughput:
+    """Averages over this worker's jobs. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: dict[str, Averages] = {}
+
+    def note(self, model: str, report: DecodeReport) -> None:
+        """One more job is decoded."""
+        if not report.completion_tokens or report.decode_s <= 0:
+            return
+        with self._lock:
+            known = self._models.setdefault(model, Averages())
+            known.jobs += 1
+            weight = max(_WEIGHT, 1 / known.jobs)
+            known.tokens_per_s += weight * (report.completion_tokens / report.decode_s - known.tokens_per_s)
+            known.answer_tokens += weight * (report.completion_tokens - known.answer_tokens)
+            if report.transferred_tokens:
+                known.fetches += 1
+                known.fetch_s += max(_WEIGHT, 1 / known.fetches) * (report.get_s - known.fetch_s)
+
+    def of(self, model: str) -> Averages:
+        """What is known of a model."""
+        with self._lock:
+            return replace(self._models.get(model, Averages()))
+
+    def fetch_s(self, model: str) -> float:
+        """Expected time for a KV cache to come: of this model, else of any, else a first guess."""
+        with self._lock:
+            known = [self._models[model]] if model in self._models else []
+            values = [measured.fetch_s for measured in [*known, *self._models.values()]]
+        return next((value for value in values if value > 0), FIRST_FETCH_S)
+
+    def expected_s(self, job: DecodeJob) -> float:
+        """Expected time of a job in a slot, from what is known before it is decoded."""
+        measured = self.of(job.job.model)
+        sampling = job.job.sampling
+        most = sampling.max_tokens * sampling.answers
+        tokens = min(most, measured.answer_tokens or most)
+        return expected_service_s(tokens, measured.tokens_per_s, measured.fetch_s)
+
+
+class QueueForecast:
+    """One worker's view. Reads registrations at most twice a second, and queues when asked to. Thread-safe."""
+
+    def __init__(self, broker: Broker, cluster_state: ClusterState, throughput: Throughput, worker_id: str) -> None:
+        self._broker = broker
+        self._cluster_state = cluster_state
+        self._throughput = throughput
+        self._worker_id = worker_id
+        self._lock = threading.Lock()
+        self._registrations: list[WorkerInfo] = []
+        self._sees = False
+        self._active: set[str] = set()  # models that somebody works at, at either stage
+        self._waited: set[str] = set()  # models of which jobs waited at the last look
+        self._read_at = -_REGISTRATIONS_FOR_S
+
+    def others(self) -> list[WorkerInfo]:
+        """The registrations of all other decode workers."""
+        with self._lock:
+            if time.monotonic() - self._read_at > _REGISTRATIONS_FOR_S:
+                registrations = self._cluster_state.registrations()
+                self._active = {
+                    registration.model
+                    for registration in registrations
+                    if registration.busy and registration.worker_id != self._worker_id
+                }
+                self._sees = any(registration.worker_id == self._worker_id for registration in registrations)
+                self._registrations = [
+                    registration
+                    for registration in registrations
+                    if registration.role == "decode" and registration.worker_id != self._worker_id
+                ]
+                self._read_at = time.monotonic()
+            return self._registrations
+
+    def sees(self) -> bool:
+        """Whether all registrations can be trusted to be there: ours is among them. Not so while the store is away."""
+        self.others()
+        with self._lock:
+            return self._sees
+
+    def is_active(self, models: Iterable[str]) -> bool:
+        """Whether anybody else works at one of these models, so that jobs may come to wait."""
+        self.others()
+        with self._lock:
+            return not self._active.isdisjoint(models)
+
+    def at_home(self, model: str) -> list[WorkerInfo]:
+        """Those of them whose queue is this model's."""
+        return [registration for registration in self.others() if registration.model == model]
+
+    def queue(self, model: str, in_hand: int = 0) -> Queue:
+        """The decode queue of a model, both lanes, as the broker counts it now; plus jobs `in_hand` that could go back.
+
+        Raises BrokerUnavailable.
+        """
+        return Queue(model, self._ready(model) + in_hand, self.peers(model))
+
+    def waiting_queue(self, model: str) -> Queue:
+        """As `queue`, for a worker of another model that might help there. Raises BrokerUnavailable.
+
+        Where jobs wait at two calls in a row nobody is free, whatever the registrations say: they may be a second old,
+        and a free worker takes a job within milliseconds.
+        """
+        queue = self.queue(model)
+        if queue.ready and model in self._waited:
+            queue = replace(queue, peers=tuple(replace(peer, busy=peer.slots) for peer in queue.peers))
+        (self._waited.add if queue.ready else self._waited.discard)(model)
+        return queue
+
+    def offer(self, model: str, load_s: float) -> Offer:
+        """A model's `waiting_queue`, and what one of its jobs would cost here. Raises BrokerUnavailable."""
+        queue = self.waiting_queue(model)
+        return Offer(queue, self.decode_s(model), self._throughput.fetch_s(model), load_s)
+
+    def decode_s(self, model: str) -> float:
+        """Mean time of a job of this model in one of this worker's slots, once its KV cache is there.
+
+        Not measured here yet: this worker is taken to be as fast as those at home there, else as with any model.
+        """
+        rate = self._throughput.of(model).tokens_per_s or _mean(
+            registration.measured(model)[0] for registration in self.at_home(model)
+        )
+        return expected_service_s(self._answer_tokens(model), rate)
+
+    def _answer_tokens(self, model: str) -> float:
+        """Mean length of an answer, over all workers that have measured it, this one included; 0: nobody has."""
+        found = [registration.measured(model)[1] for registration in self.others()] + [
+            self._throughput.of(model).answer_tokens
+        ]
+        return _mean(found)
+
+    def peers(self, model: str) -> tuple[Peer, ...]:
+        """The workers at home there. Their KV caches are taken to need as long as ours."""
+        tokens, fetch_s = self._answer_tokens(model), self._throughput.fetch_s(model)
+        found = []
+        for registration in self.at_home(model):
+            rate = registration.measured(model)[0] or registration.tokens_per_s
+            found.append(Peer(registration.slots, registration.busy, expected_service_s(tokens, rate, fetch_s)))
+        return tuple(found)
+
+    def _ready(self, model: str) -> int:
+        depths = [self._broker.depth(work_queue("decode", model, lane)) for lane in LANES]
+        return sum(depth.ready for depth in depths if depth)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known: Sequence[float] = [value for value in values if value > 0]
+    return sum(known) / len(known) if known else 0.0

@@ -1,0 +1,260 @@
+"""From tokens to stored KV. What is stored is not sent again, nor computed again where the engine can resume."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from engines.base import Loaded, PrefillEngine
+from infra.broker.failpoints import failpoint
+from kvstore.base import ClusterState, KVStore
+from kvstore.blocks import BlockRef, block_refs, shared_boundary, window_ref
+from kvstore.uploader import Uploader
+from messages.change import changed
+from messages.errors import ContextExceeded, KvasirError, KVTransferFailed, StoreUnavailable
+from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
+from messages.kv import Block, KVCache, KVLayout, Window
+from prefill_worker.admission import Admission, NoRoom
+from prefill_worker.prefix import PrefixLeases
+
+__all__ = ["KVWriter", "NoRoom"]
+
+log = logging.getLogger(__name__)
+
+# Restoring costs a transfer and a slot write; below this many tokens computing is as quick.
+MIN_RESUME_TOKENS = 64
+# How fast a worker is taken to compute before it has measured itself. Low: to wait for a neighbour who is alive costs
+# less than to compute the same twice.
+_FIRST_GUESS_TOKENS_PER_S = 100.0
+# A neighbour's prefix is of use once it is stored, not once it is computed.
+_STORING_TOO = 1.5
+
+_HEADER_BYTES = 512  # of a record, and its key
+
+_Records = list[tuple[type[Block] | type[Window], BlockRef]]
+
+
+class KVWriter:
+    """Gets the KV caches of one prefill worker's jobs into the store.
+
+    Prompts of up to `short_tokens` are left to decode.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded[PrefillEngine],
+        kv: KVStore,
+        cluster_state: ClusterState,
+        worker_id: str,
+        decode_waits: Callable[[], bool],
+        short_tokens: int = 0,
+    ) -> None:
+        self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
+        self.leases = PrefixLeases(cluster_state, worker_id)
+        self.tokens_per_s = 0.0  # moving average; 0: nothing computed yet
+        self.engine = loaded.engine
+        self.store = kv
+        self._why_no_kv = loaded.why_no_kv
+        self._worker_id = worker_id
+        self.sketch = loaded.sketches.name
+        self._short_tokens = short_tokens
+
+    def compute_and_store(self, job: PrefillJob, stop: threading.Event, queue_s: float = 0.0) -> DecodeJob:
+        """Make sure that the KV cache of all prompt tokens but the last lies in the store; returns the decode job.
+
+        `queue_s`: how long the job has waited, for the report.
+
+        A store that is away or too small, or an engine that can't give its cache out, costs the KV transfer and not the
+        job: the decoder then does the prompt itself. Raises ContextExceeded, NoRoom, and what else the engine raises.
+        """
+        layout, why = self.engine.info.layout, self._why_none(job)
+        report = PrefillReport(self._worker_id, self.engine.info.engine, queue_s)
+        if why or not layout:
+            return DecodeJob(job, None, report, why)
+        one = _Transfer(self, layout, job, report, stop)
+        try:
+            one.look = one.absent(one.kv.num_tokens)
+            with self.admission.reserve(one.bytes_to_store):
+                one.compute_in_parts()
+        except NoRoom:
+            raise
+        except Exception as error:  # no decode job will point at what was stored, so nobody else would delete it
+            one.drop_own()
+            if isinstance(error, StoreUnavailable):
+                why = f"the store did not take it: {error}"
+            elif isinstance(error, KVTransferFailed):
+                why = f"the engine did not give it out: {error}"
+            else:
+                raise
+            log.warning("job %s goes on without its KV cache: %s", job.job_id, why)
+            return DecodeJob(job, None, report, why)
+        if one.report.computed_tokens and one.report.prefill_s > 0:
+            rate, mean = one.report.computed_tokens / one.report.prefill_s, self.tokens_per_s
+            self.tokens_per_s = 0.8 * mean + 0.2 * rate if mean else rate
+        return DecodeJob(job, one.kv, one.report)
+
+    def _why_none(self, job: PrefillJob) -> str:
+        """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if it is too long."""
+        info, prompt, answer = self.engine.info, len(job.tokens), job.sampling.max_tokens
+        if prompt + answer > info.context:
+            raise ContextExceeded(
+                f"the prompt has {prompt:,} tokens and the answer may have {answer:,}, "
+                f"but {job.model} is loaded with a context of {info.context:,}"
+            )
+        if not info.capabilities.exports_kv or info.layout is None:
+            return f"engine {info.engine} exports no KV cache"
+        if prompt < 2:
+            return "a prompt of one token has no KV cache to transfer"
+        if prompt <= self._short_tokens:
+            return "a prompt this short is computed sooner than fetched"
+        return self._why_no_kv or info.layout.why_unsupported
+
+
+class _Transfer:
+    """One prompt's way into the store: where its KV cache will lie, and what getting it there took so far."""
+
+    def __init__(
+        self, owner: KVWriter, layout: KVLayout, job: PrefillJob, report: PrefillReport, stop: threading.Event
+    ) -> None:
+        self._owner = owner
+        self._engine = owner.engine
+        self._store = owner.store
+        self._job = job
+        self._stop = stop
+        covered = len(job.tokens) - 1  # the last token is the decoder's
+        shared = shared_boundary(layout, min(job.shared_tokens, covered))
+        fingerprint = self._engine.info.fingerprint
+        # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.
+        sketch = owner.sketch
+        self.kv = StoredKV(fingerprint, layout, covered, shared, covered * layout.token_bytes, sketch)
+        self.report = changed(report, restored_tokens=covered)
+        self._refs = block_refs(fingerprint, layout, job.tokens, covered, shared, job.job_id, sketch)
+        self._resumes = self._engine.info.capabilities.resumes
+        self.look: _Records | None = None  # what was absent a moment ago, until somebody else may have stored some
+        self._repaired = False  # a stored start was damaged: once, it is computed anew
+
+    def bytes_to_store(self) -> int:
+        """About what its absent records will take in the store."""
+        layout, total = self.kv.layout, 0
+        for type_, ref in self.absent(self.kv.num_tokens):
+            payload = (ref.end - ref.start) * layout.token_bytes
+            if type_ is Window:
+                rows = min(ref.end, layout.window) * len(layout.window_layers)
+                payload = rows * 2 * layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
+            size = payload + _HEADER_BYTES
+            # Redis' allocator (jemalloc) has four sizes in each doubling: a record of 4 MiB and a header takes 5.
+            step = 1 << max(0, size.bit_length() - 3)
+            total += -(-size // step) * step
+        return total
+
+    def drop_own(self) -> None:
+        """Delete what was stored for this job alone."""
+        try:
+            self._store.delete([ref for _, ref in self._records(self.kv.num_tokens) if not ref.shared])
+        except StoreUnavailable as error:  # their TTL ends them
+            log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
+
+    def compute_in_parts(self) -> None:
+        """The class-wide part first and by itself, by one worker: the others wait for it and resume from it."""
+        if self._resumes and self.kv.shared_tokens >= MIN_RESUME_TOKENS and self.absent(self.kv.shared_tokens):
+            chain = next(ref.chain for ref in self._refs if ref.end == self.kv.shared_tokens)
+            patience_s = _STORING_TOO * self.kv.shared_tokens / (self._owner.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
+            self.look = None
+            with self._owner.leases.turn(
+                chain, lambda: not self.absent(self.kv.shared_tokens), patience_s, self._stop
+            ) as ours:
+                if ours:
+                    self._compute(self.kv.shared_tokens)
+        self._compute(self.kv.num_tokens)
+
+    def _compute(self, end: int) -> None:
+        """Run the engine up to position `end`, uploading each absent record as it comes."""
+        absent = self.absent(end)
+        self.look = None
+        if not absent:
+            return
+        first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
+        try:
+            resume = self._stored_start(min(first, end - 1))
+        except KVTransferFailed as error:
+            if self._repaired:
+                raise
+            self._repaired = True
+            log.warning("job %s: deleted its stored start, which can't be used: %s", self._job.job_id, error)
+            return self.compute_in_parts() if end > self.kv.shared_tokens else self._compute(end)
+        uploader = Uploader(self._store, self.kv.fingerprint, self.kv.layout)
+        try:
+            self._upload(uploader, end, absent, resume)
+        except BaseException:
+            uploader.abandon()
+            with suppress(KvasirError):
+                uploader.finish()  # or its thread might store a block after all of them were deleted
+            raise
+
+    def _upload(self, uploader: Uploader, end: int, absent: _Records, resume: KVCache | None) -> None:
+        """Have the engine compute up to `end`, and those records stored that are not there yet."""
+        wanted = {(type_, ref.end): ref for type_, ref in absent}
+        first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
+        tokens = self._job.tokens[:end]
+
+        def emit(record: Block | Window) -> None:
+            ref = wanted.get((type(record), record.position if isinstance(record, Window) else record.end))
+            if ref:
+                uploader.put(ref, record)
+                failpoint("prefill.storing", self._job.job_id)
+
+        try:
+            done = self._engine.prefill(tokens, emit, first=first, resume=resume, stop=self._stop)
+        except KVTransferFailed as error:
+            if resume is None:
+                raise
+            log.info("job %s: the engine can't go on from the stored start: %s", self._job.job_id, error)
+            done = self._engine.prefill(tokens, emit, first=first, stop=self._stop)
+        uploaded = uploader.finish()
+        before, computed = self.report, self.report.computed_tokens + done.computed_tokens
+        self.report = changed(
+            before,
+            prefill_s=before.prefill_s + done.seconds,
+            put_s=before.put_s + uploaded.exposed_s,
+            computed_tokens=computed,
+            restored_tokens=max(0, self.kv.num_tokens - computed),
+            put_bytes=before.put_bytes + uploaded.bytes,
+        )
+
+    def _records(self, end: int) -> _Records:
+        """All records up to position `end`, the sliding-window layers' at `end` included."""
+        records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
+        if self.kv.layout.window_layers:
+            records.append((Window, window_ref(records[-1][1])))
+        return records
+
+    def absent(self, end: int) -> _Records:
+        """Those of them that are not stored. Windows at other ends than the last were not looked for."""
+        if self.look is not None and (end == self.kv.num_tokens or not self.kv.layout.window_layers):
+            return [(type_, ref) for type_, ref in self.look if ref.end <= end]
+        records = self._records(end)
+        missing = set(self._store.missing([ref for _, ref in records]))
+        return [(type_, ref) for type_, ref in records if ref in missing]
+
+    def _stored_start(self, end: int) -> KVCache | None:
+        """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
+
+        Sliding layers keep no more than their window, so with them only the class-wide part's end will do. Raises
+        KVTransferFailed if the start is damaged, or has just gone: all of it has been deleted then, since what is there
+        is not stored again.
+        """
+        windowed = bool(self.kv.layout.window_layers)
+        ends = [self.kv.shared_tokens] if windowed else [ref.end for ref in self._refs]
+        start = max([position for position in ends if position <= end], default=0)
+        if not self._resumes or start < MIN_RESUME_TOKENS:
+            return None
+        *refs, last = [ref for _, ref in self._records(start)]
+        try:
+            blocks = self._store.get(self.kv.fingerprint, self.kv.layout, refs if windowed else [*refs, last])
+            window = self._store.get_window(self.kv.fingerprint, self.kv.layout, last) if windowed else None
+            return KVCache(self.kv.layout, tuple(blocks), window)
+        except KVTransferFailed:
+            self._store.delete([*refs, last])
+            raise
