@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from infra import topology
-from infra.broker import Address, Broker, Delivery, Message
-from infra.control import announce_cancel, ring
-from infra.endings import submit_message
-from kvstore.base import Board
+from infra.broker import topology
+from infra.broker.base import Address, Broker, Delivery, Message
+from infra.broker.control import announce_cancel, ring
+from infra.broker.envelope import submit_message
+from kvstore.base import ClusterState
 from messages import codec
-from messages.cards import WorkerCard
 from messages.errors import BrokerUnavailable, InvalidMessage, KvasirError, NewerMessage, NoQueue
-from messages.jobs import JobResult, Lane, PrefillJob, Sampling, TokenEvent, job_id
-from messages.lifecycle import Moment, Step
+from messages.jobs import JobResult, Lane, Part, PrefillJob, Sampling, TokenEvent, job_id, user_prompt
+from messages.lifecycle import Event, Step
+from messages.workers import WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class Replies:
     """The results of one batch, as they arrive. Only one process may listen to a batch at a time."""
 
     def __init__(self, broker: Broker, batch_id: str) -> None:
+        """Raises BatchError if another process listens to this batch."""
         self._broker = broker
         self._batch_id = batch_id
         self._queue = broker.open_reply_queue(batch_id)
@@ -49,13 +50,11 @@ class Replies:
 
     def take(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
         """What has arrived, waiting at most `timeout_s` for the first."""
-        replies = []
-        delivery = self._consumer.receive(timeout_s)
-        while delivery:
-            reply = read_reply(delivery)
-            if reply:
+        replies: list[Reply] = []
+        while len(replies) < at_most and (delivery := self._consumer.receive(timeout_s)):
+            timeout_s = 0
+            if reply := read_reply(delivery):
                 replies.append(reply)
-            delivery = self._consumer.receive(0) if len(replies) < at_most else None
         return replies
 
     def parked(self) -> list[Reply]:
@@ -94,7 +93,7 @@ class Replies:
                 return True
         return False
 
-    def close(self, delete: bool = False, unread: Iterable[Reply] = ()) -> None:
+    def close(self, *, delete: bool = False, unread: Iterable[Reply] = ()) -> None:
         """Stop listening; with `delete` the queue goes too: only when every job has its result on disk.
 
         Otherwise what is `unread`, or was never taken, is put back for whoever listens next.
@@ -117,20 +116,23 @@ class Client:
     def __init__(
         self,
         broker: Broker,
-        board: Board,
+        cluster_state: ClusterState,
         models: Sequence[str],
-        observe: Callable[[Moment], None] = lambda _moment: None,
+        observe: Callable[[Event], None] = lambda _event: None,
         count_tokens: Callable[[str, str], int | None] = lambda _model, _text: None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.broker = broker
-        self.board = board
+        self.cluster_state = cluster_state
         self.models = tuple(models)
         self.observe = observe
-        self._count_tokens = count_tokens
+        self.count_tokens = count_tokens  # of a text, by the model's own tokenizer; None if that isn't at hand
         self._on_close = on_close
         for remark in broker.declare(self.models):
             log.warning(remark)
+
+    def __repr__(self) -> str:
+        return f"<Client of {', '.join(self.models) or 'no model'}, over {type(self.broker).__name__}>"
 
     def __enter__(self) -> Client:
         return self
@@ -147,10 +149,6 @@ class Client:
         if model not in self.models:
             raise NoQueue(f"model {model!r} has no queue; configured models: {', '.join(self.models) or 'none'}")
 
-    def count_tokens(self, model: str, text: str) -> int | None:
-        """Tokens of a text by the serving model's own tokenizer, or None if it isn't at hand."""
-        return self._count_tokens(model, text)
-
     def submit(self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None] = lambda _job: None) -> int:
         """Publish jobs with confirms in a window; `on_confirmed` is told of each. Returns how many.
 
@@ -162,7 +160,8 @@ class Client:
             job = waiting.pop(message.message_id, None)
             if job is None:  # published twice, and told of already
                 return
-            self._seen(Step.SUBMITTED, job)
+            facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
+            self.observe(Event(Step.SUBMITTED, job.job_id, job.model, facts))
             if job.lane == "now":
                 ring(self.broker, topology.work_queue("prefill", job.model, "now"))
             on_confirmed(job)
@@ -175,10 +174,6 @@ class Client:
 
         return self.broker.publish_many(sends(), confirmed)
 
-    def replies(self, batch_id: str) -> Replies:
-        """Listen to a batch's results. Raises BatchError if another process does."""
-        return Replies(self.broker, batch_id)
-
     def gather(self, batch_id: str, job_ids: Iterable[str], timeout_s: float | None = None) -> Iterator[JobResult]:
         """Results of these jobs as they arrive, each once; ends after the last, or after `timeout_s` of silence.
 
@@ -186,7 +181,7 @@ class Client:
         acked can be gathered again.
         """
         wanted = set(job_ids)
-        replies = self.replies(batch_id)
+        replies = Replies(self.broker, batch_id)
         arrived = deque(replies.parked())  # those that were faster than this call
         try:
             silent_since = time.monotonic()
@@ -201,12 +196,12 @@ class Client:
         finally:
             replies.close(delete=not wanted, unread=arrived)
 
-    def ask(self, model: str, prompt: str, sampling: Sampling, deadline_s: float = 0.0) -> JobResult:
-        """One prompt, one result, ahead of the bulk."""
+    def ask(self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0) -> JobResult:
+        """One prompt, one result, ahead of the bulk; `prompt` is what a user says, or a conversation."""
         return [event for event in self.stream(model, prompt, sampling, deadline_s) if isinstance(event, JobResult)][-1]
 
     def stream(
-        self, model: str, prompt: str, sampling: Sampling, deadline_s: float = 0.0
+        self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0
     ) -> Iterator[TokenEvent | JobResult]:
         """One prompt: its pieces as they are generated, and its result last.
 
@@ -217,11 +212,18 @@ class Client:
         batch_id = f"ask-{secrets.token_hex(8)}"
         queue = self.broker.open_private_queue(f"stream.{batch_id}", topology.STREAM)
         pieces = self.broker.consume(queue, prefetch=1000)
-        deadline = self.board.now() + deadline_s if deadline_s else 0.0
+        deadline = self.cluster_state.now() + deadline_s if deadline_s else 0.0
         job = self.new_job(
-            batch_id, "prompt", model, "", prompt, sampling, lane="now", stream_to=queue, deadline=deadline
+            batch_id,
+            "prompt",
+            model,
+            user_prompt("", prompt) if isinstance(prompt, str) else prompt,
+            sampling,
+            lane="now",
+            stream_to=queue,
+            deadline=deadline,
         )
-        replies = self.replies(batch_id)
+        replies = Replies(self.broker, batch_id)
         try:
             self.submit([job])
             yield from _until_result(pieces.receive, replies)
@@ -238,31 +240,24 @@ class Client:
         batch_id: str,
         item_id: str,
         model: str,
-        shared: str,
-        own: str,
+        prompt: tuple[Part, ...],
         sampling: Sampling,
         run: int = 1,
         lane: Lane = "bulk",
         stream_to: str = "",
-        submitted_at: float = 0.0,
         deadline: float = 0.0,
-        known_id: str = "",
     ) -> PrefillJob:
-        """A job of this batch, addressed to its reply queue, with the id that follows from its content.
-
-        `known_id`: that id, where it has been computed already.
-        """
+        """A job of this batch, addressed to its reply queue, with the id that follows from its content."""
         return PrefillJob(
-            known_id or job_id(batch_id, item_id, model, shared + own, sampling),
+            job_id(batch_id, item_id, model, prompt, sampling),
             batch_id,
             item_id,
             model,
-            shared,
-            own,
+            prompt,
             sampling,
             run=run,
             lane=lane,
-            submitted_at=submitted_at or self.board.now(),
+            submitted_at=self.cluster_state.now(),
             deadline=deadline,
             reply_to=topology.reply_queue(batch_id),
             stream_to=stream_to,
@@ -270,33 +265,28 @@ class Client:
 
     def cancel(self, batch_id: str) -> None:
         """Stop a batch's jobs wherever they are. Their `cancelled` results are the owner's to write."""
-        self.board.cancel(batch_id)
+        self.cluster_state.cancel(batch_id)
         announce_cancel(self.broker, batch_id)
 
     def reopen(self, batch_id: str) -> None:
         """Take a batch's tombstone away, so that workers take its next runs."""
-        self.board.cancel(batch_id, ttl_s=0.001)  # a tombstone can't be deleted, but it can be made to expire
+        self.cluster_state.cancel(batch_id, ttl_s=0.001)  # a tombstone can't be deleted, but it can be made to expire
         time.sleep(0.01)
 
-    def workers(self) -> list[WorkerCard]:
-        """Cards of all workers alive."""
-        return self.board.cards()
+    def workers(self) -> list[WorkerInfo]:
+        """Registrations of all workers alive."""
+        return self.cluster_state.registrations()
 
     def unserved(self, models: Iterable[str]) -> list[str]:
         """Those of these models that no decode worker serves: their jobs wait."""
-        return self._without("decode", models)
+        return sorted(set(models) - self._served("decode"))
 
     def unprefilled(self, models: Iterable[str]) -> list[str]:
         """Those of these models that have decode workers and no prefill worker: they do the prompts themselves."""
-        return [model for model in self._without("prefill", models) if not self.unserved([model])]
+        return sorted(self._served("decode").intersection(models) - self._served("prefill"))
 
-    def _without(self, role: str, models: Iterable[str]) -> list[str]:
-        served = {card.model for card in self.workers() if card.role == role}
-        return sorted(set(models) - served)
-
-    def _seen(self, step: Step, job: PrefillJob) -> None:
-        identity = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
-        self.observe(Moment(step, job.job_id, job.model, identity))
+    def _served(self, role: str) -> set[str]:
+        return {registration.model for registration in self.workers() if registration.role == role}
 
 
 def _until_result(receive: Callable[[float], Delivery | None], replies: Replies) -> Iterator[TokenEvent | JobResult]:
@@ -305,8 +295,7 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
         found = replies.take(0)
         delivery = receive(0.0 if found else 0.05)
         while delivery:
-            event = _token_event(delivery)
-            if event:
+            if event := _token_event(delivery):
                 yield event
             delivery = receive(0.05 if found else 0.0)
         for reply in found:

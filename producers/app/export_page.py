@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from producers.app.shared import Desk, sentences, text
 from producers.desk.rounds import graded_class
 from producers.desk.text import escaped
 from producers.export import Exported
-from producers.graded import save_graded
+from producers.report.graded import save_graded
+from producers.words import plural
 
 _SHOWN = 50
 
@@ -29,68 +31,88 @@ def show(desk: Desk, folder: Path) -> None:
     unreviewed = st.checkbox("Include grades that need a review and have none", key="include unreviewed")
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
     kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
-    make = _KINDS[str(kind)](folder, unreviewed)
+    what, make = _KINDS[str(kind)](folder, unreviewed, (desk.title(folder), view.rubric.title if view.rubric else ""))
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=make is None) and make:
         with sentences():
             graded = graded_class(view)
             if graded:
                 save_graded(folder, graded)
-            st.session_state["exported"] = (str(folder), kind, make())
+            st.session_state["exported"] = (folder, kind, unreviewed, what, make())
     kept = st.session_state.get("exported")
-    if kept and kept[:2] == (str(folder), kind):
-        _offer(kept[2])
+    if kept and kept[:4] == (folder, kind, unreviewed, what):
+        _offer(kept[4])
 
 
 def _offer(made: Exported) -> None:
+    if made.asks:
+        st.warning("Read this first:")
+        text("\n".join(made.asks))
+        # Its key says what is confirmed: exactly this file, after exactly these sentences.
+        asked = hashlib.sha256("\n".join(made.asks).encode("utf-8", "replace") + made.data).hexdigest()
+        if not st.checkbox("I have read this, and this is the file that I want", key=f"confirmed {asked}"):
+            return
     st.download_button(f"Download {made.name}", made.data, made.name, made.media_type, on_click="ignore")
     for note in made.notes:
         st.info(escaped(note))
     if made.left_blank:
-        st.warning(f"{len(made.left_blank)} submissions are left blank:")
+        st.warning(f"Left blank: {plural(len(made.left_blank), 'submission')}")
         text("\n".join(f"{blank.submission}: {blank.why}" for blank in made.left_blank[:_SHOWN]))
         if len(made.left_blank) > _SHOWN:
             st.caption(f"The first {_SHOWN} of {len(made.left_blank)}.")
 
 
-# --- each kind: what it asks for, and how it is made; None as long as something is missing
+# --- each kind: what was chosen, and how the file is made; None as long as something is missing
 
-Make = Callable[[], Exported] | None
-
-
-def _table(folder: Path, unreviewed: bool) -> Make:
-    return lambda: export.export_csv(folder, include_unreviewed=unreviewed)
+Make = tuple[object, Callable[[], Exported] | None]
+Names = tuple[str, ...]  # what the assignment is called
 
 
-def _canvas(folder: Path, unreviewed: bool) -> Make:
+def _table(folder: Path, unreviewed: bool, _names: Names) -> Make:
+    return None, lambda: export.export_csv(folder, include_unreviewed=unreviewed)
+
+
+def _canvas(folder: Path, unreviewed: bool, names: Names) -> Make:
     upload: Any = st.file_uploader("Gradebook exported from Canvas (optional)", ["csv"])
     data = upload.getvalue() if upload else None
-    column = ""
+    column, scale = "", False
     if data:
         with sentences():
-            column = st.selectbox("Assignment", export.assignment_columns(data)) or ""
+            column = _column(export.assignment_columns(data), names) or ""
+        scale = st.checkbox("Scale the points to Canvas's, where those are others")
     else:
         column = st.text_input("Assignment in Canvas, as in Homework 4 (1234)")
-    return lambda: export.export_canvas(folder, data, column, include_unreviewed=unreviewed)
+    if data and not column:
+        return None, None
+    return (data, column, scale), lambda: export.export_canvas(
+        folder, data, column, include_unreviewed=unreviewed, scale=scale
+    )
 
 
-def _moodle(folder: Path, unreviewed: bool) -> Make:
+def _column(columns: list[str], names: Names) -> str | None:
+    """The column that was chosen; before that the one of this name, or none: nothing is chosen by its place."""
+    called = export.matching(columns, *names)
+    named = columns.index(called[0]) if len(called) == 1 else None
+    picked: str | None = st.selectbox("Assignment", columns, index=named, placeholder="Choose the column")
+    return picked
+
+
+def _moodle(folder: Path, unreviewed: bool, _names: Names) -> Make:
     upload: Any = st.file_uploader("Grading worksheet downloaded from Moodle, which takes only its own back", ["csv"])
-    if not upload:
-        return None
-    return lambda: export.export_moodle(folder, upload.getvalue(), include_unreviewed=unreviewed)
+    data = upload.getvalue() if upload else b""
+    return data, (lambda: export.export_moodle(folder, data, include_unreviewed=unreviewed)) if upload else None
 
 
-def _moodle_feedback(folder: Path, unreviewed: bool) -> Make:
-    return lambda: export.export_moodle_feedback(folder, include_unreviewed=unreviewed)
+def _moodle_feedback(folder: Path, unreviewed: bool, _names: Names) -> Make:
+    return None, lambda: export.export_moodle_feedback(folder, include_unreviewed=unreviewed)
 
 
-def _feedback(folder: Path, unreviewed: bool) -> Make:
+def _feedback(folder: Path, unreviewed: bool, _names: Names) -> Make:
     kind: Any = st.radio("Files", ("html", "md"), horizontal=True)
-    return lambda: export.export_feedback(folder, kind, include_unreviewed=unreviewed)
+    return kind, lambda: export.export_feedback(folder, kind, include_unreviewed=unreviewed)
 
 
-_KINDS: dict[str, Callable[[Path, bool], Make]] = {
+_KINDS: dict[str, Callable[[Path, bool, Names], Make]] = {
     "Table (CSV)": _table,
     "Canvas gradebook": _canvas,
     "Moodle worksheet": _moodle,

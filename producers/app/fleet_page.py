@@ -41,18 +41,18 @@ def _workers(desk: Desk, folder: Path) -> None:
     st.dataframe(
         [
             {
-                "worker": card.worker_id,
-                "stage": card.role,
-                "model": card.model,
-                "engine": card.engine,
-                "device": card.device,
-                "busy": f"{card.busy} of {card.slots}",
-                "done": card.done,
-                "tokens/s": round(card.tokens_per_s, 1),
-                "up": f"{max(0.0, now - card.started_at) / 3600:.1f} h",
-                "remark": card.notes,
+                "worker": registration.worker_id,
+                "stage": registration.role,
+                "model": registration.model,
+                "engine": registration.engine,
+                "device": registration.device,
+                "busy": f"{registration.busy} of {registration.slots}",
+                "done": registration.done,
+                "tokens/s": round(registration.tokens_per_s, 1),
+                "up": f"{max(0.0, now - registration.started_at) / 3600:.1f} h",
+                "remark": registration.notes,
             }
-            for card in seen.workers
+            for registration in seen.workers
         ],
         hide_index=True,
     )
@@ -75,7 +75,7 @@ def _rates(desk: Desk, folder: Path) -> None:
                     "answers": rate.answers,
                     "prefill tokens/s": round(rate.prefill_tokens_per_s),
                     "decode tokens/s, each sequence": round(rate.decode_tokens_per_s, 1),
-                    "from a handed-over KV cache": rate.handed_over,
+                    "from a transferred KV cache": rate.transferred,
                 }
                 for rate in found
             ],

@@ -14,6 +14,7 @@ from producers.desk.assignments import Inputs
 from producers.desk.estimate import duration, forecast_s, remaining_s
 from producers.desk.text import escaped
 from producers.desk.work import Work
+from producers.words import plural
 
 _SHOWN = 50  # rows of the dry run's table
 
@@ -79,7 +80,10 @@ def _findings(desk: Desk, found: dict[str, Any]) -> None:
     columns[2].metric("Truncated", cut)
     columns[3].metric("Prompt tokens", f"{found['prompt_tokens']:,}")
     how = "counted with the model's tokenizer" if found["exact_tokens"] else "estimated: no tokenizer at hand"
-    st.caption(f"{found['prompts']} prompts; tokens are {how}. {_estimate(desk, found)}")
+    st.caption(f"{plural(found['prompts'], 'prompt')}; tokens are {how}. {_estimate(desk, found)}")
+    for part in found.get("criteria", ()):
+        ids = ", ".join(part["ids"]) or "nothing, and writes the summary"
+        st.caption(escaped(f"{part['role']}: {part['model']} grades {ids}"))
     for part in found["shared_prefix"]:
         st.caption(f"{part['role']}: the class shares {part['tokens']:,} tokens, {part['percent']}% of its prompts.")
     rows = dry_runs.table(found)
@@ -106,7 +110,7 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
     number = size.slider("Submissions in the trial", least, most, least)
     with sentences():
         if trial.button("Trial", disabled=running, help="Grade a few, look at them, mend the rubric, then grade all."):
-            work.start(assignments.grade_command(desk.backend, inputs, folder, limit=number))
+            work.start(assignments.grade_command(desk.backend, inputs, folder, limit=number), limit=number)
             st.rerun()
         if everything.button("Grade all", disabled=running, type="primary", help="What is graded already stays."):
             work.start(assignments.grade_command(desk.backend, inputs, folder))
@@ -146,19 +150,21 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
         _why_nothing(work)
         return
     record, alive = work.record(), work.alive
-    st.progress(counts.done / counts.total, f"{counts.done} of {counts.total} jobs, {counts.failed} failed")
+    st.progress(counts.done / counts.total, f"{counts.done} of {plural(counts.total, 'job')}, {counts.failed} failed")
     if alive and record:
         _stages(desk, folder, counts.total)
         done = sum(row.state != "waiting" for row in rows)
         seconds = time.time() - record.started_at
         left = remaining_s(counts.open, desk.stages(folder).refresh()["done"], seconds)
-        st.caption(f"{done} of {len(rows)} submissions; about {duration(left)} left. This page may be closed.")
+        how_long = "how long it takes is not known yet" if left is None else f"about {duration(left)} left"
+        st.caption(f"{done} of {plural(len(rows), 'submission')}; {how_long}. This page may be closed.")
     elif counts.open:
         _why_open(work, counts.open)
     else:
-        st.success(f"All {len(rows)} submissions of this run have a grade or a reason why not.")
+        all_of_it = "The submission" if len(rows) == 1 else f"All {len(rows):,} submissions"
+        st.success(f"{all_of_it} of this run {'has' if len(rows) == 1 else 'have'} a grade or a reason why not.")
         if counts.failed and st.button("Try the failed ones again"):
-            work.start(desk.backend.command("retry", str(folder), "--quiet", "--json"))
+            work.start(desk.backend.command("retry", str(folder), "--quiet", "--json"), "retry")
             st.rerun()
 
 
@@ -182,4 +188,4 @@ def _why_nothing(work: Work) -> None:
 def _why_open(work: Work, still_open: int) -> None:
     record = work.record()
     why = "" if record is None or record.stopped else work.last_words()
-    st.warning(escaped(f"{still_open} jobs have no result yet. 'Grade all' goes on. {why}".strip()))
+    st.warning(escaped(f"{plural(still_open, 'job', 'has', 'have')} no result yet. 'Grade all' goes on. {why}".strip()))

@@ -8,7 +8,8 @@ from typing import Any
 
 import streamlit as st
 
-from producers.app.shared import Desk, go, sentences
+from producers.app.address import go
+from producers.app.shared import Desk, sentences
 from producers.desk import assignments
 from producers.desk.assignments import Inputs
 from producers.desk.dry_runs import found_by
@@ -45,7 +46,7 @@ def _one(desk: Desk, folder: Path) -> None:
         if view.problem:
             st.error(escaped(view.problem))
         if button.button("Open", key=f"open {folder}"):
-            go("Results" if counted.graded else "Grade", folder)
+            go("Results" if counted.graded else "Grade", str(folder))
 
 
 def _new(desk: Desk) -> None:
@@ -73,7 +74,7 @@ def _new(desk: Desk) -> None:
             template=_document(folder / "template", template),
         )
         assignments.save_inputs(folder, inputs)
-        go("Grade", folder)
+        go("Grade", str(folder))
 
 
 def _document(folder: Path, upload: Any) -> str:

@@ -5,13 +5,14 @@ Everything that is shown is made literal first; Streamlit lets no script through
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from html import escape
 
 import streamlit as st
 
 _FAINT = "opacity:0.65;font-size:0.875rem;margin:0.5rem 0 0.25rem"
 _BOLD = "font-weight:600;margin:0.75rem 0 0"
+_MARK = "background:rgba(255,200,60,0.4);color:inherit"
 _LARGE = "font-size:2.25rem;line-height:1.2;margin:0"
 _VERBATIM = (
     "white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 0.5rem;padding:0.6rem 0.8rem;border-radius:0.5rem;"
@@ -43,9 +44,14 @@ class Markup:
         """A line that stands back."""
         self._add("p", _FAINT, text)
 
-    def verbatim(self, text: str) -> None:
-        """Text as it is, with its line breaks."""
-        self._add("pre", _VERBATIM, text)
+    def verbatim(self, text: str, marked: Container[int] = ()) -> None:
+        """Text as it is, with its line breaks; the `marked` lines, counted from 0, are highlighted."""
+        lines = [
+            f'<mark style="{_MARK}">{escape(line)}</mark>' if number in marked else escape(line)
+            for number, line in enumerate(text.split("\n"))
+        ]
+        # HTML drops a line break right after <pre>: one more keeps the text's own.
+        self._pieces.append("\n".join([f'<pre style="{_VERBATIM}">', *lines]) + "</pre>")
 
     def draw(self) -> None:
         """Put it on the page; nothing if nothing was added."""
@@ -57,6 +63,4 @@ class Markup:
         return "".join(self._pieces)
 
     def _add(self, tag: str, style: str, text: str) -> None:
-        # HTML drops a line break right after <pre>: one more keeps the text's own.
-        first = "\n" if tag == "pre" else ""
-        self._pieces.append(f'<{tag} style="{style}">{first}{escape(text)}</{tag}>')
+        self._pieces.append(f'<{tag} style="{style}">{escape(text)}</{tag}>')

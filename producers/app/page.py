@@ -9,7 +9,9 @@ import streamlit as st
 
 from messages.errors import KvasirError
 from producers.app import export_page, fleet_page, grade_page, home_page, regrade_page, results_page, review_page
-from producers.app.shared import SECTIONS, Desk, arrive, sentences, the_desk
+from producers.app.address import SECTIONS, follow, keep
+from producers.app.shared import Desk, arrive, sentences, the_desk
+from producers.app.unsaved import asks_about_unsaved
 from producers.desk.backend import Backend
 from producers.desk.text import escaped
 
@@ -30,33 +32,33 @@ def show(open_backend: Callable[[], Backend]) -> None:
         st.sidebar.title("Kvasir", anchor=False)
         desk = the_desk(open_backend)
         arrive()
+        follow()
         if desk.backend.notice:
             st.warning(escaped(desk.backend.notice))
         folder = _chosen(desk)
+        section = str(st.sidebar.radio("Section", SECTIONS, key="section")) if folder else ""
+        if asks_about_unsaved(desk):
+            return
         if folder is None:
             home_page.show(desk)
-            return
-        st.header(escaped(desk.title(folder)), anchor=False)
-        _PAGES[_section()](desk, folder)
+        else:
+            st.header(escaped(desk.title(folder)), anchor=False)
+            _PAGES[section](desk, folder)
+        keep()
 
 
 def _chosen(desk: Desk) -> Path | None:
-    """The assignment of the side bar, which the address keeps too; None for all."""
+    """The assignment of the side bar; None for all. Of an address only folders that the desk knows are opened."""
     names = {str(folder): folder for folder in desk.folders()}
-    if "assignment" not in st.session_state:
-        st.session_state["assignment"] = _from_address(names)
-    if st.session_state["assignment"] not in names:
+    wanted = st.session_state.get("assignment", "")
+    if wanted not in names:
         st.session_state["assignment"] = ""
+        if wanted:
+            st.warning(escaped(f"This desk has no assignment {Path(wanted).name!r:.80}: choose one of those below."))
     chosen = st.sidebar.selectbox(
         "Assignment", ["", *names], format_func=lambda name: _title(desk, name), key="assignment"
     )
-    _address("assignment", chosen)
     return names.get(chosen)
-
-
-def _from_address(names: dict[str, Path]) -> str:
-    wanted = st.query_params.get("assignment", "")
-    return wanted if wanted in names else ""
 
 
 def _title(desk: Desk, folder: str) -> str:
@@ -66,18 +68,3 @@ def _title(desk: Desk, folder: str) -> str:
         return f"{desk.title(Path(folder))} ({Path(folder).name})"
     except KvasirError:  # said where the assignment itself is shown; the others stay in reach
         return Path(folder).name
-
-
-def _section() -> str:
-    if st.session_state.get("section") not in SECTIONS:
-        wanted = st.query_params.get("section", "")
-        st.session_state["section"] = wanted if wanted in SECTIONS else "Grade"
-    chosen = st.sidebar.radio("Section", SECTIONS, key="section")
-    _address("section", str(chosen))
-    return str(chosen)
-
-
-def _address(name: str, value: str) -> None:
-    """Keep it in the address; told to the browser only where it is new."""
-    if st.query_params.get(name) != value:
-        st.query_params[name] = value

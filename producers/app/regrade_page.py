@@ -7,17 +7,19 @@ from pathlib import Path
 import streamlit as st
 
 from messages.errors import RubricError
-from producers.app.shared import REFRESH_S, Desk, live, sentences, text
+from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, text
 from producers.desk import assignments
 from producers.desk.agreement import Difference, differences
-from producers.desk.decisions import taken_over
+from producers.desk.decisions import TAKEN_OVER, taken_over
 from producers.desk.rounds import adopt_round, rounds, start_round, version, versions
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
-from producers.grading import Grade
-from producers.prompts import shared_part
-from producers.report import show_points
-from producers.rubric import ROLES, load_rubric
+from producers.files.private import read_ordinary
+from producers.grading.points import Grade
+from producers.prompts.prompt import prefix
+from producers.report.grades import outcome_of, show_points
+from producers.rubric.rubric import ROLES, load_rubric
+from producers.words import plural
 
 
 def show(desk: Desk, folder: Path) -> None:
@@ -47,7 +49,9 @@ def _editor(folder: Path) -> Path:
     saved = st.session_state.pop("saved rubric", None)
     if saved in kept:
         st.session_state["rubric version"] = saved
-    chosen = st.selectbox("Version", kept, format_func=lambda path: _label(path, now), key="rubric version") or now
+    chosen = (
+        st.selectbox("Version", kept, format_func=lambda path: _label(folder, path, now), key="rubric version") or now
+    )
     edited = st.text_area(
         "Rubric", _read(chosen), height=360, key=f"rubric {chosen}", help="Every change makes other jobs."
     )
@@ -70,18 +74,19 @@ def _prompts(view: BatchView, chosen: Path) -> None:
     for role in ROLES:
         if rubric.for_model(role):
             st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
-            text(shared_part(role, rubric, view.assignment.solution, view.assignment.template))
+            text(prefix(role, rubric, view.assignment.solution, view.assignment.template))
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_ordinary(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RubricError(f"{path}: the rubric can't be read: {error}; upload it again") from None
 
 
-def _label(path: Path, now: Path) -> str:
-    return f"{path.name}, in use" if path == now else path.name
+def _label(folder: Path, path: Path, now: Path) -> str:
+    name = assignments.version_name(folder, path)
+    return f"{name}, in use" if path == now else name
 
 
 # --- a new round
@@ -110,8 +115,8 @@ def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
             st.rerun()
 
     with st.container(border=True):
-        rubric = Path(assignments.read_inputs(place).rubric).name
-        st.markdown(f"**Round {escaped(place.name)}** with rubric {escaped(rubric)}")
+        rubric = assignments.version_name(folder, Path(assignments.read_inputs(place).rubric))
+        st.markdown(f"**Round {escaped(place.name)}** with the rubric's {escaped(rubric)}")
         live(show_round, REFRESH_S if running else None)
 
 
@@ -121,15 +126,16 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
     if tried.problem:
         st.error(escaped(tried.problem))
     if work.alive or not counts.total:
-        st.caption(f"{counts.done} of {counts.total} jobs" if counts.total else work.last_words() or "starting …")
+        jobs = f"{counts.done} of {plural(counts.total, 'job')}"
+        st.caption(jobs if counts.total else work.last_words() or "starting …")
     if not counts.total:
         return
     before = {grade.submission: grade for grade in view.grades}
-    _show_differences(differences(before, tried.grades))
+    _show_differences(differences(before, [grade for grade in tried.grades if outcome_of(grade) != "waiting"]))
     if counts.open:
         return
     take, adopt, _ = st.columns([2, 2, 4])
-    if take.button("Take over these points", key=f"take {place}", help="As reviews, for these submissions only."):
+    if take.button("Take over these points", key=f"take {place}", help="As reviews. What a person has decided stays."):
         _take_over(desk, folder, before, tried.grades, place)
         st.rerun()
     if adopt.button("Use this rubric for the class", key=f"adopt {place}"):
@@ -138,21 +144,25 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
 
 
 def _take_over(desk: Desk, folder: Path, before: dict[str, Grade], after: list[Grade], place: Path) -> None:
-    reason = f"regraded in round {place.name}"
+    decisions = desk.decisions(folder)
+    decided = decisions.refresh()
     for grade in after:
-        if grade.submission in before:
-            desk.decisions(folder).add(*taken_over(before[grade.submission], grade, reason))
+        old = before.get(grade.submission)
+        if old:
+            stands = decided.get(old.item_id, {})
+            decisions.add(*taken_over(old, grade, f"{TAKEN_OVER} {place.name}", decider(), stands))
 
 
 def _version(view: BatchView, place: Path) -> None:
-    with st.expander(escaped(f"Before the rubric changed: version {place.name}")):
+    with st.expander(escaped(f"Before the rubric changed: version {place.name.partition('-')[0]}")):
         old = {grade.submission: grade for grade in version(place).grades}
         _show_differences(differences(old, view.grades))
 
 
 def _show_differences(found: list[Difference]) -> None:
     changed = [difference for difference in found if difference.criteria or difference.before != difference.after]
-    st.caption(f"{len(changed)} of {len(found)} are different.")
+    if found:
+        st.caption(f"{len(changed)} of {len(found)} are different.")
     if changed:
         st.dataframe([_cells(difference) for difference in changed], hide_index=True)
 

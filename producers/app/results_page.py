@@ -7,15 +7,18 @@ from typing import Any
 
 import streamlit as st
 
-from producers.alarms import class_alarms
-from producers.app.shared import REFRESH_S, Desk, go, live, sentences
+from producers.app.address import REVIEWED, go, keep
+from producers.app.shared import REFRESH_S, Desk, live, sentences
 from producers.desk import assignments
 from producers.desk.agreement import agreement
-from producers.desk.rows import ORDERS, STATES, Filter, Row, counters, page_count, page_of, select
+from producers.desk.rows import ORDERS, Filter, Row, counters, page_count, page_of, select
 from producers.desk.text import escaped
-from producers.report import show_points
+from producers.grading.alarms import class_alarms
+from producers.report.grades import OUTCOMES, outcomes, show_points
+from producers.words import plural
 
-_REVIEWED = {"all": None, "reviewed": True, "not reviewed": False}
+# In pixels. Streamlit goes by the first rows, and cuts off the words of later ones.
+_WIDTHS = {"state": 95, "needs review": 230}
 
 
 def show(desk: Desk, folder: Path) -> None:
@@ -42,17 +45,20 @@ def _table(desk: Desk, folder: Path) -> None:
         st.warning(escaped(alarm))
     counted = counters(rows)
     st.caption(
-        f"{counted.total} submissions: {counted.graded} graded, {counted.failed} without points, "
-        f"{counted.waiting} waiting, {counted.reviewed} reviewed."
+        f"{plural(counted.total, 'submission')}: {outcomes(row.final.grade for row in rows)}. "
+        f"{counted.reviewed} reviewed; {counted.need_review} of {counted.total} need review."
     )
     kept = select(rows, _filter())
     pages = page_count(kept)
-    page = int(st.number_input("Page", 1, pages, 1, key="page")) if pages > 1 else 1
+    st.session_state["page"] = min(max(1, st.session_state.get("page", 1)), pages)
+    page = int(st.number_input("Page", 1, pages, key="page")) if pages > 1 else 1
+    keep()
     shown = page_of(kept, page)
     criteria = [criterion.id for criterion in view.rubric.criteria] if view.rubric else []
     event: Any = st.dataframe(
         [_cells(row, criteria) for row in shown],
         hide_index=True,
+        column_config={name: st.column_config.TextColumn(width=width) for name, width in _WIDTHS.items()},
         on_select="rerun",
         selection_mode="multi-row",
         key=f"table {folder} {page}",
@@ -62,12 +68,12 @@ def _table(desk: Desk, folder: Path) -> None:
 
 def _filter() -> Filter:
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Name contains", key="name contains")
-        states = tuple(st.multiselect("State", STATES, key="states"))
-        reviewed = _REVIEWED[str(st.selectbox("Reviewed", list(_REVIEWED), key="reviewed"))]
+        text = st.text_input("Name contains", key="name")
+        states = tuple(st.multiselect("State", OUTCOMES, key="state"))
+        reviewed = REVIEWED[str(st.selectbox("Reviewed", list(REVIEWED), key="reviewed"))]
         order = st.selectbox("Order", ORDERS, key="order")
-        to_check = st.checkbox("To check only", key="to check")
-    return Filter(text, states, reviewed, to_check, order)
+        needs_review = st.checkbox("Needs review only", key="review")
+    return Filter(text, states, reviewed, needs_review, order)
 
 
 def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
@@ -78,20 +84,20 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
         "final points": show_points(row.points),
         "by the model": show_points(row.ai),
         "reviewed": "yes" if row.reviewed else "",
-        "to check": len(row.to_check),
+        "needs review": "; ".join(row.needs_review),
         **{id: show_points(points.get(id)) for id in criteria},
-        "remark": row.final.grade.reason or "; ".join(row.to_check),
+        "remarks": row.final.grade.reason or "; ".join(row.remarks),
     }
 
 
 def _act(chosen: list[Row], shown: list[Row]) -> None:
-    names = {row.number: row.name for row in (chosen or shown)}
+    names = {row.final.grade.item_id: row.name for row in (chosen or shown)}
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        number = st.selectbox("Submission", list(names), format_func=names.__getitem__, key="open which")
+        item = st.selectbox("Submission", list(names), format_func=names.__getitem__, key="open which")
         opened = st.button("Open", type="primary")
         regrade = st.button("Regrade selected", disabled=not chosen)
-    if opened and number is not None:
-        go("Review", submission=number)
+    if opened and item:
+        go("Review", submission=item)
     if regrade:
         st.session_state["regrade names"] = [row.name for row in chosen]
         go("Regrade")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
+from uuid import uuid4
 
 import streamlit as st
 
 from messages.errors import KvasirError
 from producers.desk.assignments import FILE, find_folders, read_inputs
 from producers.desk.backend import Backend
-from producers.desk.decisions import Decided, Decisions
+from producers.desk.decisions import Decided, Decisions, Draft
 from producers.desk.estimate import ModelRate, model_rates
 from producers.desk.fleet import FleetWatch
 from producers.desk.progress import Stages
@@ -24,7 +27,7 @@ from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
 
 REFRESH_S = 2.0
-SECTIONS = ("Grade", "Results", "Review", "Regrade", "Export", "Fleet")
+COOKIE = "kvasir_desk"  # what this browser is called, and its person
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Desk:
     backend: Backend
     views: Views
     fleet: FleetWatch
+    drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -131,7 +135,15 @@ _cached = st.cache_resource(_new_desk, show_spinner=False)  # an argument with a
 
 def live(draw: Callable[[], None], every_s: float | None) -> None:
     """Draw a part of the page that draws itself anew every so often, without the rest; None: only with the rest."""
-    st.fragment(draw, run_every=every_s)()
+    here = {name: st.session_state.get(name) for name in ("assignment", "section")}
+
+    def draw_here() -> None:
+        # Streamlit may answer a click on the side bar together with one in here, and then draws this part alone.
+        if any(st.session_state.get(name) != value for name, value in here.items()):
+            st.rerun()
+        draw()
+
+    st.fragment(draw_here, run_every=every_s)()
 
 
 @contextmanager
@@ -143,22 +155,22 @@ def sentences() -> Iterator[None]:
         st.error(escaped(str(error)))
 
 
-def go(section: str, assignment: Path | None = None, submission: int | None = None) -> None:
-    """Show another place, from the next run on."""
-    st.session_state["go"] = {"section": section, "assignment": assignment, "submission": submission}
-    st.rerun()
-
-
 def arrive() -> None:
-    """Make the last `go` true, before any widget is drawn."""
-    wanted = st.session_state.pop("go", None)
-    if not wanted:
-        return
-    st.session_state["section"] = wanted["section"]
-    if wanted["assignment"] is not None:
-        st.session_state["assignment"] = str(wanted["assignment"])
-    if wanted["submission"] is not None:
-        st.session_state["submission"] = wanted["submission"]
+    """Know the browser, and the name that it keeps, by its cookie."""
+    state = st.session_state
+    if "browser" not in state:
+        known, _, state["me"] = unquote(st.context.cookies.get(COOKIE, "")).partition(" ")
+        state["browser"] = known or uuid4().hex
+
+
+def decider() -> str:
+    """The name under which a decision is kept: the one that the person gave, else that of the account."""
+    if st.session_state.get("me"):
+        return str(st.session_state["me"])
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""
 
 
 def text(body: str) -> None:

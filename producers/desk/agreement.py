@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from producers.desk.decisions import Decided
-from producers.grading import Grade
-from producers.rubric import Criterion, Points, exact
+from producers.grading.points import Grade
+from producers.rubric.rubric import Criterion, Points, exact
 
 
 @dataclass(frozen=True, slots=True)

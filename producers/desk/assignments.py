@@ -8,15 +8,17 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from messages.errors import BatchError, RubricError, UsageError
-from producers import batch as batches
+from infra.config.ownership import why_not_ours
+from messages.errors import BatchError, KvasirError, RubricError, UsageError
+from producers.batch import batch as batches
 from producers.desk.backend import Backend
 from producers.desk.work import Work
-from producers.files import write_atomically
-from producers.rubric import Rubric, load_rubric
+from producers.files.private import make_folder, read_ordinary, write_atomically
+from producers.files.shapes import from_json, shaped
+from producers.rubric.rubric import Rubric, load_rubric
 
 FILE = "desk.json"
 TRIAL_SIZES = (5, 10)
@@ -60,7 +62,8 @@ def create(home: Path, title: str) -> Path:
     for number in range(1, 1000):
         folder = home / (slug if number == 1 else f"{slug}-{number}")
         try:
-            folder.mkdir(parents=True, exist_ok=False)
+            make_folder(home)
+            folder.mkdir(0o700)
         except FileExistsError:
             continue
         except OSError as error:
@@ -75,10 +78,19 @@ def read_inputs(folder: Path) -> Inputs:
     if not path.is_file():
         return _from_manifest(folder)
     try:
-        kept = json.loads(path.read_text("utf-8"))
-        return Inputs(**{spec.name: kept[spec.name] for spec in fields(Inputs) if spec.name in kept})
-    except (OSError, ValueError, TypeError) as error:
+        return _checked(shaped(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
+    except (OSError, ValueError) as error:
         raise BatchError(f"{path} can't be read ({error}); restore it, or remove the folder") from None
+
+
+def _checked(inputs: Inputs, path: Path) -> Inputs:
+    """As they were. Raises BatchError where something there is no text, or would be read as an option."""
+    texts = {name: value for name, value in asdict(inputs).items() if name != "created_at"}
+    wrong = [name for name, value in texts.items() if not isinstance(value, str)]
+    wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
+    if wrong:
+        raise BatchError(f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; mend it, or remove the folder")
+    return inputs
 
 
 def save_inputs(folder: Path, inputs: Inputs) -> None:
@@ -90,7 +102,7 @@ def save_inputs(folder: Path, inputs: Inputs) -> None:
 def _from_manifest(folder: Path) -> Inputs:
     kept = batches.manifest_of(folder)["request"]
     models = kept.get("models", {})
-    return Inputs(
+    made = Inputs(
         _title(kept.get("rubric", "")) or folder.resolve().name,
         kept.get("folder", ""),
         kept.get("rubric", ""),
@@ -99,6 +111,7 @@ def _from_manifest(folder: Path) -> Inputs:
         models.get("code", ""),
         models.get("feedback", ""),
     )
+    return _checked(made, folder / "batch.json")
 
 
 def _title(rubric: str) -> str:
@@ -111,16 +124,27 @@ def _title(rubric: str) -> str:
 # --- what is uploaded or named
 
 
+def uploaded_documents(folder: Path) -> list[Path]:
+    """Solution and template where they were uploaded to the desk; nothing where desk.json doesn't say so."""
+    try:
+        inputs = read_inputs(folder) if (folder / FILE).is_file() else Inputs("", "", "")
+    except BatchError:
+        return []
+    places = [(kind, Path(getattr(inputs, kind))) for kind in ("solution", "template")]
+    kept = [folder / kind / path.name for kind, path in places if path.name and path.parent.name == kind]
+    return [path for path in kept if path.is_file() and not path.parent.is_symlink()]
+
+
 def save_file(folder: Path, name: str, data: bytes) -> Path:
-    """Keep an uploaded file below `folder`, under its own name without any path. Raises InputError."""
+    """Keep an uploaded file below `folder`, under its own name without any path. Raises InputError or BatchError."""
     plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
     if not plain:
         raise InputError(f"{name!r:.60} is no name for a file; rename it")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / plain).write_bytes(data)
+        make_folder(folder)
     except OSError as error:
         raise InputError(f"can't keep {plain}: {error.strerror}") from None
+    write_atomically(folder / plain, data)
     return folder / plain
 
 
@@ -174,6 +198,15 @@ def rubric_versions(folder: Path) -> list[Path]:
     return sorted((folder / "rubrics").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
+def version_name(folder: Path, rubric: Path) -> str:
+    """`version 2, 2026-11-22 10:56` of a version kept; else the file's own name."""
+    oldest_first = rubric_versions(folder)[::-1]
+    if rubric not in oldest_first:
+        return rubric.name
+    saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(rubric.stat().st_mtime))
+    return f"version {oldest_first.index(rubric) + 1}, {saved}"
+
+
 # --- the commands
 
 
@@ -214,13 +247,43 @@ def _words(inputs: Inputs) -> list[str]:
     return [inputs.submissions, *(word for option, value in options.items() if value for word in (option, value))]
 
 
-def resume_interrupted(folders: Iterable[Path]) -> list[Path]:
-    """Take up the gradings that were cut off: the journal knows what is done. Returns their folders."""
-    resumed = []
-    for folder in folders:
-        rounds = sorted((folder / "rounds").glob("*/"))
-        for work in (grading(place) for place in (folder, *rounds)):
+def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
+    """Take up the gradings below the desk's home that were cut off: the journal knows what is done.
+
+    Returns their folders, each with why it is not taken up; "": it is. The command is made of the assignment's inputs.
+    """
+    found = []
+    for folder in find_folders(backend.home):
+        for place in (folder, *sorted((folder / "rounds").glob("*/"))):
+            work = grading(place)
             if work.interrupted:
-                work.resume()
-                resumed.append(folder)
-    return resumed
+                try:
+                    why = _why_not_trusted(work.folder, backend.home)
+                    if not why:
+                        work.start(*_again(backend, place, work))
+                except KvasirError as error:
+                    why = str(error)
+                found.append((folder, why))
+    return found
+
+
+def _again(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
+    """What goes on with it. Raises BatchError if the inputs can't be read, InputError."""
+    record = work.record()
+    assert record
+    if record.kind == "retry":
+        return backend.command("watch", str(place), "--quiet", "--json"), record.kind, 0, ()
+    command = grade_command(backend, read_inputs(place), place, record.limit, record.only)
+    return command, record.kind, record.limit, record.only
+
+
+def _why_not_trusted(work: Path, home: Path) -> str:
+    """Why others may have had a hand in what lies on the way from `home` to a work's folder; "": they can't have."""
+    below = [work, *(place for place in work.parents if home in place.parents)]
+    files = (place / name for place in below for name in ("work.json", FILE, "batch.json"))
+    for path in (home, *below, *(file for file in files if file.exists())):
+        if path != home and path.is_symlink():
+            return f"{path} is a link"
+        if why := why_not_ours(path):
+            return why
+    return ""

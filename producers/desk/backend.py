@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from messages.cards import WorkerCard
-from producers.grade import GradeRequest
+from messages.workers import WorkerInfo
+from producers.batch.grade import GradeRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetView:
     """The cluster at one moment. `problem` says why it can't be seen."""
 
-    workers: Sequence[WorkerCard] = ()
+    workers: Sequence[WorkerInfo] = ()
     waiting: Mapping[str, int] | None = None  # jobs ready, by queue
     problem: str = ""
 
@@ -49,5 +49,5 @@ class Backend(Protocol):
     def request_of(self, kept: Mapping[str, Any]) -> GradeRequest:
         """The request that a manifest keeps. Raises KvasirError."""
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> FleetView:
         """Workers and queues now; empty without a cluster."""

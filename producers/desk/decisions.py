@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from messages.errors import BatchError, UsageError
-from producers.desk.tail import Tail
-from producers.grading import CriterionGrade, Grade
-from producers.reviews import FILE, Override, append_override
-from producers.rubric import Points
+from messages.errors import UsageError
+from producers.desk.tail import LineTail
+from producers.export import FinalGrade
+from producers.grading.points import CriterionGrade, Grade
+from producers.grading.reviews import FILE, Override, append_override, decisions_in, version_of
+from producers.rubric.rubric import Points
 
 Decided = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
 
 ACCEPTED = "looked at, and left as it is"
-_KNOWN = frozenset(spec.name for spec in fields(Override))
+TAKEN_OVER = "regraded in round"  # how the reason of a decision begins that a round made, not a person
 
 
 class ReviewError(UsageError):
@@ -30,7 +33,7 @@ class Decisions:
     def __init__(self, folder: Path) -> None:
         self.version = 0  # grows with each change
         self._folder = folder
-        self._tail = Tail(folder / FILE)
+        self._tail = LineTail(folder / FILE, make=decisions_in)
         self._lock = threading.RLock()
         self._by_item: dict[str, dict[str | None, Override]] = {}
 
@@ -41,22 +44,15 @@ class Decisions:
             self.version += bool(rows or replaced)
             if replaced:
                 self._by_item = {}
-            for row in rows:
-                override = self._override(row)
-                self._by_item.setdefault(override.item_id, {})[override.criterion_id] = override
+            for whole, made in rows:
+                self._by_item.pop(str(whole), None)
+                for override in made:
+                    self._by_item.setdefault(override.item_id, {})[override.criterion_id] = override
             return {item: dict(decided) for item, decided in self._by_item.items()}
 
     def add(self, *overrides: Override) -> None:
-        """Keep these, on disk on return. Raises BatchError."""
-        with self._lock:
-            for override in overrides:
-                append_override(self._folder, override)
-
-    def _override(self, row: Mapping[str, object]) -> Override:
-        try:
-            return Override(**{key: value for key, value in row.items() if key in _KNOWN})  # type: ignore[arg-type]
-        except TypeError as error:
-            raise BatchError(f"{self._folder / FILE}: a line is no decision of ours: {error}") from None
+        """As `append_override`."""
+        append_override(self._folder, *overrides)
 
 
 def overrides(
@@ -80,23 +76,80 @@ def overrides(
     whole = decided.get(None)
     standing = whole.feedback if whole and whole.feedback is not None else grade.summary
     if summary.strip() != standing.strip():
-        made.append(Override(grade.item_id, None, None, summary.strip(), _needed(reason), reviewer))
+        total = whole.points if whole else None
+        made.append(Override(grade.item_id, None, total, summary.strip(), _needed(reason), reviewer))
     return made
 
 
-def accepted(grade: Grade, reviewer: str = "") -> Override:
-    """The decision that the grade stands as it is."""
-    return Override(grade.item_id, None, None, None, ACCEPTED, reviewer)
+def accepted(grade: Grade, reviewer: str = "", whole: Override | None = None) -> Override:
+    """The decision that the grade stands as it is, with what was decided of the `whole` before."""
+    stands = (whole.points, whole.feedback) if whole else (None, None)
+    return Override(grade.item_id, None, *stands, ACCEPTED, reviewer)
 
 
-def taken_over(old: Grade, new: Grade, reason: str, reviewer: str = "") -> list[Override]:
-    """Decisions that give `old` the points and feedback of `new`, where both have the criterion."""
+def taken_over(
+    old: Grade, new: Grade, reason: str, reviewer: str = "", decided: Decided = MappingProxyType({})
+) -> list[Override]:
+    """Decisions that give `old` the points and feedback of `new`, where both have the criterion.
+
+    None where a person has `decided`: what other rounds gave is replaced, what somebody looked at is not.
+    """
+    if any(not each.reason.startswith(TAKEN_OVER) for each in decided.values()):
+        return []
     better = {item.id: item for item in new.criteria if item.points is not None}
+    version = version_of(decided.values())
     return [
-        Override(old.item_id, item.id, better[item.id].points, better[item.id].feedback, reason, reviewer)
+        Override(old.item_id, item.id, mine.points, mine.feedback, reason, reviewer, version=version)
         for item in old.criteria
-        if item.id in better and better[item.id].points != item.points and better[item.id].points <= item.max_points  # type: ignore[operator]
+        if (mine := better.get(item.id)) and mine.points <= item.max_points  # type: ignore[operator]
+        if mine.points != (decided.get(item.id) or item).points
     ]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A form's values by field, beside what stood when it was begun."""
+
+    folder: Path
+    final: FinalGrade
+    decided: Decided
+    values: dict[str, Any]
+
+    @classmethod
+    def begin(cls, folder: Path, final: FinalGrade, decided: Decided) -> Draft:
+        """A form that says what stands."""
+        values: dict[str, Any] = {"summary": final.summary, "reason": ""}
+        for item in final.criteria:
+            values[f"points {item.id}"] = None if item.points is None else float(item.points)
+            values[f"feedback {item.id}"] = item.feedback
+        return cls(folder, final, decided, values)
+
+    @property
+    def item_id(self) -> str:
+        """The submission that it is about."""
+        return self.final.grade.item_id
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something would be lost without it."""
+        return bool(self.decisions(self.decided, reason="…"))
+
+    def key(self, field: str) -> str:
+        """What the field's widget is called: another name as soon as something else stands."""
+        return f"{field} {self.item_id} {version_of(self.decided.values())}"
+
+    def read(self, widgets: Mapping[str, Any]) -> None:
+        """Take in what the widgets say by now."""
+        self.values = {field: widgets.get(self.key(field), value) for field, value in self.values.items()}
+
+    def decisions(self, standing: Decided, reviewer: str = "", reason: str = "") -> list[Override]:
+        """What makes the grade what the form says, over what stands. Raises ReviewError, as `overrides`."""
+        asked = {item.id: self.values[f"points {item.id}"] for item in self.final.criteria}
+        given = {id: int(one) if one == int(one) else one for id, one in asked.items() if one is not None}
+        said = {item.id: self.values[f"feedback {item.id}"] for item in self.final.criteria}
+        reason = reason or self.values["reason"]
+        made = overrides(self.final.grade, standing, given, said, self.values["summary"], reason, reviewer)
+        return [replace(each, version=version_of(standing.values())) for each in made]
 
 
 def _criterion(
@@ -111,9 +164,9 @@ def _criterion(
     standing = before.points if before and before.points is not None else item.points
     said = before.feedback if before and before.feedback is not None else item.feedback
     wanted, text = points.get(item.id, standing), feedback.get(item.id, said).strip()
-    if wanted is None or (wanted == standing and text == said.strip()):
+    if wanted == standing and text == said.strip():
         return None
-    if not math.isfinite(wanted) or not 0 <= wanted <= item.max_points:
+    if wanted is not None and not (math.isfinite(wanted) and 0 <= wanted <= item.max_points):
         raise ReviewError(f"{item.id}: points go from 0 to {item.max_points}, not {wanted}")
     return Override(grade.item_id, item.id, wanted, text, _needed(reason), reviewer)
 

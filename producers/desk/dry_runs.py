@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from producers.desk.assignments import dry_run
+from producers.files.private import read_ordinary
+from producers.files.shapes import from_json
 
 
 def found_by(folder: Path) -> dict[str, Any]:
     """The last dry run's findings; empty if there was none, or while it is running."""
     work = dry_run(folder)
     try:
-        found = json.loads(work.out.read_text("utf-8"))
-    except (OSError, ValueError):
+        found: dict[str, Any] = from_json(read_ordinary(work.out))
+        repeated_tokens(found), table(found)  # a page must not be the first to find that they are of another shape
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found
 
 
 def repeated_tokens(found: dict[str, Any]) -> int:
@@ -31,15 +33,11 @@ def table(found: dict[str, Any]) -> list[dict[str, object]]:
 
 
 def _row(item: dict[str, Any]) -> dict[str, object]:
-    remarks = [item["problem"]] if item["problem"] else [*item["cuts"], *item["notes"]]
-    if item["empty"]:
-        remarks.insert(0, "nothing of the student's own: 0 points without a model")
-    if item["images_left_out"]:
-        remarks.append(f"images left out: {item['images_left_out']}")
     return {
         "submission": item["submission"],
         "language": item["language"],
         **{f"{kind} tokens": item["tokens"].get(kind, 0) for kind in ("code", "text", "output")},
         "prompt tokens": sum(item["prompts"].values()),
-        "remarks": "; ".join(remarks),
+        "needs review": "; ".join(item.get("review_reasons", ())),
+        "remarks": "; ".join(item.get("remarks", ())),
     }

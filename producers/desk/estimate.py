@@ -17,7 +17,7 @@ class ModelRate:
     prefill_tokens_per_s: float  # of computed tokens, in the engine
     decode_tokens_per_s: float  # of one sequence; slots beside each other add up
     answer_tokens: float  # of one answer, on average
-    handed_over: int  # answers decoded from a KV cache that another engine computed
+    transferred: int  # answers decoded from a KV cache that another engine computed
 
 
 def model_rates(results: Iterable[JobResult]) -> list[ModelRate]:
@@ -36,7 +36,7 @@ def _rate(model: str, results: Sequence[JobResult]) -> ModelRate:
         _per(computed, sum(result.prefill.prefill_s for result in results)),
         _per(written, sum(result.decode.decode_s for result in results)),
         _per(written, len(results)),
-        sum(result.decode.hand_over == "kv" for result in results),
+        sum(result.decode.kv_transfer != "none" for result in results),
     )
 
 

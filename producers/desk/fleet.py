@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from producers.desk.backend import Fleet
+from producers.desk.backend import FleetView
 
 
 class FleetWatch:
     """Asks in a thread of its own, one question at a time, and only while somebody looks."""
 
-    def __init__(self, ask: Callable[[], Fleet]) -> None:
+    def __init__(self, ask: Callable[[], FleetView]) -> None:
         """`ask` may block, and says what is wrong in the fleet's `problem`."""
         self._ask = ask
-        self._seen: Fleet | None = None
+        self._seen: FleetView | None = None
         self._lock = threading.Lock()
         self._asking = False
 
-    def look(self) -> Fleet | None:
+    def look(self) -> FleetView | None:
         """The last answer, at once; None before the first. Asks for the next one."""
         with self._lock:
             if not self._asking:
@@ -27,7 +27,7 @@ class FleetWatch:
             return self._seen
 
     def _update(self) -> None:
-        seen: Fleet | None = None
+        seen: FleetView | None = None
         try:
             seen = self._ask()
         finally:

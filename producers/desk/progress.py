@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from messages.lifecycle import Step
-from producers.desk.tail import Tail
+from producers.desk.tail import LineTail
 from producers.desk.work import RESTARTED
 
 STAGES = ("waiting", "in prefill", "waiting for decode", "in decode", "done")
@@ -32,7 +32,7 @@ class Stages:
     """Jobs of the process that writes the log `path`, by stage. A process on a cluster sees only both ends."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path, strict=False)
+        self._tail = LineTail(path, strict=False)
         self._stage: dict[str, str] = {}
 
     def refresh(self) -> dict[str, int]:
@@ -41,12 +41,10 @@ class Stages:
         if replaced:
             self._stage.clear()
         for row in rows:
-            self._count(str(row.get("event", "")), row.get("job"))
+            event, job = str(row.get("event", "")), row.get("job")
+            if event == RESTARTED:
+                self._stage.clear()
+            elif isinstance(job, str) and event in _STAGE_AFTER and self._stage.get(job) != "done":
+                self._stage[job] = _STAGE_AFTER[event]
         counts = Counter(self._stage.values())
         return {stage: counts[stage] for stage in STAGES}
-
-    def _count(self, event: str, job: object) -> None:
-        if event == RESTARTED:
-            self._stage.clear()
-        elif isinstance(job, str) and event in _STAGE_AFTER and self._stage.get(job) != "done":
-            self._stage[job] = _STAGE_AFTER[event]

@@ -13,19 +13,21 @@ from pathlib import Path
 
 from messages.errors import BatchError
 from messages.jobs import JobResult
-from producers import batch as batches
-from producers.batch import Batch
+from producers.batch import batch as batches
+from producers.batch.batch import Batch
+from producers.batch.grade import graded_class as make_graded_class
 from producers.desk.assignments import InputError, Inputs, grade_command, grading, read_inputs, save_inputs
 from producers.desk.backend import Backend
 from producers.desk.view import BatchView
-from producers.files import write_atomically
-from producers.grade import graded_class as make_graded_class
-from producers.graded import GradedClass, load_graded, save_graded
+from producers.files.private import make_folder, write_atomically
+from producers.prompts.prompt import PROMPT_FORM
+from producers.report.graded import GradedClass, load_graded, save_graded
+from producers.words import plural
 
 
 def rounds(folder: Path) -> list[Path]:
     """The rounds of an assignment, oldest first."""
-    return sorted((folder / "rounds").glob("*/"), key=lambda path: int(path.name) if path.name.isdigit() else 0)
+    return sorted((folder / "rounds").glob("*/"), key=lambda path: _number(path.name))
 
 
 def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, only: Sequence[str] = ()) -> Path:
@@ -37,12 +39,12 @@ def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, o
     place = folder / "rounds" / str(len(rounds(folder)) + 1)
     inputs = replace(read_inputs(folder), rubric=str(rubric))
     command = grade_command(backend, inputs, place, only=only)
-    place.mkdir(parents=True)
-    manifest = json.loads((folder / "batch.json").read_text("utf-8"))
-    manifest |= {"request": {}, "runs": {}, "jobs": []}
+    kept = batches.manifest_of(folder) | {"version": batches.VERSION, "request": {}, "runs": {}, "jobs": []}
+    manifest = kept | {"secret": kept["secret"].hex()}
+    make_folder(place)
     write_atomically(place / "batch.json", json.dumps(manifest, indent=1, ensure_ascii=False))
     save_inputs(place, inputs)
-    grading(place).start(command)
+    grading(place).start(command, only=only)
     return place
 
 
@@ -66,14 +68,18 @@ def keep_version(folder: Path, view: BatchView) -> Path | None:
     if graded is None:
         return None
     place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded.versions['rubric'][:8]}"
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     save_graded(place, graded)
     return place
 
 
 def versions(folder: Path) -> list[Path]:
     """Folders of the grades kept, oldest first."""
-    return sorted((folder / "versions").glob("*/"), key=lambda path: int(path.name.partition("-")[0]))
+    return sorted((folder / "versions").glob("*/"), key=lambda path: _number(path.name.partition("-")[0]))
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isascii() and name.isdigit() and len(name) < 10 else 0
 
 
 def version(place: Path) -> GradedClass:
@@ -85,14 +91,16 @@ def graded_class(view: BatchView) -> GradedClass | None:
     """The class as exports read it, or None if nothing is planned yet."""
     if view.assignment is None or not view.grades:
         return None
-    return make_graded_class(batches.batch_id(view.folder), view.assignment, view.grades)
+    return make_graded_class(batches.batch_id(view.folder), view.assignment, view.grades, view.kept)
 
 
 def _check_idle(folder: Path, view: BatchView) -> None:
     if any(grading(place).alive for place in (folder, *rounds(folder))):
         raise BatchError("this assignment is being graded now; wait for it, or stop it first")
+    if batches.manifest_of(folder)["prompt_form"] != PROMPT_FORM:
+        raise BatchError(batches.older_form(folder))
     counts = view.counts()
     if not counts.total:
         raise InputError("grade the class first: there is nothing yet to compare with")
     if counts.open:
-        raise InputError(f"{counts.open} jobs have no result yet; go on with the grading first")
+        raise InputError(f"{plural(counts.open, 'job', 'has', 'have')} no result yet; go on with the grading first")

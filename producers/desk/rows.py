@@ -10,12 +10,11 @@ from producers.desk.decisions import Decided
 from producers.desk.view import BatchView
 from producers.export import FinalGrade
 from producers.export.final import apply
-from producers.grading import Grade
-from producers.rubric import Points
+from producers.grading.points import Grade
+from producers.report.grades import outcome_of
+from producers.rubric.rubric import Points
 
-State = Literal["waiting", "graded", "incomplete", "failed", "empty"]
-STATES: tuple[State, ...] = get_args(State)
-Order = Literal["name", "points, lowest first", "points, highest first", "most to check first"]
+Order = Literal["name", "points, lowest first", "points, highest first", "needs review first"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 PAGE_SIZE = 25
 
@@ -26,10 +25,10 @@ class Row:
 
     number: int  # index in the batch
     name: str
-    state: State
+    state: str  # one of OUTCOMES
     ai: Points | None  # as the models left it
     final: FinalGrade  # with what a person decided
-    to_check: tuple[str, ...]
+    remarks: tuple[str, ...]
 
     @property
     def points(self) -> Points | None:
@@ -41,16 +40,29 @@ class Row:
         """Whether a person has decided something."""
         return self.final.reviewed
 
+    @property
+    def needs_review(self) -> tuple[str, ...]:
+        """Why a person must still decide; empty where nobody must."""
+        return () if self.state == "waiting" else self.final.open_doubts
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
     """What is shown. Empty fields let everything through."""
 
     text: str = ""
-    states: tuple[State, ...] = ()
+    states: tuple[str, ...] = ()
     reviewed: bool | None = None
-    to_check: bool = False
+    needs_review: bool = False
     order: Order = "name"
+
+
+# What a reviewer goes through: those that wait for a decision come first, and by themselves.
+QUEUES = {
+    "needs review": Filter(needs_review=True),
+    "without points": Filter(states=("unreadable", "incomplete", "failed")),
+    "all": Filter(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +72,8 @@ class Counters:
     total: int
     waiting: int
     graded: int  # graded or empty: they have points
-    failed: int  # failed or incomplete: they have none
     reviewed: int
+    need_review: int
 
     @property
     def ungraded(self) -> int:
@@ -71,13 +83,12 @@ class Counters:
 
 def rows(view: BatchView, decisions: Mapping[str, Decided]) -> list[Row]:
     """A row for each submission, in the batch's order."""
-    return [_row(view, number, grade, decisions) for number, grade in enumerate(view.grades)]
+    return [_row(number, grade, decisions) for number, grade in enumerate(view.grades)]
 
 
-def _row(view: BatchView, number: int, grade: Grade, decisions: Mapping[str, Decided]) -> Row:
-    state: State = "waiting" if view.waits(number) else grade.state
+def _row(number: int, grade: Grade, decisions: Mapping[str, Decided]) -> Row:
     final = apply(grade, decisions.get(grade.item_id, {}))
-    return Row(number, grade.submission, state, grade.points, final, () if state == "waiting" else grade.flags)
+    return Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks)
 
 
 def counters(found: Sequence[Row], total: int = 0) -> Counters:
@@ -87,8 +98,8 @@ def counters(found: Sequence[Row], total: int = 0) -> Counters:
         total=max(total, len(found)),
         waiting=states.count("waiting"),
         graded=states.count("graded") + states.count("empty"),
-        failed=states.count("failed") + states.count("incomplete"),
         reviewed=sum(row.reviewed for row in found),
+        need_review=sum(bool(row.needs_review) for row in found),
     )
 
 
@@ -101,7 +112,7 @@ def select(found: Sequence[Row], wanted: Filter) -> list[Row]:
         if text in row.name.casefold()
         and (not wanted.states or row.state in wanted.states)
         and wanted.reviewed in (None, row.reviewed)
-        and (not wanted.to_check or (row.to_check and not row.reviewed))
+        and (not wanted.needs_review or row.needs_review)
     ]
     return _sorted(kept, wanted.order)
 
@@ -109,8 +120,8 @@ def select(found: Sequence[Row], wanted: Filter) -> list[Row]:
 def _sorted(kept: list[Row], order: Order) -> list[Row]:
     if order == "name":
         return kept
-    if order == "most to check first":
-        return sorted(kept, key=lambda row: -len(row.to_check))
+    if order == "needs review first":
+        return sorted(kept, key=lambda row: -len(row.needs_review))
     sign = 1 if order == "points, lowest first" else -1
     return sorted(kept, key=lambda row: (row.ai is None, sign * float(row.ai or 0)))
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from messages.errors import BatchError
+from producers.files.private import open_ordinary
+from producers.files.shapes import row_of
 
 
-class Tail:
+class LineTail:
     """The rows of a file that another process appends to, each returned once. A missing file has none yet."""
 
-    def __init__(self, path: Path, strict: bool = True) -> None:
-        """`strict`: a line that is no JSON object is an error; else it is passed over."""
+    def __init__(self, path: Path, strict: bool = True, make: Callable[[dict[str, Any]], Any] = dict) -> None:
+        """`make` makes of a row what is returned. `strict`: a line that is none is an error; else it is passed over."""
         self.path = path
         self._strict = strict
+        self._make = make
+        self._lines = 0
         self._offset = 0
         self._inode = 0
 
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
+    def read(self) -> tuple[list[Any], bool]:
         """(whole lines since the last call, whether the file was replaced: then forget the earlier ones).
 
         Raises BatchError on a line that is no JSON object, if strict, or if the file can't be read.
@@ -28,30 +32,30 @@ class Tail:
         try:
             data, replaced = self._unread()
         except FileNotFoundError:
-            replaced, self._offset, self._inode = self._offset > 0, 0, 0
+            replaced, self._offset, self._inode, self._lines = self._offset > 0, 0, 0, 0
             return [], replaced
         except OSError as error:
             raise BatchError(f"{self.path} can't be read: {error.strerror}") from None
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
-        self._offset += len(whole)
-        return [row for line in whole.splitlines() if (row := self._parse(line)) is not None], replaced
+        lines = whole.split(b"\n")[:-1]
+        found = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
+        # Only now: what can't be read is said again, until it is mended.
+        self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
+        return [row for row in found if row is not None], replaced
 
     def _unread(self) -> tuple[bytes, bool]:
-        with self.path.open("rb") as file:
+        with open_ordinary(self.path) as file:
             status = os.fstat(file.fileno())
             replaced = self._inode not in (0, status.st_ino) or status.st_size < self._offset
-            self._offset = 0 if replaced else self._offset
+            self._offset, self._lines = (0, 0) if replaced else (self._offset, self._lines)
             self._inode = status.st_ino
             file.seek(self._offset)
             return file.read(), replaced
 
-    def _parse(self, line: bytes) -> dict[str, Any] | None:
+    def _row(self, line: bytes, number: int) -> Any:
         try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
-            return row
-        if self._strict:
-            raise BatchError(f"{self.path}: a line is not a JSON object: {line[:60]!r}; remove it to go on")
-        return None
+            return row_of(line, f"{self.path}, line {number} ({line[:60]!r})", self._make)
+        except BatchError:
+            if self._strict:
+                raise
+            return None

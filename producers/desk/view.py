@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from messages import codec
-from messages.errors import BatchError, InvalidMessage, KvasirError
+from messages.errors import BatchError, KvasirError
 from messages.jobs import STATES, JobResult
-from producers import batch as batches
-from producers import grade as grading
-from producers.batch import Counts, Entry
-from producers.desk.tail import Tail
-from producers.grade import Assignment, GradeRequest, Item
-from producers.grading import Grade
-from producers.rubric import Rubric
+from producers.batch import batch as batches
+from producers.batch import grade as grading
+from producers.batch.batch import BatchEntry, Counts
+from producers.batch.grade import Assignment, GradeRequest, Item
+from producers.desk.tail import LineTail
+from producers.files.journal import Standings
+from producers.grading.points import Grade
+from producers.report.graded import GradedClass, load_graded
+from producers.rubric.rubric import Rubric
 
-_NO_GRADE = Grade("", "failed", None, 0, ())  # holds a place until the grade is made
+_NO_GRADE = Grade("", "waiting", None, 0, ())  # holds a place until the grade is made
 RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
 
 
@@ -38,12 +41,12 @@ class BatchView:
         self._request_of = request_of
         self._lock = threading.RLock()
         self._stamp: tuple[int, int] | None = None
-        self._tail = Tail(folder / "results.jsonl")
+        self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
+        self.kept: GradedClass | None = None  # the grades last written, as they were when the batch was planned
         self._planned: object = None
-        self._entries: list[Entry] = []
+        self._entries: list[BatchEntry] = []
         self._runs: dict[str, int] = {}
-        self._seen: set[tuple[str, int]] = set()
-        self._current: dict[str, JobResult] = {}
+        self._standings: Standings[JobResult] = Standings()
         self._items: dict[str, int] = {}  # by job
         self._grades: list[Grade] = []
 
@@ -82,14 +85,8 @@ class BatchView:
         return self.assignment.items[number]
 
     def result(self, job_id: str) -> JobResult | None:
-        """As `Batch.result`: None while the run that is wanted has none and none succeeded before."""
-        state = self._current.get(job_id)
-        settled = state and (state.state == "succeeded" or (job_id, self._runs.get(job_id, 1)) in self._seen)
-        return state if settled else None
-
-    def waits(self, number: int) -> bool:
-        """Whether a job of this submission has no result yet."""
-        return any(self.result(task.job_id) is None for task in self.item(number).tasks)
+        """As `Batch.result`."""
+        return self._standings.line_of(job_id, self._runs.get(job_id, 1))
 
     def counts(self) -> Counts:
         """Jobs by state."""
@@ -128,42 +125,31 @@ class BatchView:
 
     def _plan(self, manifest: Mapping[str, Any]) -> None:
         request = self._request_of(manifest["request"])
-        self.assignment = grading.prepare(request, manifest["batch_id"], manifest["secret"])
+        self.assignment = grading.prepare(
+            request, manifest["batch_id"], manifest["secret"], manifest["prompt_form"], manifest["jobs"]
+        )
+        with suppress(BatchError):
+            self.kept = load_graded(self.folder)
         items = enumerate(self.assignment.items)
         self._items = {task.job_id: number for number, item in items for task in item.tasks}
 
     def _read_results(self) -> set[int]:
         """Take in what is new; the indices of the submissions that it belongs to."""
-        rows, replaced = self._tail.read()
+        results, replaced = self._tail.read()
         if replaced:
-            self._seen, self._current = set(), {}
+            self._standings = Standings()
             self._stamp = self._planned = None
-        self.version += bool(rows or replaced)
-        results = [self._result(row) for row in rows]
+        self.version += bool(results or replaced)
         for result in results:
-            self._count(result)
+            self._standings.note(result.job_id, result)
         return {self._items[result.job_id] for result in results if result.job_id in self._items}
-
-    def _count(self, result: JobResult) -> None:
-        """The journal's rule: the first line of a run counts, and a success outlasts later runs."""
-        if (result.job_id, result.run) in self._seen:
-            return
-        self._seen.add((result.job_id, result.run))
-        known = self._current.get(result.job_id)
-        if known is None or (known.state != "succeeded" and (result.state == "succeeded" or result.run > known.run)):
-            self._current[result.job_id] = result
-
-    def _result(self, row: dict[str, Any]) -> JobResult:
-        try:
-            return codec.result_from_dict(row)
-        except InvalidMessage as error:
-            raise BatchError(f"{self._tail.path}: a line is no result of ours: {error}") from None
 
     def _grade_again(self, numbers: Sequence[int]) -> None:
         if not numbers or not self.assignment:
             return
         items = tuple(self.assignment.items[number] for number in numbers)
-        made = grading.grades(replace(self.assignment, items=items), self.result)
+        planned = {entry.job_id for entry in self._entries}
+        made = grading.grades(replace(self.assignment, items=items), self.result, planned, self.kept)
         for number, grade in zip(numbers, made, strict=True):
             self._grades[number] = grade
 

@@ -3,6 +3,9 @@
 Each kind of work has a folder: `work.json` says what was started, `out` and `log` hold what it printed, `exit` how it
 ended, and `lock` is held by the process as long as it lives: it inherits the lock, so nobody has to trust a process
 number. A shell around the command writes `exit`, whether or not a desk is there to see it.
+
+Folders come from anywhere, so nothing in one is run: what was started is kept as fields, from which whoever takes it up
+makes the command anew. A process is signalled only if it is the one that was started: by number, start and user.
 """
 
 from __future__ import annotations
@@ -12,20 +15,25 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
+from infra.config.ownership import is_foreign
 from messages.errors import BatchError
-from producers.files import write_atomically
+from producers.files.private import make_folder, open_ordinary, open_private, read_ordinary, write_atomically
 
 RESTARTED = "work_started"  # the line in `log` that parts one process's lines from the next one's
 
 # A trap that does nothing keeps the shell through Ctrl-C without making the command deaf to it.
 _AROUND = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
 
 _children: dict[Path, subprocess.Popen[bytes]] = {}
 _lock = threading.RLock()
@@ -35,10 +43,19 @@ _lock = threading.RLock()
 class Record:
     """work.json."""
 
-    command: tuple[str, ...]
     pid: int
     started_at: float  # seconds since the epoch
+    process: str = ""  # when the system says that the process began
     stopped: bool = False  # by a person: not to be taken up again by itself
+    kind: str = "grade"  # or "retry"
+    limit: int = 0  # what a grading was limited to; 0 and (): the whole class
+    only: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # for people who look here: it is never run again
+
+    def __post_init__(self) -> None:
+        numbers = type(self.pid) is type(self.limit) is int and isinstance(self.started_at, float)
+        if not numbers or self.pid < 2 or self.limit < 0 or not all(isinstance(name, str) for name in self.only):
+            raise ValueError("work.json is none of ours")
 
 
 class Work:
@@ -49,14 +66,20 @@ class Work:
         self.out = folder / "out"
         self.log = folder / "log"
 
-    def start(self, command: Sequence[str]) -> None:
+    def start(self, command: Sequence[str], kind: str = "grade", limit: int = 0, only: Sequence[str] = ()) -> None:
         """Start the command, in a session of its own: closing the desk doesn't end it.
 
-        Raises BatchError if it is running already, or can't be started.
+        The rest is what the command was made of, to be kept. Raises BatchError if it is running already, or can't be
+        started.
         """
         with _lock:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = self._take_lock()
+            if self.folder.is_symlink() or self.folder.parent.is_symlink():
+                raise BatchError(f"{self.folder} leads elsewhere by a link; nothing is started there")
+            try:
+                make_folder(self.folder)
+                lock = self._take_lock()
+            except OSError as error:
+                raise BatchError(f"can't work in {self.folder}: {error.strerror}") from None
             if lock is None:
                 raise BatchError("this is running already; wait for it, or stop it first")
             try:
@@ -68,13 +91,19 @@ class Work:
             finally:
                 os.close(lock)  # from here on the process alone holds it
             _children[self.folder] = process
-            self._save(Record(tuple(command), process.pid, time.time()))
+            asked = {"kind": kind, "limit": limit, "only": tuple(only), "command": tuple(command)}
+            self._save(Record(process.pid, time.time(), _began(process.pid), **asked))  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        """Ask it to end, as Ctrl-C does: it keeps what is done. Nothing happens if it doesn't run."""
+        """Ask it to end, as Ctrl-C does: it keeps what is done. Nothing happens if it doesn't run.
+
+        Raises BatchError if it is not known to be ours.
+        """
         with _lock:
-            record = self.record()
-            if record and self.alive:
+            if self.alive:
+                record = self.record()
+                if record is None or not record.process or record.process != _began(record.pid):
+                    raise BatchError("what works here was not started by this user's desk; end it where it was started")
                 self._save(replace(record, stopped=True))
                 with suppress(ProcessLookupError):
                     os.killpg(record.pid, signal.SIGINT)
@@ -86,24 +115,31 @@ class Work:
             self._reap()
             if not (self.folder / "lock").exists():
                 return False
-            lock = self._take_lock()
+            try:
+                lock = self._take_lock()
+            except OSError:  # a link, or somebody else's: not from a desk of this user's
+                return False
             if lock is not None:
                 os.close(lock)
             return lock is None
 
     def record(self) -> Record | None:
         """What was started last; None if nothing was."""
+        path = self.folder / "work.json"
         try:
-            fields = json.loads((self.folder / "work.json").read_text("utf-8"))
-            return Record(**{**fields, "command": tuple(fields["command"])})
-        except (OSError, ValueError, TypeError, KeyError):
+            if is_foreign(path):
+                return None
+            fields = json.loads(read_ordinary(path))
+            known = {spec.name: fields[spec.name] for spec in dataclass_fields(Record) if spec.name in fields}
+            return Record(**known | {name: tuple(known.get(name, ())) for name in ("only", "command")})
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
     @property
     def exit_code(self) -> int | None:
         """How the last command ended; None while it runs, and where it was cut off with its shell."""
         try:
-            return int((self.folder / "exit").read_text("ascii"))
+            return int(read_ordinary(self.folder / "exit"))
         except (OSError, ValueError):
             return None
 
@@ -113,20 +149,13 @@ class Work:
         record = self.record()
         return record is not None and not record.stopped and self.exit_code is None and not self.alive
 
-    def resume(self) -> None:
-        """Start the same command again. Raises BatchError."""
-        record = self.record()
-        if record is None:
-            raise BatchError("nothing was started here yet")
-        self.start(record.command)
-
     def last_words(self) -> str:
         """The last line that it logged that is not a machine's: why it ended, if it ended badly."""
         lines = [line for line in _end_of(self.log).splitlines() if line.strip() and not line.startswith("{")]
         return lines[-1].removeprefix("kvasir: ") if lines else ""
 
     def _spawn(self, command: Sequence[str], lock: int) -> subprocess.Popen[bytes]:
-        with self.out.open("wb") as out, self.log.open("ab") as log:
+        with open_private(self.out, "wb") as out, open_private(self.log, "ab") as log:
             return subprocess.Popen(
                 ["/bin/sh", "-c", _AROUND, "sh", str(self.folder / "exit"), *command],
                 stdin=subprocess.DEVNULL,
@@ -134,10 +163,13 @@ class Work:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=(lock,),
+                umask=0o077,  # for `exit`, and whatever the command writes
             )
 
     def _take_lock(self) -> int | None:
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """None if another holds it. Raises OSError."""
+        with open_private(self.folder / "lock", "ab") as file:
+            descriptor = os.dup(file.fileno())
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -146,7 +178,7 @@ class Work:
         return descriptor
 
     def _mark_log(self) -> None:
-        with self.log.open("ab") as log:
+        with open_private(self.log, "ab") as log:
             log.write(json.dumps({"event": RESTARTED, "time": time.time()}).encode() + b"\n")
 
     def _reap(self) -> None:
@@ -159,9 +191,23 @@ class Work:
         write_atomically(self.folder / "work.json", json.dumps(asdict(record)))
 
 
+def _began(pid: int) -> str:
+    """When a process of this user's began, as exactly as the system tells; "" if there is none."""
+    try:
+        if sys.platform == "linux":  # in ticks since the machine started
+            place = Path(f"/proc/{pid}")
+            ticks = (place / "stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19]
+            return f"{Path(_BOOT).read_text('ascii').strip()} {ticks}" if place.stat().st_uid == os.getuid() else ""
+        asked = ["ps", "-o", "uid=,lstart=", "-p", str(pid)]
+        user, _, began = subprocess.run(asked, capture_output=True, text=True).stdout.strip().partition(" ")
+        return began.strip() if user == str(os.getuid()) else ""
+    except (OSError, IndexError):
+        return ""
+
+
 def _end_of(path: Path, at_most: int = 16_384) -> str:
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - at_most))
             return file.read().decode("utf-8", "replace")
     except OSError:

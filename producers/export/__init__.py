@@ -10,10 +10,11 @@ never 0; only what was read and found empty gets 0.
     export_csv(folder)                             one row a submission
     export_feedback(folder, kind)                  zip of one file a student, "md" or "html"
 
-The decisions in the folder's reviews.jsonl count, unless `overrides` says others. Raises ExportError (a UsageError).
+The decisions in the folder's reviews.jsonl count, unless `overrides` says others. What `Exported.asks` says must have
+been confirmed before the file is given out. Raises ExportError (a UsageError).
 """
 
-from producers.export.canvas import assignment_columns, export_canvas
+from producers.export.canvas import assignment_columns, export_canvas, matching
 from producers.export.feedback import FeedbackKind, export_feedback
 from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades
 from producers.export.moodle import export_moodle, export_moodle_feedback
@@ -33,4 +34,5 @@ __all__ = [
     "export_moodle",
     "export_moodle_feedback",
     "final_grades",
+    "matching",
 ]

@@ -9,28 +9,32 @@ assignment); a row `    Points Possible` above the students. Students are matche
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades, left_blank
+from producers.export.final import Exported, FinalGrade, LeftBlank, changes, final_grades, left_blank
 from producers.export.tables import (
     ExportError,
     Sheet,
     cell,
     column,
+    differs,
     read_sheet,
     two_decimals,
     uses_decimal_comma,
     with_cell,
     write_sheet,
 )
-from producers.names import canvas_id, canvas_name
-from producers.reviews import Override
-from producers.rubric import Points, exact, plain
+from producers.grading.reviews import Override
+from producers.rubric.rubric import Points, exact, plain
+from producers.submissions.lms_names import canvas_id, canvas_name
+from producers.words import plural
 
 _NAMED = re.compile(r"(?P<title>.*\S)\s*\((?P<id>\d+)\)\s*\Z", re.DOTALL)
+_POINTS = re.compile(r"\d{1,9}(?:\.\d{1,9})?\Z")
 _POINTS_POSSIBLE = "points possible"
 _FILE = "canvas-gradebook.csv"
 
@@ -45,6 +49,11 @@ class _Gradebook:
     assignment: int
     possible: int  # the row `Points Possible`
     decimal_comma: bool
+
+    @property
+    def name(self) -> str:
+        """What the column of the assignment is called."""
+        return self.sheet.rows[0][self.assignment].strip()
 
     def students(self) -> Iterable[int]:
         """Indices of the rows of students."""
@@ -65,7 +74,8 @@ def export_canvas(
 
     Args:
         gradebook: what the instructor exported from Canvas; None makes a file from the submissions' names alone.
-        assignment: the column: its id, its title, or both as in `Homework 4 (1234)`; "" if there is only one.
+        assignment: the column: its id, its title, or both as in `Homework 4 (1234)`; "" if there is only one, and
+            its title is the class's. Grades in another assignment's column are the worst that can happen here.
         all_columns: keep the other assignments' columns. Left out, the import can't bring back old grades there.
         scale: scale to Canvas's points possible, where they differ from the rubric's total.
 
@@ -75,13 +85,21 @@ def export_canvas(
     if gradebook is None:
         made = _made(grades, graded.total, assignment)
         missing = [LeftBlank(final.submission, _NO_ID) for final in grades if not canvas_id(final.submission)]
-        return Exported(_FILE, "text/csv", write_sheet(made), (*left_blank(grades), *missing))
-    book = _read(gradebook, assignment)
+        blank = (*left_blank(grades), *missing)
+        return Exported(_FILE, "text/csv", write_sheet(made), blank, asks=graded.alarms)
+    book = _read(gradebook, assignment.strip(), graded.title)
     factor, notes = _factor(book, graded.total, scale)
-    rows, strangers, more = _filled(book, grades, factor)
+    rows, strangers, excused, replaced = _filled(book, grades, factor)
+    left = plural(excused, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
+    notes += [left] if excused else []
     sheet = replace(book.sheet, rows=rows if all_columns else [_without_others(row, book) for row in rows])
     return Exported(
-        _FILE, "text/csv", write_sheet(sheet, newline="\n"), (*left_blank(grades), *strangers), (*notes, *more)
+        _FILE,
+        "text/csv",
+        write_sheet(sheet, newline="\n"),
+        (*left_blank(grades), *strangers),
+        (*notes, f"the grades are in the column {book.name!r}"),
+        (*changes(f"the column {book.name!r}", replaced), *graded.alarms),
     )
 
 
@@ -96,16 +114,33 @@ def assignment_columns(gradebook: bytes) -> list[str]:
     return [name.strip() for name in sheet.rows[0][last + 1 :] if _takes_grades(name)]
 
 
+def matching(columns: Iterable[str], *names: str) -> list[str]:
+    """Those columns whose title, or id, is one of these names; case, punctuation and blanks don't count."""
+    wanted = {_words(name) for name in names} - {""}
+    return [column for column in columns if not wanted.isdisjoint(_names(column))]
+
+
+def _names(column: str) -> set[str]:
+    match = _NAMED.match(column)
+    return {_words(column), _words(match["title"]), match["id"]} if match else set()
+
+
+def _words(text: str) -> str:
+    """Letters and digits alone; signs that make another number of one, as in 1.5, stay."""
+    found = re.findall(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[+#]+", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(found)
+
+
 # --- reading the gradebook
 
 
-def _read(data: bytes, assignment: str) -> _Gradebook:
+def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
     sheet = read_sheet(data, "gradebook")
     id_column, last_fact = _facts(sheet)
     possible = next((i for i, row in enumerate(sheet.rows) if cell(row, 0).strip().casefold() == _POINTS_POSSIBLE), 0)
     if not possible:
         raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
-    chosen = _find(sheet.rows[0], last_fact, assignment)
+    chosen = _find(sheet.rows[0], last_fact, assignment, title)
     return _Gradebook(sheet, id_column, last_fact, chosen, possible, uses_decimal_comma(sheet))
 
 
@@ -123,34 +158,35 @@ def _takes_grades(name: str) -> bool:
     return bool(_NAMED.match(name)) and "(read only)" not in name.casefold()
 
 
-def _find(header: Sequence[str], last_fact: int, wanted: str) -> int:
-    """The column of the assignment."""
-    offered = [index for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])]
-    found = [index for index in offered if not wanted.strip() or _is_called(header[index], wanted.strip())]
+def _find(header: Sequence[str], last_fact: int, wanted: str, title: str) -> int:
+    """The column of the assignment: never by its place."""
+    offered = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
+    unsaid = not wanted and len(offered) > 1
+    called = [] if unsaid else matching(offered.values(), wanted or title)
+    # A whole name goes before a part of one.
+    named = [name for name in called if name.strip() == wanted] or called
+    found = [index for index, name in offered.items() if name in named]
     if len(found) == 1:
         return found[0]
-    names = "; ".join(header[index].strip() for index in offered) or "none"
-    what = "no assignment" if not found else "more than one assignment"
-    raise ExportError(f"the gradebook has {what} for {wanted!r}; name one of: {names}")
-
-
-def _is_called(name: str, wanted: str) -> bool:
-    match = _NAMED.match(name)
-    names = (match["id"], match["title"].strip().casefold(), name.strip().casefold()) if match else ()
-    return wanted.casefold() in names
+    names = "; ".join(name.strip() for name in offered.values()) or "none"
+    what = "more than one assignment" if found or unsaid else "no assignment"
+    which = "" if unsaid else f" called {wanted or title!r:.100}"
+    raise ExportError(f"the gradebook has {what}{which}. Its columns are: {names}. Say which one it is", "--assignment")
 
 
 def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list[str]]:
     """By what points are multiplied, and a note on it."""
     text = cell(book.sheet.rows[book.possible], book.assignment).strip().replace(",", ".")
-    possible = Decimal(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
-    if possible is None or possible == exact(total):
+    if not text or "read only" in text.casefold():
         return Decimal(1), []
-    if not scale:
-        raise ExportError(
-            f"Canvas counts this assignment as {possible} points, the rubric adds up to {total}: correct one of them, "
-            "or let the points be scaled (--scale)"
-        )
+    possible = Decimal(text) if _POINTS.match(text) else Decimal(0)
+    if possible == exact(total):
+        return Decimal(1), []
+    if not scale or not possible:
+        why = f"Canvas counts this assignment as {text:.20} points, the rubric adds up to {total}: correct one of them"
+        if not possible:
+            raise ExportError(why)
+        raise ExportError(f"{why}, or let the points be scaled", "--scale")
     return possible / exact(total), [f"points are scaled from {total} to {possible}"]
 
 
@@ -159,12 +195,13 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
 
 def _filled(
     book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
-) -> tuple[list[list[str]], list[LeftBlank], list[str]]:
-    """All rows, the submissions of nobody in the gradebook, and notes."""
+) -> tuple[list[list[str]], list[LeftBlank], int, list[tuple[str, str, str]]]:
+    """All rows, the submissions of nobody in the gradebook, how many are excused, and what is replaced."""
     by_id = {canvas_id(final.submission): final for final in grades if canvas_id(final.submission)}
     rows = list(book.sheet.rows)
     met: set[str] = set()
-    excused = replaced = 0
+    excused = 0
+    replaced: list[tuple[str, str, str]] = []
     for index in book.students():
         user = cell(rows[index], book.id_column).strip()
         final = by_id.get(user)
@@ -177,25 +214,15 @@ def _filled(
         elif final.points is not None:
             points = plain(exact(final.points) * factor)
             after = two_decimals(points, book.decimal_comma)
-            replaced += bool(before) and not _same(before, after)
+            if differs(before, after):
+                replaced.append((cell(rows[index], 0).strip() or user, before, after))
             rows[index] = with_cell(rows[index], book.assignment, after)
     strangers = [
         LeftBlank(final.submission, _NOT_LISTED if canvas_id(final.submission) else _NO_ID)
         for final in grades
         if canvas_id(final.submission) not in met
     ]
-    notes = [
-        *([f"{excused} excused in Canvas: left as they are"] if excused else []),
-        *([f"{replaced} grades differ from those in Canvas, and replace them"] if replaced else []),
-    ]
-    return rows, strangers, notes
-
-
-def _same(one: str, other: str) -> bool:
-    try:
-        return Decimal(one.replace(",", ".")) == Decimal(other.replace(",", "."))
-    except ArithmeticError:
-        return one == other
+    return rows, strangers, excused, replaced
 
 
 def _without_others(row: Sequence[str], book: _Gradebook) -> list[str]:

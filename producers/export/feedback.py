@@ -11,14 +11,15 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades, left_blank
-from producers.grading import CriterionGrade
-from producers.report import one_line, show_points
-from producers.reviews import Override
+from producers.grading.points import CriterionGrade
+from producers.grading.reviews import Override
+from producers.report.grades import one_line, show_points
 
 FeedbackKind = Literal["md", "html"]
 
 WITHHELD = "(The feedback on this point is withheld; please ask your instructor.)"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same grades make the same bytes
+_NAME_BYTES = 230  # file systems take names of 255
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~=-])")
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:2rem auto;padding:0 1rem}"
@@ -46,7 +47,8 @@ def export_feedback(
                 place = zipfile.ZipInfo(_file_name(final.submission, kind, taken), _EPOCH)
                 archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
     withheld = [LeftBlank(final.submission, why) for final in grades if (why := _withheld(final))]
-    return Exported(f"feedback-{kind}.zip", "application/zip", data.getvalue(), (*left_blank(grades), *withheld))
+    blank = (*left_blank(grades), *withheld)
+    return Exported(f"feedback-{kind}.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
 
 
 def _withheld(final: FinalGrade) -> str:
@@ -56,7 +58,8 @@ def _withheld(final: FinalGrade) -> str:
 
 def _file_name(submission: str, kind: FeedbackKind, taken: set[str]) -> str:
     """One that unpacks anywhere, and that no other submission has."""
-    stem = re.sub(r"[^\w.\- ]", "_", PurePosixPath(submission).name).strip(". ")[:120] or "submission"
+    stem = re.sub(r"[^\w.\- ]", "_", PurePosixPath(submission).name).strip(". ")[:120]
+    stem = stem.encode()[:_NAME_BYTES].decode("utf-8", "ignore") or "submission"
     name, number = f"{stem}.{kind}", 1
     while name.casefold() in taken:
         number += 1

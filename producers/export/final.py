@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from producers.graded import GradedClass, load_graded
-from producers.grading import CriterionGrade, Grade
-from producers.reviews import Override, current, read_overrides
-from producers.rubric import Points, add_points
+from producers.grading.points import CriterionGrade, Grade
+from producers.grading.reviews import Override, current, read_overrides
+from producers.report.graded import GradedClass, load_graded
+from producers.report.grades import one_line
+from producers.rubric.rubric import Points, add_points
 
 UNREVIEWED = "needs review"
+_SHOWN_CHANGES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,17 @@ class LeftBlank:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One file: save `data` as `name`. `left_blank` and `notes` belong under it."""
+    """One file: save `data` as `name`. `left_blank` and `notes` belong under it.
+
+    `asks` are sentences that a person must have read, and said yes to, before the file leaves the house.
+    """
 
     name: str
     media_type: str
     data: bytes
     left_blank: tuple[LeftBlank, ...] = ()
     notes: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class FinalGrade:
     points: Points | None
     why_blank: str
     reviewed: bool
+    open_doubts: tuple[str, ...] = ()  # why it needs review: what no decision has settled
+    reviewers: tuple[str, ...] = ()  # who decided: for files that stay with the instructor, as the submission's name
 
     @property
     def submission(self) -> str:
@@ -76,8 +84,9 @@ def apply(grade: Grade, decided: Mapping[str | None, Override], include_unreview
     criteria = tuple(_decided(criterion, decided.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else _sum(grade, criteria)
     why = "" if points is not None else _why_none(grade, criteria)
-    if points is not None and not include_unreviewed and whole is None:
-        why = _open_doubts(grade, decided)
+    doubts = () if whole else _open_doubts(grade, decided)
+    if points is not None and doubts and not include_unreviewed:
+        why = f"{UNREVIEWED}: {'; '.join(doubts)}"
     return FinalGrade(
         grade,
         criteria,
@@ -85,6 +94,8 @@ def apply(grade: Grade, decided: Mapping[str | None, Override], include_unreview
         None if why else points,
         why,
         bool(decided),
+        doubts,
+        tuple(dict.fromkeys(override.reviewer for override in decided.values() if override.reviewer)),
     )
 
 
@@ -111,10 +122,16 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
     return f"{grade.state}: {grade.reason or f'no points for {missing}'}"
 
 
-def _open_doubts(grade: Grade, decided: Mapping[str | None, Override]) -> str:
-    """Doubts that no decision settles, as one sentence; "" if none is left."""
-    left = [doubt.why for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decided]
-    return f"{UNREVIEWED}: {'; '.join(left)}" if left else ""
+def _open_doubts(grade: Grade, decided: Mapping[str | None, Override]) -> tuple[str, ...]:
+    """Doubts that no decision settles."""
+    return tuple(doubt.why for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decided)
+
+
+def changes(place: str, found: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
+    """What to ask before grades that stand in `place` are replaced: (student, old, new); () if none is."""
+    shown = [one_line(f"{student}: {old} → {new}") for student, old, new in found[:_SHOWN_CHANGES]]
+    more = [f"… and {len(found) - len(shown)} more"] if len(found) > len(shown) else []
+    return (f"{place} holds grades already, and {len(found)} of them would change:", *shown, *more) if found else ()
 
 
 def left_blank(grades: Iterable[FinalGrade]) -> tuple[LeftBlank, ...]:

@@ -15,21 +15,24 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from producers.export.feedback import FeedbackKind, feedback_fragment, feedback_text
-from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades, left_blank
+from producers.export.final import Exported, FinalGrade, LeftBlank, changes, final_grades, left_blank
 from producers.export.tables import (
     ExportError,
     Sheet,
     cell,
     column,
+    differs,
     read_sheet,
     two_decimals,
     uses_decimal_comma,
     with_cell,
     write_sheet,
 )
-from producers.names import moodle_id
-from producers.reviews import Override
-from producers.rubric import Points
+from producers.files.cells import safe_cell, safe_html
+from producers.grading.reviews import Override
+from producers.rubric.rubric import Points
+from producers.submissions.lms_names import moodle_id
+from producers.words import plural
 
 _IDENTIFIER = re.compile(r"\D*(\d+)\s*\Z")
 _NEEDED = ("Identifier", "Grade", "Last modified (grade)")
@@ -53,11 +56,13 @@ def export_moodle(
     if missing:
         raise ExportError(f"the worksheet lacks the column {missing[0]!r}; download the grading worksheet anew")
     _check_maximum(sheet, graded.total)
-    rows, met, locked = _filled(sheet, grades)
-    strangers = _strangers(grades, met)
-    notes = (f"{locked} grades can't be changed in Moodle: left as they are",) if locked else ()
+    rows, met, locked, replaced = _filled(sheet, grades)
+    blank = (*left_blank(grades), *_strangers(grades, met))
+    left = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
+    notes = (plural(locked, "grade", *left),) if locked else ()
+    asks = (*changes("the worksheet", replaced), *graded.alarms)
     data = write_sheet(replace(sheet, rows=rows), newline="\n")
-    return Exported("moodle-worksheet.csv", "text/csv", data, (*left_blank(grades), *strangers), notes)
+    return Exported("moodle-worksheet.csv", "text/csv", data, blank, notes, asks)
 
 
 def export_moodle_feedback(
@@ -76,7 +81,8 @@ def export_moodle_feedback(
                 place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", _EPOCH)
                 archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
     missing = [LeftBlank(final.submission, _NO_ID) for final in grades if not moodle_id(final.submission)]
-    return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), (*left_blank(grades), *missing))
+    blank = (*left_blank(grades), *missing)
+    return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
 
 
 def _check_maximum(sheet: Sheet, total: Points) -> None:
@@ -89,14 +95,20 @@ def _check_maximum(sheet: Sheet, total: Points) -> None:
         )
 
 
-def _filled(sheet: Sheet, grades: Sequence[FinalGrade]) -> tuple[list[list[str]], set[str], int]:
-    """All rows, the participants met, and how many are locked."""
+def _filled(
+    sheet: Sheet, grades: Sequence[FinalGrade]
+) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
+    """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
     header = sheet.rows[0]
-    at = {name: column(header, name) for name in (*_NEEDED, "Feedback comments", "Grade can be changed")}
+    at = {name: column(header, name) for name in (*_NEEDED, "Full name", "Feedback comments", "Grade can be changed")}
     by_id = {moodle_id(final.submission): final for final in grades if moodle_id(final.submission)}
     comma = uses_decimal_comma(sheet)
     rows, met, locked = [header], set(), 0
+    replaced: list[tuple[str, str, str]] = []
     for row in sheet.rows[1:]:
+        said = cell(row, at["Feedback comments"])
+        if safe_cell(said) != said:  # students read it: no apostrophe of ours belongs there
+            row = with_cell(row, at["Feedback comments"], safe_html(said))
         match = _IDENTIFIER.match(cell(row, at["Identifier"]))
         final = by_id.get(match[1]) if match else None
         if final is not None and match:
@@ -104,14 +116,14 @@ def _filled(sheet: Sheet, grades: Sequence[FinalGrade]) -> tuple[list[list[str]]
             if cell(row, at["Grade can be changed"]).strip().casefold() == "no":
                 locked += 1
             elif final.points is not None:
-                row = with_cell(row, at["Grade"], two_decimals(final.points, comma))
-                row = _with_comment(row, at["Feedback comments"], final)
+                before, after = cell(row, at["Grade"]).strip(), two_decimals(final.points, comma)
+                if differs(before, after):
+                    replaced.append((cell(row, at["Full name"]) or final.submission, before, after))
+                row = with_cell(row, at["Grade"], after)
+                if at["Feedback comments"] >= 0:
+                    row = with_cell(row, at["Feedback comments"], safe_html(feedback_fragment("", final)))
         rows.append(row)
-    return rows, met, locked
-
-
-def _with_comment(row: list[str], index: int, final: FinalGrade) -> list[str]:
-    return with_cell(row, index, feedback_fragment("", final)) if index >= 0 else row
+    return rows, met, locked, replaced
 
 
 def _strangers(grades: Iterable[FinalGrade], met: set[str]) -> list[LeftBlank]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from producers.export.final import Exported, FinalGrade, final_grades, left_blank
 from producers.export.tables import Sheet, write_sheet
-from producers.names import student_id
-from producers.report import one_line, show_points
-from producers.reviews import Override
+from producers.grading.reviews import Override
+from producers.report.grades import one_line, show_points
+from producers.submissions.lms_names import student_id
 
-FIRST = ("submission", "student_id", "state", "reviewed", "points", "max_points", "points_by_models")
-LAST = ("flags", "left_blank_because", "reason")
+FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", "max_points", "points_by_models")
+LAST = ("needs_review", "remarks", "left_blank_because", "reason")
 
 
 def export_csv(
@@ -22,7 +22,9 @@ def export_csv(
     graded, grades = final_grades(folder, overrides, include_unreviewed)
     ids = [criterion.id for criterion in graded.grades[0].criteria] if graded.grades else []
     rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]
-    return Exported("grades.csv", "text/csv", write_sheet(Sheet(rows), newline="\n"), left_blank(grades))
+    return Exported(
+        "grades.csv", "text/csv", write_sheet(Sheet(rows), newline="\n"), left_blank(grades), asks=graded.alarms
+    )
 
 
 def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
@@ -33,11 +35,13 @@ def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
         student_id(grade.submission),
         grade.state,
         "yes" if final.reviewed else "no",
+        one_line(", ".join(final.reviewers)),
         show_points(final.points),
         show_points(grade.max_points),
         show_points(grade.points),
         *(show_points(shown.get(id)) for id in ids),
-        one_line("; ".join(grade.flags)),
+        one_line("; ".join(final.open_doubts)),
+        one_line("; ".join(grade.remarks)),
         one_line(final.why_blank),
         one_line(grade.reason),
     ]

@@ -1,4 +1,4 @@
-"""CSV as spreadsheets and LMSs write it: read with its own delimiter, written so that no cell becomes a formula."""
+"""CSV as spreadsheets and LMSs write it: read and written with its own delimiter (producers/files/cells.py)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
 from messages.errors import UsageError
-from producers.report import FORMULA_STARTS
-from producers.rubric import Points, exact
+from producers.files.cells import csv_text, plain_cell
+from producers.files.cells import safe_cell as safe_cell
+from producers.rubric.rubric import Points, exact
 
 MAX_BYTES = 32 << 20
-_NUMBER = re.compile(r"[+-]?\d{1,15}(?:[.,]\d{1,15})?%?\Z")
+_HEADER_CHARS = 1 << 16  # in which the header ends
 _CENT = Decimal("0.01")  # LMSs keep two decimals
 
 
 class ExportError(UsageError):
-    """The export can't be made from this input; the message says what to do."""
+    """The export can't be made from this input; the message says what to do, and `option` with which option of ours."""
+
+    def __init__(self, message: str, option: str = "") -> None:
+        super().__init__(message)
+        self.option = option
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ def read_sheet(data: bytes, what: str) -> Sheet:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ExportError(f"the {what} is not UTF-8 (byte {error.start:,}); download it anew") from None
-    first = text.partition("\n")[0]
+    first = re.sub(r'"[^"]*"', "", text[:_HEADER_CHARS]).partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
@@ -47,25 +52,14 @@ def read_sheet(data: bytes, what: str) -> Sheet:
         raise ExportError(f"the {what} is no CSV that can be read: {error}; download it anew") from None
     if not rows or not rows[0]:
         raise ExportError(f"the {what} is empty; download it anew")
-    return Sheet(rows, delimiter, data.startswith(b"\xef\xbb\xbf"))
+    plain = [[plain_cell(cell, number=index > 0) for index, cell in enumerate(row)] for row in rows]
+    return Sheet(plain, delimiter, data.startswith(b"\xef\xbb\xbf"))
 
 
 def write_sheet(sheet: Sheet, newline: str = "\r\n") -> bytes:
-    """The file's bytes. Every cell that a spreadsheet would compute gets an apostrophe in front."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter=sheet.delimiter, lineterminator=newline)
-    writer.writerows([safe_cell(cell) for cell in row] for row in sheet.rows)
-    return (b"\xef\xbb\xbf" if sheet.bom else b"") + text.getvalue().encode("utf-8", "replace")
-
-
-def safe_cell(text: str) -> str:
-    """Text that a spreadsheet shows instead of computing; numbers, negative ones too, and a lone dash stay as they are.
-
-    Moodle compares a dash (never graded) with its own record, letter by letter.
-    """
-    if _NUMBER.match(text.strip()) or text.strip() == "-":
-        return text
-    return f"'{text}" if text.lstrip().startswith(FORMULA_STARTS) or text.startswith(("\t", "\r")) else text
+    """The file's bytes; `read_sheet` gives the same sheet again."""
+    text = csv_text(sheet.rows, sheet.delimiter, newline)
+    return (b"\xef\xbb\xbf" if sheet.bom else b"") + text.encode("utf-8", "replace")
 
 
 def two_decimals(points: Points | None, decimal_comma: bool = False) -> str:
@@ -74,6 +68,14 @@ def two_decimals(points: Points | None, decimal_comma: bool = False) -> str:
         return ""
     shown = f"{exact(points).quantize(_CENT, ROUND_HALF_UP):f}".rstrip("0").rstrip(".")
     return shown.replace(".", ",") if decimal_comma else shown
+
+
+def differs(before: str, after: str) -> bool:
+    """Whether a cell holds a grade, and another than `after`. A dash, as Moodle writes it, is none."""
+    try:
+        return before not in ("", "-") and Decimal(before.replace(",", ".")) != Decimal(after.replace(",", "."))
+    except ArithmeticError:
+        return True  # no number: whatever it says is replaced by one
 
 
 def column(header: Sequence[str], *captions: str) -> int:

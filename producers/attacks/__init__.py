@@ -1,0 +1,1 @@
+"""Text in a submission that speaks to the grader."""

@@ -1,0 +1,1 @@
+"""A batch from its plan to its last result."""

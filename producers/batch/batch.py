@@ -1,0 +1,356 @@
+"""A batch's life on disk: `batch.json`, `submitted.jsonl`, `results.jsonl`, and one owner at a time.
+
+Every job id is in `batch.json` before the first job is published, so that whatever happens afterwards, a rerun knows
+what was meant. `submitted.jsonl` gets a job's line after the broker has confirmed it, `results.jsonl` its result.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from infra.config.ownership import is_foreign
+from messages import checks
+from messages.errors import BatchError, InvalidMessage
+from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
+from producers.files.journal import MAX_RUN, Journal, Lines, run_of
+from producers.files.private import make_folder, open_private, read_ordinary, tighten, write_atomically
+from producers.files.shapes import from_json, shaped
+from producers.prompts.prompt import PROMPT_FORM
+from producers.words import plural
+
+VERSION = 1
+_ENTRIES_A_PIECE = 500
+_SECRET_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One job of the manifest. `name` is the submission's own name: it never leaves this folder."""
+
+    job_id: str
+    item_id: str
+    model: str
+    role: str
+    name: str
+
+
+_ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
+_SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
+_REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `prompts`
+    **dict.fromkeys(("folder", "rubric", "solution", "template", "prompts", "title", "out"), str),
+    "models": Mapping[str, str],
+    "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
+    "only": tuple[str, ...],
+    "limit": int,
+    "samples": int,
+}
+# Of batch.json, beside the version. A key that is missing is read as null: a new one is of a type like `int | None`.
+_SHAPE: dict[str, Any] = {
+    "batch_id": str,
+    "created_at": float,
+    "secret": str,
+    "prompt_form": int,
+    "request": _REQUEST,
+    "runs": Mapping[str, int],
+    "jobs": list[BatchEntry],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many jobs of a batch are in each state; they sum to `total`."""
+
+    total: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    expired: int
+    unreadable: int = 0  # of those failed: submissions that no job could be made of
+
+    @property
+    def done(self) -> int:
+        """Jobs with a result."""
+        return self.succeeded + self.failed + self.cancelled + self.expired
+
+    @property
+    def open(self) -> int:
+        """Jobs without one."""
+        return self.total - self.done
+
+
+class Batch:
+    """A batch folder, held by its owner. Use as a context manager: leaving gives the ownership up."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or create a batch. Raises BatchError if another process owns it or the folder can't be used."""
+        self.folder = folder
+        self._lock = _lock(folder)
+        try:
+            self._open(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, folder: Path) -> None:
+        manifest = _read_manifest(folder)
+        self.batch_id: str = manifest["batch_id"]
+        self.created_at: float = manifest["created_at"]
+        self.secret: bytes = manifest["secret"]
+        self.prompt_form: int = manifest["prompt_form"]
+        self.request: dict[str, Any] = manifest["request"]
+        self.entries: list[BatchEntry] = manifest["jobs"]
+        self.runs: dict[str, int] = manifest["runs"]  # job id -> the run that is wanted, where it is not the first
+        self._submitted = Lines(folder / "submitted.jsonl")
+        self.confirmed: dict[str, int] = {}  # job id -> its last confirmed run
+        for _, (job_id, run) in self._submitted.made(run_of):
+            self.confirmed[sys.intern(job_id)] = max(run, self.confirmed.get(job_id, 0))
+        self._aside: set[str] = set()
+        self.journal = Journal(folder / "results.jsonl", self._look_at)
+        self._look_at_all()
+
+    def __repr__(self) -> str:
+        counts = self.counts()
+        return f"<Batch {self.batch_id} in {self.folder}: {counts.done} of {plural(counts.total, 'job')} done>"
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the ownership up. Idempotent."""
+        os.close(self._lock) if self._lock >= 0 else None
+        self._lock = -1
+
+    def plan(self, entries: Iterable[BatchEntry], request: dict[str, Any], others: Iterable[BatchEntry] = ()) -> None:
+        """Set what this batch consists of, on disk on return. Jobs known already keep their results.
+
+        `others` belong to it too, but this process does not wait for them: they are neither open nor counted.
+        """
+        aside = list(others)
+        self.entries = [*aside, *entries]
+        self._aside = {entry.job_id for entry in aside}
+        self.request = request
+        self._save()
+
+    @property
+    def may_publish(self) -> bool:
+        """Whether jobs made now would be those that were planned."""
+        return self.prompt_form == PROMPT_FORM
+
+    def check_may_publish(self) -> None:
+        """Raises BatchError, with what to do instead, if it may not."""
+        if not self.may_publish:
+            raise BatchError(older_form(self.folder))
+
+    def run_again(self, job_ids: Iterable[str]) -> None:
+        """Want one more run of these jobs, on disk on return."""
+        self.want_runs({job_id: self.runs.get(job_id, 1) + 1 for job_id in job_ids})
+
+    def want_runs(self, runs: Mapping[str, int]) -> None:
+        """Want these runs of these jobs, on disk on return."""
+        self.runs.update(runs)
+        self._save()
+
+    def result(self, job_id: str) -> JobResult | None:
+        """What counts for a job now: None while its wanted run has no result."""
+        return self.journal.state_of(job_id, self.runs.get(job_id, 1))
+
+    def __contains__(self, job_id: str) -> bool:
+        """Whether a job is, or was once, one of this batch: planned now, or confirmed under an earlier plan."""
+        return job_id in self.states or job_id in self.confirmed
+
+    def every_job(self) -> set[str]:
+        """Ids of all jobs that it has or once had, under earlier plans too."""
+        return {*self.states, *self.confirmed, *self.journal.job_ids()}
+
+    def is_confirmed(self, job_id: str) -> bool:
+        """Whether the broker confirmed the wanted run."""
+        return self.confirmed.get(job_id, 0) >= self.runs.get(job_id, 1)
+
+    def confirm(self, jobs: Iterable[PrefillJob]) -> None:
+        """The broker has these."""
+        runs = [(job.job_id, job.run) for job in jobs]
+        self._submitted.append({"job_id": job_id, "run": run} for job_id, run in runs)
+        for job_id, run in runs:
+            self.confirmed[sys.intern(job_id)] = max(run, self.confirmed.get(job_id, 0))
+
+    def counts(self) -> Counts:
+        """Jobs by state."""
+        unreadable = sum(self.states[job_id] == "failed" for job_id in self._intake)
+        by_state = {state: self._tally[state] for state in STATES}
+        return Counts(self._tally.total(), **by_state, unreadable=unreadable)
+
+    def _look_at_all(self) -> None:
+        counted = [entry for entry in self.entries if entry.job_id not in self._aside]
+        self._intake = [entry.job_id for entry in counted if entry.role == "intake"]
+        # How every planned job ended; None: not yet. Among those open are only jobs that this process waits for.
+        self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
+        self.open_jobs = {entry.job_id: entry for entry in counted}
+        self._tally: Counter[State | None] = Counter({None: len(self.open_jobs)})
+        for job_id in self.states:
+            self._look_at(job_id)
+
+    def _look_at(self, job_id: str) -> None:
+        """A line was added: a batch of 50,000 jobs can't be counted anew for each."""
+        line = self.journal.line_of(job_id, self.runs.get(job_id, 1))
+        if line is None or job_id not in self.states:
+            return
+        if job_id not in self._aside:
+            self._tally[self.states[job_id]] -= 1
+            self._tally[line.state] += 1
+            self.open_jobs.pop(job_id, None)
+        self.states[job_id] = line.state
+
+    def _save(self) -> None:
+        write_atomically(self.folder / "batch.json", self._manifest())
+        self._look_at_all()
+
+    def _manifest(self) -> Iterator[str]:
+        """In pieces: a large batch is many megabytes."""
+        head = {
+            "version": VERSION,
+            "batch_id": self.batch_id,
+            "created_at": self.created_at,
+            "secret": self.secret.hex(),
+            "prompt_form": self.prompt_form,
+            "request": self.request,
+            "runs": self.runs,
+        }
+        yield json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}") + ',\n "jobs": ['
+        comma = "\n"
+        for start in range(0, len(self.entries), _ENTRIES_A_PIECE):
+            piece = self.entries[start : start + _ENTRIES_A_PIECE]
+            yield comma + ",\n".join(json.dumps(asdict(entry), ensure_ascii=False) for entry in piece)
+            comma = ",\n"
+        yield "\n ]\n}"
+
+
+def exists(folder: Path) -> bool:
+    """Whether a batch lives in this folder."""
+    try:
+        return (folder / "batch.json").is_file()
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False
+
+
+def batch_id(folder: Path) -> str:
+    """Id of the batch in this folder, whoever owns it. Raises BatchError if there is none that can be read."""
+    return str(manifest_of(folder)["batch_id"])
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What `batch.json` says now, whoever owns the batch; "jobs" are BatchEntry, "secret" is bytes.
+
+    Raises BatchError if there is none that can be read.
+    """
+    if not exists(folder):
+        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
+    return _read_manifest(folder)
+
+
+def older_form(folder: Path) -> str:
+    """Why nothing more is published from this folder, and what to do."""
+    return (
+        f"the prompts of {folder} are of an older form, so nothing new is sent from it: kvasir watch, kvasir results "
+        "and kvasir run still gather and show what it has; to send it again, name a new folder with --out"
+    )
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether some process owns the batch in this folder now."""
+    try:
+        os.close(_lock(folder))
+    except BatchError:
+        return True
+    return False
+
+
+def _lock(folder: Path) -> int:
+    try:
+        make_folder(folder)
+        tighten(folder)
+        with open_private(folder / "batch.lock", "ab") as lock:
+            descriptor = os.dup(lock.fileno())
+    except OSError as error:
+        raise BatchError(f"can't use {folder} for results: {error.strerror}; name another folder with --out") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise BatchError(f"{folder} is in use by another kvasir process; wait for it, or watch its results") from None
+    return descriptor
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "batch.json"
+    try:
+        text = read_ordinary(path)
+        if is_foreign(path):  # it names files to be read, and what to delete
+            raise BatchError(f"{path} belongs to another user, so it is not believed; copy it if you do")
+        manifest = from_json(text, _entry_or_dict)
+        if not isinstance(manifest, dict):
+            raise ValueError("it holds no JSON object")
+        if manifest.get("version") != VERSION:
+            raise BatchError(f"{path} was written by another version of kvasir; use another --out folder")
+        read = shaped(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
+        _check(read)
+        return {**read, "secret": bytes.fromhex(read["secret"])}
+    except FileNotFoundError:
+        return _new_manifest()
+    except (OSError, ValueError, InvalidMessage) as error:
+        raise BatchError(f"{path} can't be read ({error}); restore it, or use another --out folder") from None
+
+
+def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
+    """An entry as soon as it is read: 50,000 of them as dicts would take several times the memory."""
+    if fields_read.keys() != _ENTRY_FIELDS:
+        return fields_read
+    for name in ("job_id", "item_id"):
+        checks.identifier(name, fields_read[name])
+    checks.model_name("model", fields_read["model"])
+    for name in ("role", "name"):
+        shaped(str, fields_read[name], name)
+    shared = {name: sys.intern(fields_read[name]) for name in ("model", "role")}
+    return BatchEntry(**{**fields_read, **shared, "job_id": sys.intern(fields_read["job_id"])})
+
+
+def _check(manifest: Mapping[str, Any]) -> None:
+    """What its types don't say. Raises ValueError, InvalidMessage."""
+    checks.identifier("batch_id", manifest["batch_id"])
+    checks.number("created_at", manifest["created_at"], 0, 1e11)
+    if len(bytes.fromhex(manifest["secret"])) != _SECRET_BYTES:
+        raise ValueError(f"secret must be {_SECRET_BYTES} bytes in hexadecimal")
+    for run in manifest["runs"].values():
+        checks.whole("a run", run, 1, MAX_RUN - 1)
+    request = manifest["request"]
+    if "\0" in "".join(value for value in request.values() if isinstance(value, str)):
+        raise ValueError("request holds a path with a null character")
+    checks.whole("request.limit", request.get("limit", 0), 0, 1_000_000)
+    checks.whole("request.samples", request.get("samples", 1), 1, MAX_ANSWERS)
+    for model in request.get("models", {}).values():
+        checks.model_name("request.models", model)
+
+
+def _new_manifest() -> dict[str, Any]:
+    return {
+        # Not from the folder's name: it is often a student's, and the id travels.
+        "batch_id": f"batch-{time.strftime('%Y%m%d')}-{secrets.token_hex(4)}",
+        "created_at": time.time(),
+        "secret": secrets.token_bytes(_SECRET_BYTES),
+        "prompt_form": PROMPT_FORM,
+        "request": {},
+        "runs": {},
+        "jobs": [],
+    }

@@ -1,0 +1,235 @@
+"""The graveyard: look at dead letters, run their jobs again, or drop them.
+
+A letter is read without being acked, so whoever looks takes nothing away: what is neither replayed nor dropped goes
+back to the queue, in its place, when the broker client is closed. One process at a time looks.
+
+A replay is the same job's next run, from the text of its message: tokens, KV cache, counters and the broker's own
+headers are left behind. Which run that is follows from the letters alone (and from the batch's folder, where it is
+given): a crash between the confirm and the ack makes a second copy of one run, never a second run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from infra.broker import topology
+from infra.broker.base import Broker, Delivery
+from infra.broker.envelope import Envelope, open_envelope
+from messages import codec
+from messages.errors import BatchError, InvalidMessage, KvasirError
+from messages.jobs import DecodeJob, PrefillJob, Stage
+from producers.batch.batch import Batch
+from producers.client import Client
+
+MAX_LETTERS = 65_535  # held at once: the protocol's largest prefetch
+_FIRST_WAIT_S = 2.0
+_SILENCE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter: whose it is, and why it died."""
+
+    envelope: Envelope
+    error: str  # our error class
+    message: str  # one sentence
+    queue: str  # where it was taken from last
+    failed_at: int  # seconds since the epoch, clock of the worker that buried it; 0: not known
+    delivery: Delivery = field(repr=False)
+
+    @property
+    def body(self) -> bytes:
+        """The message as it was published."""
+        return self.delivery.message.body
+
+    def job(self) -> PrefillJob:
+        """The job in it. Raises InvalidMessage or NewerMessage if nobody can read it."""
+        if self.envelope.stage == "decode":
+            return codec.decode(self.body, DecodeJob).job
+        return codec.decode(self.body, PrefillJob)
+
+    def facts(self) -> dict[str, Any]:
+        """All but the body, for people and programs."""
+        envelope = self.envelope
+        return {
+            "job": envelope.job_id,
+            "batch": envelope.batch_id,
+            "item": envelope.item_id,
+            "model": envelope.model,
+            "stage": envelope.stage,
+            "run": envelope.run,
+            "error": self.error,
+            "message": self.message,
+            "attempts": envelope.attempts + 1,
+            "kv_transfers": envelope.kv_transfers,
+            "returns": envelope.returns,
+            "queue": self.queue,
+            "failed_at": self.failed_at,
+            "bytes": len(self.body),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which letters are meant; what is empty does not matter."""
+
+    batch: str = ""
+    model: str = ""
+    error: str = ""
+    jobs: Collection[str] = ()
+
+    def matches(self, letter: Letter) -> bool:
+        """Whether a letter is meant. A job may be named by the start of its id."""
+        envelope = letter.envelope
+        wanted = ((self.batch, envelope.batch_id), (self.model, envelope.model), (self.error, letter.error))
+        named = not self.jobs or any(envelope.job_id.startswith(job) for job in self.jobs)
+        return named and all(not given or given == found for given, found in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came of a replay."""
+
+    jobs: list[PrefillJob]
+    left: list[tuple[Letter, str]]  # letters that stay, and why
+
+
+class DeadLetters:
+    """All letters that lie there now. Raises BatchError if another process looks, BrokerUnavailable.
+
+    Leaving it stops the reading; the letters go back when the broker client is closed.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        depth = broker.depth(topology.DEAD_LETTERS)
+        self._consumer = broker.consume(topology.DEAD_LETTERS, MAX_LETTERS, exclusive=True)
+        try:
+            self.letters = list(self._read(depth.ready if depth else 0))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> DeadLetters:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._consumer.close()
+
+    def matching(self, which: Which) -> list[Letter]:
+        """The letters that are meant, oldest first."""
+        return [letter for letter in self.letters if which.matches(letter)]
+
+    def drop(self, chosen: Iterable[Letter]) -> int:
+        """Forget these letters for good; returns how many. Fewer than asked: the connection was lost meanwhile."""
+        return sum(letter.delivery.ack() for letter in chosen)
+
+    def replay(self, chosen: Sequence[Letter], client: Client, batch: Batch | None = None) -> Replayed:
+        """Publish each letter's job as its next run, confirmed, and then ack the letters of that job.
+
+        With the `batch` that owns them, its folder wants the new runs before they are published. Raises as
+        `Client.submit`; what was confirmed before is replayed, the rest still lies there.
+        """
+        plan = _Plan(self.letters, client, batch)
+        letters: dict[str, list[Letter]] = defaultdict(list)
+        left: list[tuple[Letter, str]] = []
+        jobs: dict[str, PrefillJob] = {}
+        for letter in chosen:
+            try:
+                job = plan.next_run(letter)
+            except KvasirError as reason:
+                left.append((letter, str(reason)))
+                continue
+            jobs[job.job_id] = job
+            letters[job.job_id].append(letter)
+
+        def confirmed(job: PrefillJob) -> None:
+            if batch:
+                batch.confirm([job])
+            self.drop(letters[job.job_id])
+
+        if batch and jobs:
+            batch.want_runs({job.job_id: job.run for job in jobs.values() if job.job_id in batch})
+        client.submit(jobs.values(), confirmed)
+        return Replayed(list(jobs.values()), left)
+
+    def _read(self, expected: int) -> Iterator[Letter]:
+        """Until as many have come as lay there, or silence: a quorum queue in a hurry says 0."""
+        wait_s, count = _FIRST_WAIT_S, 0
+        while (not expected or count < expected) and (delivery := self._consumer.receive(wait_s)):
+            yield _letter(delivery)
+            wait_s, count = (_FIRST_WAIT_S if expected else _SILENCE_S), count + 1
+
+
+class _Plan:
+    """Decides what becomes of each letter's job."""
+
+    def __init__(self, letters: Iterable[Letter], client: Client, batch: Batch | None) -> None:
+        self._client = client
+        self._batch = batch
+        self._is_cancelled = cache(client.cluster_state.is_cancelled)
+        self._now = client.cluster_state.now()
+        by_run = sorted(letters, key=lambda letter: letter.envelope.run)
+        self._last_run = {_key(letter): letter.envelope.run for letter in by_run}
+
+    def next_run(self, letter: Letter) -> PrefillJob:
+        """The job to publish: one more run than any that lies here, or has a result. Raises KvasirError: why not."""
+        job = letter.job()
+        self._client.check_model(job.model)
+        if self._is_cancelled(job.batch_id):
+            raise BatchError(
+                f"batch {job.batch_id} is cancelled, workers would drop it; use kvasir retry on its folder"
+            )
+        run = max(self._last_run[_key(letter)], job.run) + 1
+        if self._batch:
+            journal = self._batch.journal
+            if (line := journal.line_of(job.job_id)) and line.state == "succeeded":
+                raise BatchError(f"it has succeeded meanwhile, as run {line.run}; its letter can be dropped")
+            run = max(run, self._batch.runs.get(job.job_id, 1))
+            run = journal.last_run(job.job_id) + 1 if journal.has(job.job_id, run) else run
+        deadline = job.deadline if job.deadline > self._now else 0.0
+        return replace(job, run=run, tokens=(), shared_tokens=0, stream_to="", deadline=deadline)
+
+
+def readable(letter: Letter) -> dict[str, Any]:
+    """A letter with its job, or with the first bytes of what nobody can read."""
+    try:
+        job = letter.job()
+    except (InvalidMessage, KvasirError) as error:
+        return letter.facts() | {"unreadable": str(error), "begins": letter.body[:64].hex(" ")}
+    return letter.facts() | {
+        "prompt": [asdict(part) for part in job.prompt],
+        "max_tokens": job.sampling.max_tokens,
+        "temperature": job.sampling.temperature,
+        "lane": job.lane,
+        "reply_to": job.reply_to,
+        "submitted_at": job.submitted_at,
+        "deadline": job.deadline,
+    }
+
+
+def _key(letter: Letter) -> tuple[str, str]:
+    return letter.envelope.batch_id, letter.envelope.job_id
+
+
+def _letter(delivery: Delivery) -> Letter:
+    headers = delivery.message.headers
+    stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
+    envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
+    failed_at = headers.get("kvasir-failed-at", 0)
+    return Letter(
+        # How often people looked at it here is none of its own returns.
+        replace(envelope, returns=max(0, envelope.returns - delivery.returns)),
+        str(headers.get("kvasir-error", "")) or "unknown",
+        str(headers.get("kvasir-error-message", "")),
+        str(headers.get("kvasir-from", "")),
+        failed_at if isinstance(failed_at, int) else 0,
+        delivery,
+    )

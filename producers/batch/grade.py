@@ -1,0 +1,417 @@
+"""Grading a folder: from submissions to jobs, and from results to grades."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from messages.errors import ConfigError
+from messages.jobs import JobError, JobResult, Sampling, job_id, user_prompt
+from producers.batch.batch import Batch, BatchEntry
+from producers.batch.order import expected_work
+from producers.grading.alarms import class_alarms
+from producers.grading.own_work import common_lines, copied, is_template
+from producers.grading.points import EARLIER, KEPT, WAITING, Grade, grade_submission
+from producers.grading.quotes import Private, private
+from producers.grading.samples import parse_samples
+from producers.names.pseudonyms import pseudonym, pseudonymise
+from producers.prompts.answers import AnswerError, ParsedAnswer, answer_schema, max_answer_tokens
+from producers.prompts.prompt import PROMPT_FORM, RULES, Prompt, build_prompt, fence_for, text_of, versions
+from producers.report.graded import GradedClass
+from producers.rubric.checks import CheckFinding, run_checks
+from producers.rubric.rubric import ROLES, Role, Rubric, load_rubric
+from producers.submissions.lms_names import same_student
+from producers.submissions.reading import Submission, read_document, read_submissions
+from producers.submissions.tokens import LETTERS_PER_TOKEN, estimate_tokens
+from producers.submissions.truncation import Cut, Limits, truncate
+
+# Several answers at temperature 0 would be one answer several times.
+SAMPLES_TEMPERATURE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class RoleModel:
+    """The model that plays a role, and how it samples."""
+
+    name: str
+    context: int  # tokens; prompts and answers are planned for it
+    temperature: float = 0.0
+    top_p: float = 0.9
+    letters_per_token: float = LETTERS_PER_TOKEN
+
+    def __post_init__(self) -> None:
+        if self.context < 1 or not 0.1 <= self.letters_per_token <= 100:  # a batch's folder may be damaged
+            raise ValueError(f"{self.name} can't have {self.context} tokens of {self.letters_per_token} letters")
+
+
+@dataclass(frozen=True, slots=True)
+class GradeRequest:
+    """What to grade, by what, with which models."""
+
+    folder: Path
+    rubric: Path
+    models: Mapping[Role, RoleModel]
+    solution: Path | None = None
+    template: Path | None = None
+    only: tuple[str, ...] = ()
+    limit: int = 0
+    limits: Limits = field(default_factory=Limits)
+    samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
+    beside: tuple[str, ...] | None = ()  # names of the class's submissions that this run leaves alone; None: all others
+    again: bool = False  # as a manifest keeps it: `only` are the names of the class so far, and some may be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One prompt of one submission."""
+
+    role: Role
+    model: str
+    prompt: Prompt
+    sampling: Sampling
+    item_id: str
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One submission, cut to size, with its tasks. None if it can't be read or is empty."""
+
+    submission: Submission
+    cuts: tuple[Cut, ...]
+    tasks: tuple[Task, ...]
+    item_id: str
+    findings: tuple[CheckFinding, ...] = ()
+    fence: str = ""
+    copied: str = ""  # why it looks like a copy of the solution
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A class's work, read and cut and turned into prompts."""
+
+    request: GradeRequest
+    rubric: Rubric
+    items: tuple[Item, ...]
+    solution: Submission | None = None
+    template: Submission | None = None
+    chosen: frozenset[str] | None = None  # item ids that are graded now; None: all
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All prompts, the code role's first: its model is the slower to prefill. Longest first in each."""
+        tasks = [task for item in self.items for task in item.tasks]
+        tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling), reverse=True)
+        return [task for role in ROLES for task in tasks if task.role == role]
+
+
+def prepare(
+    request: GradeRequest, batch_id: str, secret: bytes, form: int = PROMPT_FORM, planned: Iterable[BatchEntry] = ()
+) -> Assignment:
+    """Read everything and build every prompt. Deterministic for a batch: a rerun finds the same job ids.
+
+    Prompts of another form than ours can't be built again to the byte: of such a batch the jobs are those `planned`.
+
+    Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
+    """
+    rubric = load_rubric(request.rubric)
+    solution = read_document(request.solution) if request.solution else None
+    template = read_document(request.template) if request.template else None
+    everybody = read_submissions(request.folder)
+    few = request.only or request.limit
+    some = read_submissions(request.folder, request.only, request.limit, request.again) if few else everybody
+    chosen = {one.name for one in some}
+    # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
+    submissions = [
+        one
+        for one in pseudonymise(everybody, secret, form)
+        if one.name in chosen or request.beside is None or one.name in request.beside
+    ]
+    made = assign(request, rubric, solution, template, submissions, batch_id, secret)
+    made = made if form == PROMPT_FORM else _as_planned(made, planned)
+    return replace(made, chosen=frozenset(pseudonym(name, secret) for name in chosen))
+
+
+def assign(
+    request: GradeRequest,
+    rubric: Rubric,
+    solution: Submission | None,
+    template: Submission | None,
+    submissions: Iterable[Submission],
+    batch_id: str,
+    secret: bytes,
+) -> Assignment:
+    """The prompts of submissions that have been read; of `request` its models, limits and samples are used."""
+    work = list(submissions)
+    if template:
+        work = [replace(one, only_template=is_template(one, template)) if not one.empty else one for one in work]
+    made = Assignment(request, rubric, (), solution, template)
+    maker = _PromptMaker(made, batch_id, secret, common_lines(work))
+    return replace(made, items=tuple(maker.item(submission) for submission in work))
+
+
+def beside(batch: Batch) -> tuple[str, ...] | None:
+    """Who is in the batch's class already, as `GradeRequest.beside` wants it."""
+    kept = batch.request
+    whole = kept and not (kept.get("only") or kept.get("limit"))
+    return None if whole else tuple({*kept.get("only", ()), *(entry.name for entry in batch.entries)})
+
+
+def unfinished(batch: Batch, assignment: Assignment, kept: GradedClass | None) -> Assignment:
+    """With those chosen of whom some job has not succeeded, for whatever reason, or of whom nothing is known."""
+    results = {entry.job_id: batch.result(entry.job_id) for entry in batch.entries}
+    done = {job for job, result in results.items() if result and result.state == "succeeded"}
+    left = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in done}
+    known = {grade.submission for grade in kept.grades} if kept else set()
+    new = {item.item_id for item in assignment.items if item.submission.name not in known}
+    left |= {item.item_id for item in assignment.items if any(task.job_id not in done for task in item.tasks)} & new
+    return replace(assignment, chosen=frozenset(left))
+
+
+def _as_planned(assignment: Assignment, planned: Iterable[BatchEntry]) -> Assignment:
+    """With the ids under which its jobs were published; what was handed in since is none of the batch's."""
+    ids = {entry.item_id: entry.job_id for entry in planned}
+    items = []
+    for item in assignment.items:
+        tasks = tuple(replace(task, job_id=ids[task.item_id]) for task in item.tasks if task.item_id in ids)
+        items += [replace(item, tasks=tasks)] if tasks or not item.tasks else []
+    return replace(assignment, items=tuple(items))
+
+
+def plan(batch: Batch, assignment: Assignment) -> None:
+    """Write the manifest, and the failed results of what could not be read, before anything is published.
+
+    Of submissions that are not chosen the jobs stay as they were planned.
+    """
+    chosen = [item for item in assignment.items if assignment.chosen is None or item.item_id in assignment.chosen]
+    entries = [
+        BatchEntry(task.job_id, task.item_id, task.model, task.role, item.submission.name)
+        for item in chosen
+        for task in item.tasks
+    ]
+    model = next(iter(assignment.request.models.values())).name
+    unreadable = [
+        failed_intake(batch, f"{item.item_id}.intake", model, item.submission.name, "SubmissionError", why)
+        for item in chosen
+        if (why := item.submission.problem)
+    ]
+    entries += [entry for entry, _ in unreadable]
+    batch.plan(*_with_others(batch, assignment, entries, chosen))
+    if unreadable:
+        batch.journal.record(result for _, result in unreadable)
+
+
+def _with_others(
+    batch: Batch, assignment: Assignment, entries: list[BatchEntry], chosen: Sequence[Item]
+) -> tuple[list[BatchEntry], dict[str, object], list[BatchEntry]]:
+    """What `Batch.plan` is given: a run of a part of the class leaves the others' jobs, and doesn't wait for them."""
+    request = assignment.request
+    described = describe(request) | {"title": assignment.rubric.title, "out": str(batch.folder.resolve())}
+    mine = {same_student(item.submission.name) for item in chosen}
+    others = [entry for entry in batch.entries if same_student(entry.name) not in mine]
+    if request.again:
+        return [*(entry for entry in others if batch.result(entry.job_id)), *entries], described, []
+    if not (request.only or request.limit):
+        return entries, described, []
+    whole = request.beside is None
+    names = [] if whole else sorted({*(request.beside or ()), *(item.submission.name for item in chosen)})
+    return entries, described | {"only": names, "limit": 0}, others
+
+
+def grades(
+    assignment: Assignment,
+    result_of: Callable[[str], JobResult | None],
+    planned: Container[str] | None = None,
+    kept: GradedClass | None = None,
+) -> list[Grade]:
+    """The grade of each submission, from what its jobs have produced so far.
+
+    Args:
+        planned: ids of the batch's jobs; None: all are.
+        kept: the grades last written. They stay where the jobs that would be made now are not in the plan.
+    """
+    notes = (criterion.guidance for criterion in assignment.rubric.criteria)
+    hidden = private(_secrets(assignment), _known(assignment), notes)
+    before = {made.submission: made for made in kept.grades} if kept else {}
+    remark = EARLIER if kept and dict(kept.versions) != dict(_versions(assignment)) else KEPT
+    made = []
+    for item in assignment.items:
+        old = before.get(item.submission.name)
+        if old and planned is not None and not all(task.job_id in planned for task in item.tasks):
+            remarks = old.remarks if {EARLIER, remark} & {*old.remarks} else (*old.remarks, remark)
+            made.append(replace(old, remarks=remarks))
+        else:
+            made.append(_grade(assignment.rubric, item, result_of, hidden))
+    return made
+
+
+def with_those_gone(assignment: Assignment, made: Sequence[Grade], kept: GradedClass | None) -> list[Grade]:
+    """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them."""
+    there = {same_student(grade.submission) for grade in made}
+    gone = [grade for grade in kept.grades if same_student(grade.submission) not in there] if kept else []
+    partial = assignment.request.again or assignment.request.only or assignment.request.limit
+    return sorted([*made, *gone], key=lambda grade: grade.submission) if partial else list(made)
+
+
+def _secrets(assignment: Assignment) -> list[str]:
+    """What no feedback may repeat."""
+    solution = assignment.solution.parts if assignment.solution else ()
+    return [RULES, *(criterion.guidance for criterion in assignment.rubric.criteria), *(part.text for part in solution)]
+
+
+def _known(assignment: Assignment) -> list[str]:
+    """What the students have been given."""
+    template = assignment.template.parts if assignment.template else ()
+    titles = [criterion.title for criterion in assignment.rubric.criteria]
+    return [assignment.rubric.instructions, *titles, *(part.text for part in template)]
+
+
+def graded_class(
+    batch_id: str, assignment: Assignment, made: Sequence[Grade], kept: GradedClass | None = None
+) -> GradedClass:
+    """What the batch's folder keeps of the class's grades; `kept` as in `grades`."""
+    rubric = assignment.rubric
+    by_models = [grade for grade in made if grade.state != "empty" and not grade.unreadable]
+    earlier = kept and by_models and all(EARLIER in grade.remarks for grade in by_models)
+    used = kept.versions if kept and earlier else dict(_versions(assignment))
+    return GradedClass(batch_id, rubric.title, rubric.total, tuple(made), used, class_alarms(made, rubric))
+
+
+def _versions(assignment: Assignment) -> list[tuple[str, str]]:
+    return versions(assignment.rubric, assignment.solution, assignment.template)
+
+
+def describe(request: GradeRequest) -> dict[str, object]:
+    """The request as JSON, so that `kvasir retry` and `watch` can build the same prompts again."""
+    paths = {key: str(path.resolve()) if (path := getattr(request, key)) else "" for key in _PATHS}
+    models = {role: model.name for role, model in request.models.items()}
+    # What prompts were planned for: read again, they are the same although the configuration has changed.
+    settings = {role: asdict(model) for role, model in request.models.items()}
+    more = {"only": list(request.only), "limit": request.limit, "samples": request.samples}
+    return {**paths, "models": models, "settings": settings, **more}
+
+
+_PATHS = ("folder", "rubric", "solution", "template")
+
+
+class _PromptMaker:
+    """Builds the items of one class: everything that is the same for all of them is computed once."""
+
+    def __init__(self, made: Assignment, batch_id: str, secret: bytes, common: Set[str]) -> None:
+        """`made`: the class's, without items."""
+        self._made = made
+        self._batch_id = batch_id
+        self._secret = secret
+        self._common = common
+        self._roles = [role for role in ROLES if made.rubric.for_model(role)]
+        if missing := [role for role in self._roles if role not in made.request.models]:
+            raise ConfigError(
+                f"the rubric needs a {missing[0]} model, and this batch names none: use kvasir grade again"
+            )
+        self._samplings = {role: self._sampling(role) for role in self._roles}
+        self._limits = self._fitting_limits()
+
+    def item(self, submission: Submission) -> Item:
+        """One submission, cut, with its prompts."""
+        made = self._made
+        item_id = pseudonym(submission.name, self._secret)
+        if submission.problem or submission.empty:
+            return Item(submission, (), (), item_id)
+        letters = min(model.letters_per_token for model in made.request.models.values())
+        short, cuts = truncate(submission, self._limits, lambda text: estimate_tokens(text, letters))
+        fence = fence_for(self._secret, text_of(short))
+        solution = made.solution.parts if made.solution else ()
+        findings = tuple(run_checks(made.rubric.checks, submission.parts, solution, submission.language))
+        tasks = []
+        for role in self._roles:
+            graded_here = {"", *(criterion.id for criterion in made.rubric.for_model(role))}
+            said = [finding.text for finding in findings if finding.criterion in graded_here]
+            prompt = build_prompt(role, made.rubric, made.solution, made.template, short, fence, cuts, said)
+            model, sampling, task_id = made.request.models[role].name, self._samplings[role], f"{item_id}.{role}"
+            job = job_id(self._batch_id, task_id, model, user_prompt(prompt.shared, prompt.own), sampling)
+            tasks.append(Task(role, model, prompt, sampling, task_id, job))
+        likeness = copied(submission, made.rubric, made.solution, made.template, self._common)
+        return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
+
+    def _sampling(self, role: Role) -> Sampling:
+        """Bounded so that a constrained answer always closes, as far as the model's context allows."""
+        model = self._made.request.models[role]
+        schema = answer_schema(self._made.rubric.for_model(role), with_summary=role == "feedback")
+        worst = max_answer_tokens(schema)
+        likely = max_answer_tokens(schema, char_bytes=1, space_bytes=1)
+        return Sampling(
+            min(worst, max(likely, model.context // 2)),
+            model.temperature if self._made.request.samples == 1 else max(model.temperature, SAMPLES_TEMPERATURE),
+            model.top_p,
+            answers=self._made.request.samples,
+            json_schema=json.dumps(schema, separators=(",", ":"), ensure_ascii=False),
+        )
+
+    def _fitting_limits(self) -> Limits:
+        """The wanted limits, scaled down where a model's context has no room for them."""
+        wanted = self._made.request.limits
+        total = wanted.code_tokens + wanted.text_tokens + wanted.output_tokens
+        share = min([1.0, *(self._room(role) / total for role in self._roles)])
+        return replace(
+            wanted,
+            code_tokens=int(wanted.code_tokens * share),
+            text_tokens=int(wanted.text_tokens * share),
+            output_tokens=int(wanted.output_tokens * share),
+        )
+
+    def _room(self, role: Role) -> int:
+        """Tokens that a student's part may have with this role's model."""
+        model = self._made.request.models[role]
+        blank = Submission("", "", ())
+        bare = build_prompt(
+            role, self._made.rubric, self._made.solution, self._made.template, blank, fence_for(self._secret, "")
+        )
+        # Headings of parts, remarks on cuts, and the chat template around it all.
+        margin = 256 + model.context // 16
+        fixed = estimate_tokens(bare.shared + bare.own, model.letters_per_token)
+        room = model.context - self._samplings[role].max_tokens - fixed - margin
+        if room < 128:
+            raise ConfigError(
+                f"model {model.name!r} has a context of {model.context:,} tokens; rubric, solution and template take "
+                f"about {fixed:,} and the answer up to {self._samplings[role].max_tokens:,}, which leaves no room for "
+                "a submission: use a model with a larger context, or a shorter solution or template"
+            )
+        return room
+
+
+def failed_intake(
+    batch: Batch, item_id: str, model: str, name: str, error: str, reason: str
+) -> tuple[BatchEntry, JobResult]:
+    """Entry and typed result of what can't be read: no job is made of it, but it must not vanish."""
+    entry = BatchEntry(
+        job_id(batch.batch_id, item_id, model, user_prompt("", reason[:2000]), Sampling(1)),
+        item_id,
+        model,
+        "intake",
+        name,
+    )
+    failure = JobError("intake", error, reason[:2000])
+    return entry, JobResult(entry.job_id, 1, batch.batch_id, item_id, model, "failed", error=failure)
+
+
+def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: Private) -> Grade:
+    answers = {task.role: _answer(rubric, item, task, result_of(task.job_id)) for task in item.tasks}
+    name = item.submission.name
+    made = grade_submission(name, rubric, answers, item.submission, item.cuts, (), item.findings, hidden, item.copied)
+    return replace(made, item_id=item.item_id)
+
+
+def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:
+    """The parsed answer, or one sentence that says why there is none."""
+    if result is None:
+        return WAITING
+    if result.state != "succeeded":
+        return f"{result.state}: {result.error.message}" if result.error else result.state
+    # The code around a student's text is nobody's business: an answer that repeats it is read without it.
+    texts = [text.replace(item.fence, "…") if item.fence else text for text in (result.text, *result.more_texts)]
+    try:
+        return parse_samples(texts, rubric.for_model(task.role), with_summary=task.role == "feedback")
+    except AnswerError as error:
+        return f"the answer of {result.model} can't be used: {error}"

@@ -1,0 +1,19 @@
+"""How much work a job is expected to be: a batch is published longest first.
+
+Queues are first in, first out, so what is published first is decoded first. A long job that begins last would keep one
+slot busy while all others are idle.
+"""
+
+from __future__ import annotations
+
+from messages.jobs import Sampling
+from producers.prompts.prompt import Prompt
+
+
+def expected_work(prompt: Prompt, sampling: Sampling) -> tuple[int, int]:
+    """A key that grows with the work: tokens that may be generated, then bytes of the student's part.
+
+    Only what is known before decoding. A model's mean answer, which workers learn, is the same for all jobs of its
+    queue and would change nothing in their order.
+    """
+    return sampling.max_tokens * sampling.answers, len(prompt.own.encode())

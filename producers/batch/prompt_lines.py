@@ -1,0 +1,262 @@
+"""Prompts in a file, one JSON object a line: any batch that is not a class. In and out as OpenAI's Batch API has it.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": […]}}
+    {"id": "a", "prompt": "Translate: …", "shared": "You translate …", "model": "m", "max_tokens": 200}
+
+System messages (or `shared`) are the part that lines have in common: the same text at the start of many lines is
+computed once. A line that can't be used gets a failed result with the reason; the others run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from messages.errors import ConfigError, InvalidMessage, KvasirError, UsageError
+from messages.jobs import MAX_PROMPT_BYTES, JobResult, Sampling, job_id, user_prompt
+from producers.batch.batch import Batch, BatchEntry
+from producers.batch.grade import Task, failed_intake
+from producers.prompts.prompt import Prompt
+
+MAX_LINES = 50_000
+MAX_FILE_BYTES = 200 << 20
+_URL = "/v1/chat/completions"
+_SYSTEM = ("system", "developer")
+
+
+class BadLine(KvasirError):
+    """One line can't be used; the message says why and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a line that doesn't say gets."""
+
+    model: str
+    max_tokens: int
+    temperature: float
+    top_p: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """One line: a task, or the problem with it."""
+
+    custom_id: str
+    item_id: str
+    task: Task | None
+    problem: str = ""
+    model: str = ""  # as the line has it
+
+
+# What turns a name in a line into a configured model and its defaults; raises ConfigError.
+Resolve = Callable[[str], Defaults]
+
+
+def read_lines(path: Path, batch_id: str, secret: bytes, resolve: Resolve) -> list[PromptLine]:
+    """All lines. Raises UsageError if the file can't be read or is too large."""
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= MAX_FILE_BYTES else b""
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}") from None
+    rows = [(number, row) for number, row in enumerate(data.split(b"\n"), 1) if row.strip()]
+    if size > MAX_FILE_BYTES or len(rows) > MAX_LINES:
+        raise UsageError(f"{path}: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split the file")
+    if not rows:
+        raise UsageError(f"{path} holds no prompt")
+    reader = _LineReader(batch_id, secret, resolve)
+    return [reader.line(number, row) for number, row in rows]
+
+
+class _LineReader:
+    """Turns rows into lines; knows which ids are taken."""
+
+    def __init__(self, batch_id: str, secret: bytes, resolve: Resolve) -> None:
+        self._batch_id = batch_id
+        self._secret = secret
+        self._resolve = resolve
+        self._taken: Counter[str] = Counter()
+
+    def line(self, number: int, row: bytes) -> PromptLine:
+        """One row of the file."""
+        custom_id, model = f"line {number}", ""
+        try:
+            fields = _object(row)
+            custom_id = _custom_id(fields) or custom_id
+            body = _body(fields)
+            model = str(body.get("model") or "")
+            self._check_id(custom_id, fields)
+            return PromptLine(custom_id, self._item(custom_id), self._task(custom_id, body), model=model)
+        except (BadLine, ConfigError, InvalidMessage) as error:
+            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, str(error), model)
+
+    def _check_id(self, custom_id: str, fields: Mapping[str, Any]) -> None:
+        if not _custom_id(fields):
+            raise BadLine("it has no custom_id: give each line one of its own")
+        self._taken[custom_id] += 1
+        if self._taken[custom_id] > 1:
+            raise BadLine(f"its custom_id {custom_id!r:.60} is taken by an earlier line")
+
+    def _item(self, name: str) -> str:
+        data = name.encode("utf-8", "replace")
+        return hashlib.blake2b(data, digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
+
+    def _task(self, custom_id: str, body: Mapping[str, Any]) -> Task:
+        defaults = self._resolve(str(body.get("model") or ""))
+        shared, own = _prompt(body)
+        sampling = _sampling(body, defaults)
+        if len((shared + own).encode("utf-8", "replace")) > MAX_PROMPT_BYTES:
+            raise BadLine(f"its prompt is longer than {MAX_PROMPT_BYTES >> 20} MiB; shorten it")
+        item_id = self._item(custom_id)
+        name = job_id(self._batch_id, item_id, defaults.model, user_prompt(shared, own), sampling)
+        # The role matters to grading only.
+        return Task("code", defaults.model, Prompt(shared, own), sampling, item_id, name)
+
+
+def _object(row: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(row)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"it is not JSON: {str(error)[:100]}") from None
+    if not isinstance(fields, dict):
+        raise BadLine("it is JSON, but no object")
+    return fields
+
+
+def _custom_id(fields: Mapping[str, Any]) -> str:
+    value = fields.get("custom_id", fields.get("id", ""))
+    return str(value)[:512] if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's body; a short line is its own."""
+    if "body" not in fields:
+        if "prompt" not in fields:
+            raise BadLine("it has neither 'body' (as the Batch API has it) nor 'prompt'")
+        return dict(fields)
+    if fields.get("url", _URL) != _URL:
+        raise BadLine(f"its url is {fields['url']!r:.60}; only {_URL} is served")
+    if not isinstance(fields["body"], dict):
+        raise BadLine("its body is no object")
+    return fields["body"]
+
+
+def _prompt(body: Mapping[str, Any]) -> tuple[str, str]:
+    """(shared, own)"""
+    if "messages" not in body:
+        shared, own = body.get("shared", ""), body.get("prompt", "")
+        if not isinstance(shared, str) or not isinstance(own, str) or not own.strip():
+            raise BadLine("its prompt must be text, and not empty")
+        return _valid(shared), _valid(own)
+    messages = body["messages"]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
+        raise BadLine("its messages must be a list of objects")
+    *before, last = messages
+    if last.get("role") != "user" or any(message.get("role") not in _SYSTEM for message in before):
+        raise BadLine("its messages must be system messages and then one of the user; conversations are not served")
+    shared = "".join(f"{_content(message)}\n\n" for message in before)
+    return _valid(shared), _valid(_content(last))
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str) or not content.strip():
+        raise BadLine("a message's content must be text, and not empty; pictures are not served")
+    return content
+
+
+def _valid(text: str) -> str:
+    """Without half characters: they can't be sent."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _sampling(body: Mapping[str, Any], defaults: Defaults) -> Sampling:
+    """Raises BadLine, InvalidMessage."""
+    stop = body.get("stop") or ()
+    return Sampling(
+        max_tokens=_given(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens),
+        temperature=_given(body, ("temperature",), defaults.temperature),
+        top_p=_given(body, ("top_p",), defaults.top_p),
+        seed=_given(body, ("seed",), 0),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (),
+        json_schema=_schema(body.get("response_format")),
+        answers=_given(body, ("n",), 1),
+    )
+
+
+def _given(body: Mapping[str, Any], names: Iterable[str], default: Any) -> Any:
+    return next((body[name] for name in names if body.get(name) is not None), default)
+
+
+def _schema(wanted: Any) -> str:
+    if wanted is None or (isinstance(wanted, dict) and wanted.get("type") == "text"):
+        return ""
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind == "json_object":
+        return '{"type":"object"}'
+    schema = wanted.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
+        raise BadLine("its response_format must be of type text, json_object or json_schema with a schema")
+    return json.dumps(schema["schema"], separators=(",", ":"), ensure_ascii=False)
+
+
+# --- the batch
+
+
+def plan(batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model: str) -> None:
+    """Write the manifest, and the failed results of lines that can't be used, before anything is published."""
+    entries, failures = [], []
+    for line in lines:
+        if task := line.task:
+            entries.append(BatchEntry(task.job_id, task.item_id, task.model, "prompt", line.custom_id))
+        else:
+            entry, failure = failed_intake(batch, line.item_id, fallback_model, line.custom_id, "BadLine", line.problem)
+            entries.append(entry)
+            failures.append(failure)
+    batch.plan(entries, {"prompts": str(source.resolve())})
+    batch.journal.record(failures)
+
+
+def output_line(entry: BatchEntry, result: JobResult, created: float) -> dict[str, Any]:
+    """A result as a line of the Batch API's output or error file."""
+    made: dict[str, Any] = {"id": f"batch_req_{result.job_id}", "custom_id": entry.name}
+    if result.state != "succeeded":
+        message = result.error.message if result.error else result.state
+        return {**made, "response": None, "error": {"code": _code(result), "message": message}}
+    body = _completion(result, created)
+    return {**made, "response": {"status_code": 200, "request_id": result.job_id, "body": body}, "error": None}
+
+
+def _code(result: JobResult) -> str:
+    if result.error and result.error.stage == "intake":
+        return "invalid_request"
+    return {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(result.state, "server_error")
+
+
+def _completion(result: JobResult, created: float) -> dict[str, Any]:
+    choices = [
+        {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": result.finish_reason}
+        for index, text in enumerate((result.text, *result.more_texts))
+    ]
+    used = result.decode
+    return {
+        "id": f"chatcmpl-{result.job_id}",
+        "object": "chat.completion",
+        "created": int(created),
+        "model": result.model,
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": used.prompt_tokens,
+            "completion_tokens": used.completion_tokens,
+            "total_tokens": used.prompt_tokens + used.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": result.prefill.restored_tokens},
+        },
+    }

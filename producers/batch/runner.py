@@ -1,0 +1,212 @@
+"""Runs a batch to its end: publish what is missing, journal what arrives, ack what is journaled.
+
+Killed at any point and started again it goes on: the manifest says what was meant, `submitted.jsonl` what the broker
+has, the journal what is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from infra.broker import topology
+from messages.jobs import LANES, JobResult, PrefillJob, user_prompt
+from messages.lifecycle import Event, Step
+from producers.batch.batch import Batch, Counts
+from producers.batch.grade import Task
+from producers.client import Client, Replies, Reply
+from producers.words import plural
+
+log = logging.getLogger(__name__)
+
+_LOOK_AROUND_S = 2.0
+_CONFIRMS_A_WRITE = 500
+_RESULTS_A_WRITE = 500
+_STEPS = 20  # of the progress bar at least
+_BACKLOG_WAIT_S = 5.0
+_LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
+
+
+class Progress(Protocol):
+    """Who is told how it goes."""
+
+    def update(self, counts: Counts) -> None:
+        """New figures."""
+
+    def say(self, sentence: str) -> None:
+        """Something a person should know now; the same sentence may come again."""
+
+
+class Runner:
+    """One owner's work on one batch. Needs the batch's folder lock and its reply queue, so there is only one."""
+
+    def __init__(
+        self, batch: Batch, tasks: Iterable[Task], client: Client, progress: Progress, deadline_s: float = 0.0
+    ) -> None:
+        """`tasks` is gone through once, when jobs are published, and not kept: it may be made as it is read.
+
+        Jobs that it publishes expire `deadline_s` from now; 0: never.
+        """
+        self._batch = batch
+        self._tasks = tasks
+        self._client = client
+        self._progress = progress
+        self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
+        # Small groups of a small class: whoever watches sees it go on.
+        self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
+
+    def run(self, max_wait_s: float | None = None) -> Counts:
+        """Publish and wait until every job has its result, or `max_wait_s` is over. Raises as `Client.submit`.
+
+        Of a batch that may not publish, only what is under way is waited for.
+        """
+        batch, client = self._batch, self._client
+        client.broker.declare(client.models)
+        replies = Replies(client.broker, batch.batch_id)
+        try:
+            self._progress.update(batch.counts())
+            if batch.confirmed or replies.backlog:  # not its first run
+                self._catch_up(replies)
+            self.submit()
+            ends = time.monotonic() + max_wait_s if max_wait_s is not None else math.inf
+            next_look, nothing_came = 0.0, 0  # looks around without a job under way
+            while batch.open_jobs and nothing_came < _LOOKS_BEFORE_GIVING_UP:
+                if arrived := replies.take(0.3, self._at_a_time):
+                    self._record(arrived)
+                if time.monotonic() > next_look:
+                    next_look = time.monotonic() + _LOOK_AROUND_S
+                    self._look_around(replies)
+                    nothing_came = 0 if batch.may_publish or arrived or self._under_way() else nothing_came + 1
+                if time.monotonic() > ends:
+                    break
+        finally:
+            replies.close(delete=None not in batch.states.values())
+        return batch.counts()
+
+    def submit(self) -> int:
+        """Publish the jobs that the broker never confirmed, or lost since; returns how many."""
+        batch = self._batch
+        wanted: Collection[str] = self._missing() if batch.confirmed or batch.runs else batch.open_jobs
+        if not wanted or not batch.may_publish:
+            return 0
+        unwritten: list[PrefillJob] = []
+
+        def confirmed(job: PrefillJob) -> None:
+            unwritten.append(job)
+            if len(unwritten) >= _CONFIRMS_A_WRITE:
+                batch.confirm(unwritten)
+                unwritten.clear()
+
+        jobs = (self._job(task) for task in self._tasks if task.job_id in wanted)
+        try:
+            return self._client.submit(jobs, confirmed)
+        finally:
+            batch.confirm(unwritten)
+
+    def _job(self, task: Task) -> PrefillJob:
+        batch = self._batch
+        return PrefillJob(
+            task.job_id,
+            batch.batch_id,
+            task.item_id,
+            task.model,
+            user_prompt(task.prompt.shared, task.prompt.own),
+            task.sampling,
+            run=batch.runs.get(task.job_id, 1),
+            submitted_at=batch.created_at,
+            deadline=self._deadline,
+            reply_to=topology.reply_queue(batch.batch_id),
+        )
+
+    def _record(self, arrived: list[Reply]) -> None:
+        """Journal first, ack after: the other order could lose a result."""
+        batch, ours = self._batch, []
+        for result in (reply.result for reply in arrived):
+            if result.batch_id == batch.batch_id and result.job_id in batch:
+                ours.append(result)
+            else:  # whoever may publish at the broker may publish anything
+                log.warning("left out a result of job %s: it is not one of batch %s", result.job_id, batch.batch_id)
+        new = batch.journal.record(ours)
+        for reply in arrived:
+            reply.delivery.ack()
+        self._tell(new, Step.JOURNALED)
+
+    def _tell(self, written: list[JobResult], *steps: Step) -> None:
+        for result in written:
+            for step in steps:
+                facts = {"batch_id": result.batch_id, "run": result.run}
+                self._client.observe(Event(step, result.job_id, result.model, facts))
+        if written:
+            self._progress.update(self._batch.counts())
+
+    # What follows is for a batch that was run before, or takes its time.
+
+    def _catch_up(self, replies: Replies) -> None:
+        """Journal what came while nobody listened: a job with a result there must not be taken for lost."""
+        self._record(replies.parked())
+        left = replies.backlog
+        while left > 0 and (arrived := replies.take(_BACKLOG_WAIT_S, self._at_a_time)):
+            self._record(arrived)
+            left -= len(arrived)
+
+    def _missing(self) -> set[str]:
+        """Open jobs that the broker never confirmed, or lost since."""
+        batch = self._batch
+        new_run = any(batch.runs.get(job, 1) > 1 and not batch.is_confirmed(job) for job in batch.open_jobs)
+        if new_run and self._client.cluster_state.is_cancelled(
+            batch.batch_id
+        ):  # its tombstone would make workers drop it
+            self._client.reopen(batch.batch_id)
+        return batch.open_jobs.keys() - self._under_way()
+
+    def _under_way(self) -> set[str]:
+        """Open jobs that the broker has confirmed and not lost since: to the end of its process, to a purged queue."""
+        batch, client = self._batch, self._client
+        confirmed = {job for job in batch.open_jobs if batch.is_confirmed(job)}
+        models = {batch.open_jobs[job].model for job in confirmed}
+        if not confirmed or _ready(client, topology.reply_queue(batch.batch_id)) or not _all_empty(client, models):
+            return confirmed
+        return confirmed.intersection(job for registration in client.workers() for job in registration.jobs)
+
+    def _look_around(self, replies: Replies) -> None:
+        if replies.reopen():
+            log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
+            self._record(replies.parked())
+        if self._client.cluster_state.is_cancelled(self._batch.batch_id):
+            self._tell(self._batch.journal.record(cancelled(self._batch)), Step.CANCELLED, Step.JOURNALED)
+            return
+        jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
+        for model in self._client.unserved(jobs_of):
+            jobs = plural(jobs_of[model], "job", "waits", "wait")
+            self._progress.say(f"nobody serves {model}: {jobs} until a decode worker is up")
+        for model in self._client.unprefilled(jobs_of):
+            self._progress.say(
+                f"no prefill worker serves {model}: its decode workers do the prompts, which takes longer"
+            )
+
+
+def cancelled(batch: Batch) -> list[JobResult]:
+    """How the open jobs of a cancelled batch end: their owner writes it, so it is there with no worker up too."""
+    return [
+        JobResult(job, batch.runs.get(job, 1), batch.batch_id, entry.item_id, entry.model, "cancelled")
+        for job, entry in batch.open_jobs.items()
+    ]
+
+
+def _all_empty(client: Client, models: Iterable[str]) -> bool:
+    """Whether no queue holds a job of these models, asked twice: a quorum queue in a hurry answers 0."""
+    names = [topology.retry_level(seconds) for seconds in topology.RETRY_LEVELS_S]
+    for model in models:
+        for stage in topology.WORK_STAGES:
+            names += [topology.work_queue(stage, model, lane) for lane in LANES]
+            names.append(topology.suspects_queue(stage, model))
+    return all(_ready(client, name) == 0 for _ in range(2) for name in names)
+
+
+def _ready(client: Client, queue: str) -> int:
+    depth = client.broker.depth(queue)
+    return depth.ready if depth else 0

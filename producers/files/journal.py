@@ -1,0 +1,218 @@
+"""Files that only grow: one JSON object a line, on disk before anybody relies on it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar, cast
+
+from messages import checks, codec
+from messages.errors import BatchError
+from messages.jobs import STATES, JobResult, State
+from producers.files.private import open_ordinary, open_private
+from producers.files.shapes import row_of
+
+T = TypeVar("T")
+
+MAX_RUN = 1_000_000
+_TAIL_BYTES = 64 * 1024
+_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # json.dumps makes one for each row
+
+
+class Lines:
+    """An append-only file of JSON objects. A last line torn by a crash is cut off when the file is opened.
+
+    Opening it raises BatchError where that can't be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mend()
+
+    def append(self, rows: Iterable[dict[str, Any]]) -> list[int]:
+        """Write rows and wait until they are on disk; returns where each begins.
+
+        Raises BatchError, with the file as it was before.
+        """
+        lines = [(_as_json(row) + "\n").encode() for row in rows]
+        if not lines:
+            return []
+        try:
+            with open_private(self.path, "ab") as file:
+                size = file.tell()
+                try:
+                    left = memoryview(b"".join(lines))
+                    while left:
+                        left = left[os.write(file.fileno(), left) :]
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.ftruncate(file.fileno(), size)  # a full disk must not leave half a line
+                    raise
+        except OSError as error:
+            why = f"can't write {self.path}: {error.strerror}"
+            raise BatchError(f"{why}; nothing is lost: mend that, and run again to resume") from error
+        return list(accumulate(map(len, lines[:-1]), initial=size))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All rows so far. Raises BatchError on a line that is not a JSON object."""
+        for _, row in self.made(lambda row: row):
+            yield row
+
+    def made(self, make: Callable[[dict[str, Any]], T], what: str = "line") -> Iterator[tuple[int, T]]:
+        """What `make` makes of each row so far, with where it begins; `what` it makes is said in errors.
+
+        Raises BatchError on a line that is not a JSON object, or that `make` takes for none of ours.
+        """
+        start = 0
+        with self._opened("rb") as file:
+            for number, line in enumerate(file or (), 1):
+                yield start, row_of(line, f"{self.path}, line {number}", make, what)
+                start += len(line)
+
+    def at(self, start: int, make: Callable[[dict[str, Any]], T], what: str) -> T:
+        """What `make` makes of the row that begins there. Raises as `made`."""
+        with self._opened("rb") as file:
+            file.seek(start)
+            line = file.readline()
+            try:
+                return row_of(line, "", make)
+            except BatchError:  # only now its number is counted: a journal may be large
+                file.seek(0)
+                number = file.read(start).count(b"\n") + 1
+                return row_of(line, f"{self.path}, line {number}", make, what)
+
+    @contextmanager
+    def _opened(self, mode: str) -> Iterator[BinaryIO]:
+        """The file; an empty one where there is none yet. Raises BatchError."""
+        try:
+            with open_private(self.path, mode) if "+" in mode else open_ordinary(self.path) as file:
+                yield cast(BinaryIO, file)
+        except FileNotFoundError:
+            yield io.BytesIO()
+        except OSError as error:
+            raise BatchError(f"can't read {self.path}: {error.strerror}") from None
+
+    def _mend(self) -> None:
+        with self._opened("r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            whole = _end_of_last_line(file, end)
+            if whole < end:
+                file.truncate(whole)
+
+
+def _end_of_last_line(file: Any, end: int) -> int:
+    """Where the last line break of a file ends: found from its end, since a journal may be large."""
+    while end > 0:
+        start = max(0, end - _TAIL_BYTES)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + int(found) + 1
+        end = start
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLine:
+    """What is kept in memory of a result: the rest is read from the file when it is asked for."""
+
+    run: int
+    state: State
+    start: int  # where its line begins
+
+
+L = TypeVar("L", JournalLine, JobResult)
+
+
+class Standings(Generic[L]):
+    """What counts for each job: its highest run that succeeded, else its highest run; the first line of each run."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, L] = {}
+        self._others: dict[str, set[int]] = {}  # runs beside the one that counts; most jobs have none
+
+    def note(self, job_id: str, line: L) -> None:
+        """Another line of a journal."""
+        if self.has(job_id, line.run):
+            return
+        known = self._current.get(job_id)
+        succeeded = line.state == "succeeded"
+        better = known is None or (succeeded, line.run) > (known.state == "succeeded", known.run)
+        if known:
+            self._others.setdefault(job_id, set()).add(known.run if better else line.run)
+        if better:
+            self._current[job_id] = line
+
+    def line_of(self, job_id: str, wanted: int = 1) -> L | None:
+        """What counts for this job: None while the wanted run has no line, and no later one succeeded."""
+        line = self._current.get(job_id)
+        replayed = line and line.state == "succeeded" and line.run > wanted
+        return line if replayed or self.has(job_id, wanted) else None
+
+    def has(self, job_id: str, run: int) -> bool:
+        """Whether this run has its line."""
+        known = self._current.get(job_id)
+        return known is not None and (known.run == run or run in self._others.get(job_id, ()))
+
+    def last_run(self, job_id: str) -> int:
+        """The highest run that has a line; 0: none."""
+        known = self._current.get(job_id)
+        return max(known.run, *self._others.get(job_id, ()), 0) if known else 0
+
+    def job_ids(self) -> Iterable[str]:
+        """Jobs that have a line."""
+        return self._current
+
+    def __len__(self) -> int:
+        return len(self._current) + sum(map(len, self._others.values()))
+
+
+class Journal(Standings[JournalLine]):
+    """A batch's results on disk. `on_new` is told of each job that a line was added of."""
+
+    def __init__(self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None) -> None:
+        super().__init__()
+        self._lines = Lines(path)
+        self._on_new = on_new
+        for start, (job_id, run, state) in self._lines.made(result_line, "result"):
+            self.note(sys.intern(job_id), JournalLine(run, state, start))
+
+    def record(self, results: Iterable[JobResult]) -> list[JobResult]:
+        """Append those that are new, on disk on return; returns them. Duplicates are dropped."""
+        new: dict[tuple[str, int], JobResult] = {}
+        for result in results:
+            if not self.has(result.job_id, result.run):
+                new.setdefault((result.job_id, result.run), result)
+        fresh = list(new.values())
+        starts = self._lines.append(codec.to_dict(result) for result in fresh)
+        for result, start in zip(fresh, starts, strict=True):
+            self.note(result.job_id, JournalLine(result.run, result.state, start))
+            self._on_new(result.job_id)
+        return fresh
+
+    def state_of(self, job_id: str, wanted: int = 1) -> JobResult | None:
+        """As `line_of`, with its text. Raises BatchError where it can't be read."""
+        line = self.line_of(job_id, wanted)
+        return self._lines.at(line.start, codec.result_from_dict, "result") if line else None
+
+
+def run_of(row: dict[str, Any]) -> tuple[str, int]:
+    """The job and the run that a row is about. Raises InvalidMessage."""
+    job_id, run = row.get("job_id"), row.get("run")
+    checks.identifier("job_id", job_id)
+    checks.whole("run", run, 1, MAX_RUN)
+    return cast(str, job_id), cast(int, run)
+
+
+def result_line(row: dict[str, Any]) -> tuple[str, int, State]:
+    """What opening a journal needs of a line. The rest is checked when it is asked for: a night's results are many."""
+    job_id, run = run_of(row)
+    checks.one_of("state", cast(str, row.get("state")), STATES)
+    return job_id, run, cast(State, row["state"])

@@ -1,0 +1,77 @@
+"""What is read from a batch's folder is checked before it is used: it may be damaged, or come from anywhere."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from messages.errors import BatchError, KvasirError
+
+T = TypeVar("T")
+_LARGEST = 1e15  # of all numbers in these files; larger ones, infinity and NaN break sums
+_KINDS = {str: "text", bool: "true or false", types.NoneType: "null", list: "a list", dict: "an object"}
+_WORDS: dict[Any, str] = {**_KINDS, tuple: "a list", int: "a whole number", float: "a number", typing.Literal: "known"}
+
+
+def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The JSON in a text. Raises ValueError, whatever the text is."""
+    try:
+        return json.loads(data, object_hook=hook)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def shaped(hint: Any, value: Any, place: str) -> Any:
+    """A value read from JSON as a type: objects as dataclasses, lists as tuples. Unknown fields are passed over.
+
+    A dict of types asks for an object whose fields have these types where they are there.
+    Raises ValueError that names the place within the value.
+    """
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return shaped(type(value) if type(value) in inner else inner[0], value, place)
+    if (is_dataclass(hint) or isinstance(hint, dict)) and isinstance(value, dict):
+        return _built(hint, value, place)
+    if kind in (tuple, list) and isinstance(value, list):
+        return kind(shaped(inner[0], item, f"{place}[{number}]") for number, item in enumerate(value))
+    if kind is Mapping and isinstance(value, dict):
+        return {key: shaped(inner[1], item, f"{place}.{key:.60}") for key, item in value.items()}
+    if kind is typing.Literal and value in inner:
+        return value
+    wanted = (int, float) if hint is float else (hint,)
+    if value.__class__ not in wanted or (hint in (int, float) and not abs(value) < _LARGEST):
+        words = "an object" if isinstance(hint, dict) else _WORDS.get(hint) or _WORDS.get(kind, "an object")
+        raise ValueError(f"{place} must be {words}, not {_KINDS.get(type(value), 'another number')}")
+    if hint is str:
+        value.encode()  # half a character can't be shown, written or sent
+    return value
+
+
+def _built(made: Any, fields: Mapping[str, Any], place: str) -> Any:
+    hints = made if isinstance(made, dict) else _hints(made)
+    read = {name: shaped(hint, fields[name], f"{place}.{name}") for name, hint in hints.items() if name in fields}
+    try:
+        return read if isinstance(made, dict) else made(**read)
+    except TypeError as error:
+        raise ValueError(f"{place} lacks {str(error).rpartition(': ')[2]}") from None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def row_of(line: bytes, where: str, make: Callable[[dict[str, Any]], T], what: str = "line") -> T:
+    """What a line of JSON stands for. Raises BatchError that begins with `where`."""
+    try:
+        row = from_json(line)
+        if not isinstance(row, dict):
+            raise ValueError("not a JSON object")
+        return make(row)
+    except (KvasirError, ValueError) as error:
+        raise BatchError(f"{where}: no {what} of ours: {error}; remove the line to go on") from None

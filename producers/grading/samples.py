@@ -1,0 +1,36 @@
+"""Several answers to one prompt, from one prefill: the median counts, and how far they are apart is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from producers.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_answer
+from producers.rubric.rubric import Criterion
+
+
+def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
+    """One answer made of several. Raises AnswerError unless more than half of them can be read.
+
+    Each criterion gets the median of the points (of two middle ones the lower), with the evidence and feedback of the
+    first answer that awarded it; the summary is that of the first answer.
+    """
+    parsed, errors = [], []
+    for text in texts:
+        try:
+            parsed.append(parse_answer(text, criteria, with_summary))
+        except AnswerError as error:
+            errors.append(error)
+    if len(parsed) * 2 <= len(texts):
+        raise errors[0] if len(texts) == 1 else AnswerError(f"{len(errors)} of {len(texts)} answers: {errors[0]}")
+    if len(parsed) == 1:
+        return parsed[0]
+    merged = {criterion.id: _median([answer.criteria[criterion.id] for answer in parsed]) for criterion in criteria}
+    return ParsedAnswer(merged, parsed[0].summary)
+
+
+def _median(answers: Sequence[CriterionAnswer]) -> CriterionAnswer:
+    points = sorted(answer.points for answer in answers)
+    middle = points[(len(points) - 1) // 2]
+    chosen = next(answer for answer in answers if answer.points == middle)
+    return replace(chosen, sampled=tuple(answer.points for answer in answers))

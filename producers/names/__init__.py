@@ -1,0 +1,1 @@
+"""Students' names: where they stand in a text, and how they are taken out."""

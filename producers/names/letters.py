@@ -1,0 +1,76 @@
+"""How names are spelled: what counts as a word, which letters it has, and what may stand between two of them."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from functools import lru_cache
+from urllib.parse import unquote
+
+_LETTER = r"[^\W\d_]"
+# Accents and vowel signs that stand by themselves, soft hyphens, joiners: inside a word they don't end it.
+_MARKS = (
+    r"[\u00ad\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0903\u093a-\u094f\u0962\u0963\u0981-\u0983\u09bc-\u09cd"
+    r"\u0a3c-\u0a4d\u0abc-\u0acd\u0b3c-\u0b4d\u0bbe-\u0bcd\u0c3e-\u0c4d\u0cbc-\u0ccd\u0d3e-\u0d4d\u0e31-\u0e3a\u0e47-\u0e4e"
+    r"\u200c\u200d\u3099\u309a]"
+)
+# A letter beyond ASCII as JSON, Python, HTML, URLs and LaTeX write it.
+_ESCAPED = (
+    r"(?:\\{1,2}u(?!00[0-9abAB]|20|3000|feff|FEFF)[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]"
+    r"|&[A-Za-z]{1,2}(?:acute|grave|uml|circ|tilde|cedil|ring|slash|caron|lig);|&#(?:x(?!a0;|A0;|20)[0-9a-fA-F]{2,5}|(?!160;|8[12]..;)\d{3,5});"
+    r"|%(?!C2%A0|E2%80|c2%a0|e2%80)[C-Ec-e][0-9a-fA-F](?:%[89ABab][0-9a-fA-F]){1,2})"
+)
+_LATEX = rf"(?<={_LETTER})\{{?\\[\"'`^~]\{{?\\?[A-Za-z]\}}{{0,2}}"
+WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED})(?:{_LETTER}|{_MARKS}|{_ESCAPED}|{_LATEX})*+")
+_SPACE = r"[\s\u00ad\u200b-\u200f\u2060\ufeff]"
+# What is shown as white space, or not at all. In "by\nAda", as JSON and Python show a line break, the n is no letter of
+# the name; in C:\Users\nina it is.
+_MARKUP = re.compile(
+    r"</?(?i:[biuaspq]|em|strong|br|hr|span|div|font|t[dhrt]|li|code|small|big|su[bp]|center|h\d)(?:\s[^<>\n]{0,80})?/?>"
+    r"|&(?:nbsp|ensp|emsp|thinsp|amp|quot|apos|\#0*39|\#x27|\#0*160|\#x0*[aA]0|\#8\d{3});|%20|%[cC]2%[aA]0"
+    r"|\\{1,2}u(?:00[aA]0|20[0-2][0-9a-fA-F]|0020|3000)|\\x(?:20|a0|A0)|(?<!sers)(?<!home)(?<!\\)\\{1,2}[nrt](?=[^\W\d_])"
+)
+_MARK = r"""[,._'’‘`´"“”\-‐‑–—~*+·・|;:/\\#>()\[\]{}%]"""
+_LABEL = r"\b(?:(?:first|last|given|family|sur|middle|fore)?[ _-]?name|given|family|first|last)\b"
+_BETWEEN = rf"(?:{_SPACE}|{_MARK}|(?i:{_LABEL})){{0,40}}+"
+# With a middle initial, or a middle name.
+GAP = re.compile(rf"{_BETWEEN}(?:{_LETTER}\.?{_BETWEEN})?|[ \u00a0][^\W\d_a-z][\w'’-]{{1,15}}[ \u00a0]")
+NARROW = re.compile(rf"(?:{_SPACE}|[*_~`\\#>'’-]){{1,40}}+|,{_SPACE}{{0,2}}")
+GAP_CHARS = 48
+
+_UNSPACED = r"[\u3005\u3040-\u30fa\u30fc-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+CJK = re.compile(rf"{_UNSPACED}(?:[ \u00a0\u3000·・]?{_UNSPACED})+")
+
+_LIKE = str.maketrans(
+    {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th"}
+    | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ı": "i", "ħ": "h", "ə": "e"}
+)  # what has no accent that could be taken off
+_DIGRAPH = re.compile("(?<=[aou])e")
+PARTICLES = frozenset("al bin da das de del den der di dos du e el ibn la le ter van von y zu".split())  # noqa: SIM905
+
+
+def without_markup(text: str) -> str:
+    """The text with white space for markup between words; every letter stays at its place."""
+    return _MARKUP.sub(lambda hit: " " * len(hit[0]), text)
+
+
+@lru_cache(maxsize=1 << 14)
+def letters(text: str) -> str:
+    """Only letters, small, without accents: as Canvas writes names. Escapes of letters count as those letters."""
+    if text.isascii() and text.isalpha():
+        return text.lower()
+    if not text.isalpha():
+        text = _plain(text)
+    folded = unicodedata.normalize("NFKD", text.translate(_LIKE)).casefold()
+    return unicodedata.normalize("NFC", "".join(letter for letter in folded if letter.isalpha()))
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"\\{1,2}u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})", lambda hit: chr(int(hit[1] or hit[2], 16)), text)
+    return unquote(html.unescape(text)) if "&" in text or "%" in text else text
+
+
+def without_digraphs(joined: str) -> str:
+    """`muller` for `mueller`: umlauts are written in both ways, and where accents are lost, in the first."""
+    return _DIGRAPH.sub("", joined)

@@ -1,0 +1,39 @@
+"""Whether a text is one thing said again and again: what a model writes that has lost its way. In any script.
+
+Lists, tables, dashes, code and a word said three times are none: what repeats must be most of the text's words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_LEAST_CHARS = 16  # of a text that can be judged
+_LOOP_CHARS = 12  # a shorter loop is "very, very, very"
+_MOST_CHARS = 4_000
+_WINDOW, _STEP = 80, 20
+_DIFFERENT = 0.2  # of a text's runs of four letters: a list with numbers in it has more
+
+_ONE_CHARACTER = re.compile(r"([^\W\d_])\1{19,}|(\S)\2{99,}")
+_WORD = re.compile(r"[^\W_]+")
+_LOOP = re.compile(r"(.{1,200}?)\1{2,}")
+
+
+def is_repetition(text: str) -> bool:
+    """Whether two thirds of the text, or a piece of it, repeat themselves, or it holds no word at all."""
+    text = unicodedata.normalize("NFKC", text).casefold().strip()[:_MOST_CHARS]
+    words = " ".join(_WORD.findall(text))
+    if _ONE_CHARACTER.search(text) or (len(text) >= _LEAST_CHARS and not words):
+        return True
+    if len(words) < _LEAST_CHARS:
+        return False
+    loops = (len(match[0]) for match in _LOOP.finditer(words + " "))
+    looped = sum(length for length in loops if length >= _LOOP_CHARS)
+    pieces = [words, *(words[at : at + _WINDOW] for at in range(0, len(words) - _WINDOW, _STEP))]
+    return 3 * looped >= 2 * len(words) or min(map(_variety, pieces)) < _DIFFERENT
+
+
+def _variety(text: str) -> float:
+    """How many of its runs of four letters are different; 0 to 1."""
+    runs = [text[at : at + 4] for at in range(len(text) - 3)]
+    return len(set(runs)) / len(runs)

@@ -1,0 +1,1 @@
+"""The rubric, in our format and others, and its deterministic checks."""

@@ -1,0 +1,196 @@
+"""Rubrics in other people's formats, turned into the keys and values of ours.
+
+    the earlier grader's JSON   assignment_info, rubric_elements, …, or only {name: {points, description}}
+    Canvas's rubric CSV         Rubric Name, Criteria Name, Criteria Description, Criteria Enable Range, the ratings
+
+What these formats don't say is which model reads a criterion: words of its name decide, as CODE_WORDS lists them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from messages.errors import RubricError
+
+CODE_WORDS = re.compile(
+    r"code|coding|technical|function|loop|syntax|program|script|implement|import|clean|data (?:load|prep|manip)|"
+    r"load|join|merge|query|sql|plot|chart|visuali|model|comput|calculat|variable|package",
+    re.IGNORECASE,
+)
+_STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
+_TAKEN = ("summary", "state", "points", "needs_review", "remarks", "reason")  # no criterion's id
+_CANVAS = ("Rubric Name", "Criteria Name", "Criteria Description", "Criteria Enable Range")
+
+
+def is_earlier_form(data: Any) -> bool:
+    """Whether this JSON is a rubric of the earlier grader's, in its long or its short form."""
+    if not isinstance(data, dict) or "criteria" in data:
+        return False
+    return "rubric_elements" in data or (
+        bool(data) and all(isinstance(value, dict) and "points" in value for value in data.values())
+    )
+
+
+def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Our keys and values. Raises RubricError; that the points add up is left to whoever reads the result."""
+    info = _mapping(data.get("assignment_info"))
+    elements = data.get("rubric_elements", data)
+    if not isinstance(elements, dict) or not elements:
+        raise RubricError(f"{file}: 'rubric_elements' must be keys and values, one for each criterion")
+    total = info.get("total_points")
+    criteria = [_element(file, key, value, total) for key, value in elements.items()]
+    made: dict[str, Any] = {
+        "title": str(info.get("title") or info.get("name") or "Assignment")[:200],
+        "instructions": str(info.get("description") or ""),
+        "criteria": _with_ids(criteria),
+    }
+    checks = list(_checks(_mapping(data.get("autograder_checks"))))
+    return {**made, **({"total": total} if total is not None else {}), **({"checks": checks} if checks else {})}
+
+
+def _element(file: str, key: str, value: Any, total: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RubricError(f"{file}: {key!r:.60} must be keys and values (points or max_points, description)")
+    points = value.get("max_points", value.get("points"))
+    if points is None and "weight" in value and _number(total) is not None:
+        points = _plain((_number(value["weight"]) or Decimal(0)) * (_number(total) or Decimal(0)))
+    if _number(points) is None:
+        raise RubricError(f"{file}: {key!r:.60} says no points; add 'max_points: …'")
+    title = key.replace("_", " ").strip().capitalize()
+    notes = [str(value.get("description") or ""), *map(str, _list(value.get("criteria")))]
+    notes += [f"Deduction: {what}: {much}" for what, much in _mapping(value.get("deductions")).items()]
+    return _criterion(key, title, points, "\n".join(note for note in notes if note))
+
+
+def _checks(autograder: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The earlier grader's regular-expression checks; equivalents of a function are alternatives to it."""
+    if autograder.get("required_variables"):
+        yield {"variables": list(map(str, _list(autograder["required_variables"])))}
+    for section in _mapping(autograder.get("sections")).values():
+        section = _mapping(section)
+        equivalents = _mapping(section.get("function_equivalents"))
+        functions = [
+            "|".join([str(name), *map(str, _list(equivalents.get(str(name))))])
+            for name in _list(section.get("functions"))
+        ]
+        found = {
+            "variables": list(map(str, _list(section.get("variables")))),
+            "functions": functions,
+            "columns": list(map(str, _list(section.get("required_columns")))),
+        }
+        yield from ({kind: names} for kind, names in found.items() if names)
+
+
+# --- Canvas
+
+
+def from_canvas(file: str, text: str) -> dict[str, Any]:
+    """Our keys and values of a rubric that Canvas wrote as CSV. Raises RubricError."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise RubricError(f"{file}: not CSV: {error}") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    missing = [name for name in _CANVAS if name not in header]
+    if missing:
+        raise RubricError(f"{file}: a rubric of Canvas's has the column {missing[0]!r}; export it there anew")
+    at = {name: header.index(name) for name in _CANVAS}
+    titles = {_cell(row, at["Rubric Name"]) for row in rows[1:]} - {""}
+    if len(titles) != 1:
+        raise RubricError(f"{file}: {len(titles)} rubrics in one file; keep the rows of one")
+    criteria = [_canvas_criterion(file, number, row, at, header) for number, row in enumerate(rows[1:], 1)]
+    return {"title": titles.pop()[:200], "criteria": _with_ids(criteria)}
+
+
+def _canvas_criterion(
+    file: str, number: int, row: Sequence[str], at: Mapping[str, int], header: Sequence[str]
+) -> dict[str, Any]:
+    name = _cell(row, at["Criteria Name"])
+    ratings = list(_ratings(row, header.index("Rating Name") if "Rating Name" in header else len(_CANVAS)))
+    if not name or not ratings:
+        raise RubricError(f"{file}: criterion {number} ({name!r:.60}) has no {'ratings' if name else 'name'}")
+    points = []
+    for label, _, value in ratings:
+        if (worth := _number(value)) is None or worth < 0:
+            raise RubricError(f"{file}: criterion {number} ({name!r:.60}): {value!r:.20} is no number of points")
+        points.append((worth, label))
+    lines = [_cell(row, at["Criteria Description"])]
+    lines += [f"{value} points: {label}{f': {what}' if what else ''}" for label, what, value in ratings]
+    made = _criterion(name, name, _plain(max(points)[0]), "\n".join(line for line in lines if line))
+    if _cell(row, at["Criteria Enable Range"]).casefold() != "true":
+        made["step"] = _plain(_common_step([worth for worth, _ in points]))
+    return made
+
+
+def _ratings(row: Sequence[str], first: int) -> Iterable[tuple[str, str, str]]:
+    for start in range(first, len(row), 3):
+        name, what, points = (_cell(row, start + offset) for offset in range(3))
+        if name or points:
+            yield name, what, points
+
+
+def _common_step(values: Iterable[Decimal]) -> Decimal:
+    """The largest step that meets every rating."""
+    wanted = [value for value in values if value]
+    highest = max(wanted, default=Decimal(1))
+    steps = sorted({highest, *wanted, *_STEPS}, reverse=True)
+    return next((step for step in steps if all(value % step == 0 for value in wanted)), _STEPS[-1])
+
+
+# --- both
+
+
+def _criterion(id: str, title: str, points: Any, guidance: str) -> dict[str, Any]:
+    number = _number(points) or Decimal(0)
+    step = next((step for step in _STEPS if number % step == 0 and number / step <= 200), Decimal(1))
+    model = "code" if CODE_WORDS.search(f"{id} {title}") else "feedback"
+    return {
+        "id": id,
+        "title": " ".join(title.split())[:200],
+        "points": _plain(number),
+        "guidance": guidance[:8_000],
+        "model": model,
+        "step": _plain(step),
+    }
+
+
+def _with_ids(criteria: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ids that are allowed and different."""
+    taken: set[str] = set()
+    for number, criterion in enumerate(criteria, 1):
+        words = re.sub(r"[^A-Za-z0-9]+", "_", criterion["id"]).strip("_").lower()[:36]
+        id = words if words[:1].isalpha() else f"criterion_{number}"
+        id = f"{id}_{number}" if id in taken or id in _TAKEN else id
+        taken.add(id)
+        criterion["id"] = id
+    return criteria
+
+
+def _number(value: Any) -> Decimal | None:
+    """None for what is no number, or none of points: a millionth is the least, and nobody gives a thousand million."""
+    try:
+        number = Decimal(str(value).strip()).normalize()
+    except ArithmeticError:
+        return None
+    return number if number.is_finite() and -6 <= number.adjusted() < 9 else None
+
+
+def _plain(number: Decimal) -> int | float:
+    return int(number) if number == number.to_integral_value() else float(number)
+
+
+def _cell(row: Sequence[str], index: int) -> str:
+    return row[index].strip() if index < len(row) else ""
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

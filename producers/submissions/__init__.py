@@ -1,0 +1,1 @@
+"""What students hand in: files, zips and notebooks, read into parts and cut to size."""

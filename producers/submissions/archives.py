@@ -1,0 +1,322 @@
+"""The files of a folder, a zip or a single path, as bytes, within bounds. Nothing is ever written to disk.
+
+Students' uploads come from anywhere, so nothing a file says of itself is believed: sizes are counted while reading,
+links don't lead out of the folder, and a zip's members can't name a place outside it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from messages.errors import SubmissionError
+
+MIB = 1 << 20
+MAX_FILE_BYTES = 64 * MIB
+MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # of one student's files that are read
+MAX_ZIP_BYTES = 4096 * MIB  # uncompressed, all members that are read: a class of students who each reach their limit
+MAX_MEMBERS = 2_000  # of one student
+MAX_ZIP_MEMBERS = 20_000  # of a class
+MAX_RATIO = 200  # uncompressed : compressed; notebooks reach about 40
+RATIO_FREE_BYTES = 8 * MIB  # below this a high ratio is harmless: one repetitive output can have it
+
+# A central directory of 20,000 members is below this; zipfile reads it whole, and one object per member.
+_MAX_DIRECTORY_BYTES = 4 * MIB
+_CHUNK = 1 << 16
+_CLUTTER = frozenset({"__macosx", "__pycache__", "thumbs.db", "desktop.ini"})
+_REPLACED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters per character; terminal output kept in a file (ESC) stays far below.
+_BINARY_SHARE = 0.1
+_CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
+_ENCRYPTED = 0x1
+_UTF8_NAME = 0x800
+
+
+class Unreadable(Exception):
+    """One file can't be read. The message says why and what to do, and never holds the file's name.
+
+    `read` counts the bytes that were read before that was known.
+    """
+
+    def __init__(self, why: str, read: int = 0) -> None:
+        super().__init__(why)
+        self.read = read
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveEntry:
+    """A file, or an empty folder, of a class's submissions."""
+
+    path: str  # "/"-separated, relative to the folder or the zip; always encodes to UTF-8
+    read: Callable[[], bytes]  # at most MAX_FILE_BYTES; raises Unreadable
+    problem: str = ""  # known before reading
+    is_folder: bool = False
+
+
+def replace_controls(text: str) -> str:
+    """`text` with lone surrogates and control characters (not newline and tab) as U+FFFD: it encodes to UTF-8."""
+    return _REPLACED.sub("\ufffd", text)
+
+
+def shown(path: Path) -> str:
+    """A path as an error message can print it."""
+    return replace_controls(str(path))
+
+
+@contextmanager
+def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
+    """The entries of a folder, a zip, or one file, without hidden files and clutter; read them inside the `with`.
+
+    Raises SubmissionError if there is no such path, or the zip is none, has too many members, or expands to too much.
+    """
+    if os.path.isdir(path):  # pathlib's twin raises where this says no
+        yield list(_folder_entries(path))
+    elif not os.path.isfile(path):
+        raise SubmissionError(f"{shown(path)}: there is no such file or folder")
+    elif path.suffix.lower() == ".zip":
+        with _open_zip(path) as archive:
+            yield _zip_entries(path, archive)
+    else:
+        yield [ArchiveEntry(replace_controls(path.name), partial(read_file, path))]
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of an ordinary file of at most MAX_FILE_BYTES. Raises Unreadable."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise Unreadable("it is not an ordinary file")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise Unreadable(f"it can't be opened: {error.strerror or type(error).__name__}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise _too_large()
+    return data
+
+
+def _too_large() -> Unreadable:
+    why = f"it is larger than {MAX_FILE_BYTES // MIB} MiB; remove large outputs and hand it in again"
+    return Unreadable(why, MAX_FILE_BYTES)
+
+
+def too_many_files() -> str:
+    """What is wrong with more than MAX_MEMBERS files of one student."""
+    return f"the folder holds more than {MAX_MEMBERS:,} files; hand in the work alone"
+
+
+def _is_clutter(path: str) -> bool:
+    return any(part.startswith(".") or part.lower() in _CLUTTER for part in PurePosixPath(path).parts)
+
+
+def decode_text(data: bytes) -> tuple[str, str]:
+    """The text of a file, and a note if its encoding had to be guessed. Raises Unreadable if it is no text."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return _checked(data.decode("utf-16", "replace")), ""
+    try:
+        return _checked(data.decode("utf-8-sig")), ""
+    except UnicodeDecodeError:
+        return _checked(_from_windows(data)), "its encoding is not UTF-8; it was read as Windows-1252"
+
+
+def _from_windows(data: bytes) -> str:
+    try:
+        return data.decode("cp1252")
+    except UnicodeDecodeError:  # five bytes mean nothing in it
+        return data.decode("latin-1")
+
+
+def _checked(text: str) -> str:
+    if "\0" in text:
+        raise Unreadable("it holds NUL bytes, so it is no text file")
+    if text.count("\ufffd") + len(_CONTROLS.findall(text)) > _BINARY_SHARE * len(text):
+        raise Unreadable("it is no text file, or damaged")
+    return text
+
+
+# --- folders
+
+
+def _folder_entries(root: Path) -> Iterator[ArchiveEntry]:
+    for item in _listing(root, root):
+        if _is_real_folder(item):
+            yield from _subfolder_entries(item, root)
+        else:
+            yield _file_entry(item, root)
+
+
+def _subfolder_entries(folder: Path, root: Path) -> list[ArchiveEntry]:
+    """Every file below `folder`, or one entry that stands for the folder if there is none or too many."""
+    name = replace_controls(folder.name)
+    found: list[ArchiveEntry] = []
+    waiting = [folder]  # a stack of our own: folders can be nested deeper than Python's
+    while waiting:
+        try:
+            items = _listing(waiting.pop(), root)
+        except SubmissionError as error:
+            return [ArchiveEntry(name, lambda: b"", str(error), is_folder=True)]
+        waiting += [item for item in items if _is_real_folder(item)]
+        found += [_file_entry(item, root) for item in items if not _is_real_folder(item)]
+        if len(found) + len(waiting) > MAX_MEMBERS:
+            return [ArchiveEntry(name, lambda: b"", too_many_files(), is_folder=True)]
+    return found or [ArchiveEntry(name, lambda: b"", is_folder=True)]
+
+
+def _is_real_folder(path: Path) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _listing(folder: Path, root: Path) -> list[Path]:
+    try:
+        return sorted(item for item in folder.iterdir() if not _is_clutter(item.name))
+    except OSError as error:
+        what = shown(folder) if folder == root else "the folder"
+        raise SubmissionError(f"{what} can't be opened: {error.strerror or type(error).__name__}") from None
+
+
+def _file_entry(path: Path, root: Path) -> ArchiveEntry:
+    name = replace_controls(path.relative_to(root).as_posix())
+    return ArchiveEntry(name, partial(read_file, path), _link_problem(path, root))
+
+
+def _link_problem(path: Path, root: Path) -> str:
+    if not os.path.islink(path):
+        return ""
+    try:
+        inside = path.resolve(strict=True).is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # dangling, or a loop
+        inside = False
+    return "" if inside and os.path.isfile(path) else "it is a link that doesn't lead to a file in this folder"
+
+
+# --- zips
+
+
+class _BoundedReader(io.BufferedReader):
+    """zipfile reads the central directory in one call, of a size that the file itself names."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = _MAX_DIRECTORY_BYTES + 1 if size is None or size < 0 else size
+        data = super().read(min(wanted, _MAX_DIRECTORY_BYTES + 1))
+        if len(data) > _MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile("its directory is too large")
+        return data
+
+
+@dataclass(slots=True)
+class _Meter:
+    """Bytes uncompressed so far, of all members of one zip."""
+
+    path: Path
+    used: int = 0
+
+    def add(self, size: int) -> None:
+        self.used += size
+        if self.used > MAX_ZIP_BYTES:
+            raise SubmissionError(
+                f"{shown(self.path)} expands to more than {MAX_ZIP_BYTES // MIB} MiB; unpack it and name the folder"
+            )
+
+
+@contextmanager
+def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        file = _BoundedReader(io.FileIO(path))
+    except OSError as error:
+        raise SubmissionError(f"{shown(path)} can't be opened: {error.strerror}") from None
+    with file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except Exception as error:  # noqa: BLE001  a damaged directory raises a dozen kinds
+            raise SubmissionError(f"{shown(path)} is not a zip that can be read: {_reason(error)}") from None
+        with archive:
+            yield archive
+
+
+def _reason(error: Exception) -> str:
+    """Why a zip is damaged; other errors than zipfile's own would quote its bytes."""
+    return replace_controls(str(error)) if type(error) is zipfile.BadZipFile else type(error).__name__
+
+
+def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
+    infos = archive.infolist()
+    if len(infos) > MAX_ZIP_MEMBERS:
+        raise SubmissionError(f"{shown(path)} holds {len(infos):,} files; at most {MAX_ZIP_MEMBERS:,} are read")
+    meter = _Meter(path)
+    entries = [_zip_entry(archive, info, meter) for info in infos]
+    return [entry for entry in entries if not _is_clutter(entry.path)]
+
+
+def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, meter: _Meter) -> ArchiveEntry:
+    name = _member_name(info)
+    if _is_path_trick(name):
+        flat = replace_controls(re.sub(r"[/\\:\n\t]+", "_", name)).strip("._ ") or "unnamed"
+        return ArchiveEntry(f"refused_{flat}", lambda: b"", "its path in the zip is unsafe, so it is not read")
+    path = replace_controls(name.rstrip("/"))
+    if name.endswith("/"):
+        return ArchiveEntry(path, lambda: b"", is_folder=True)
+    return ArchiveEntry(path, partial(_read_member, archive, info, meter), _member_problem(info))
+
+
+def _member_name(info: zipfile.ZipInfo) -> str:
+    """zipfile takes a name that isn't marked as UTF-8 for cp437; macOS and many tools write UTF-8 without the mark."""
+    name = info.orig_filename
+    if info.flag_bits & _UTF8_NAME:
+        return name
+    try:
+        return name.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return name
+
+
+def _is_path_trick(name: str) -> bool:
+    parts = name.removesuffix("/").split("/")
+    if "\\" in name or re.match(r"[A-Za-z]:", name) or _REPLACED.search(name) or "\n" in name or "\t" in name:
+        return True
+    return any(part in ("", ".", "..") for part in parts)  # "" also finds absolute paths
+
+
+def _member_problem(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & _ENCRYPTED:
+        return "it is encrypted; hand it in without a password"
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "it is a link, not a file"
+    # bzip2 and lzma reach any ratio, and lzma any amount of memory.
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "it is compressed in a way that isn't read; use an ordinary zip (deflate)"
+    return ""
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, meter: _Meter) -> bytes:
+    before = meter.used
+    try:
+        with archive.open(info) as file:
+            data = io.BytesIO()  # joining pieces would hold all of it twice
+            data.writelines(_metered(iter(partial(file.read, _CHUNK), b""), info.compress_size, meter))
+            return data.getvalue()
+    except (Unreadable, SubmissionError):
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError):
+        raise Unreadable("it is damaged in the zip", meter.used - before) from None
+    except Exception as error:  # noqa: BLE001  a damaged member raises a dozen kinds
+        raise Unreadable(f"it can't be read from the zip ({type(error).__name__})", meter.used - before) from None
+
+
+def _metered(chunks: Iterator[bytes], compressed: int, meter: _Meter) -> Iterator[bytes]:
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        meter.add(len(chunk))
+        if size > MAX_FILE_BYTES:
+            raise _too_large()
+        if size > RATIO_FREE_BYTES and size > MAX_RATIO * compressed:
+            raise Unreadable(f"it expands more than {MAX_RATIO}-fold, as a zip bomb does, so it is not read", size)
+        yield chunk

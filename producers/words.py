@@ -1,0 +1,9 @@
+"""Numbers in sentences."""
+
+from __future__ import annotations
+
+
+def plural(count: int, noun: str, one: str = "", many: str = "") -> str:
+    """`1 image`, `1,200 tokens`; with the verb in both numbers `1 job is`, `2 jobs are`."""
+    words, verb = (noun, one) if count == 1 else (f"{noun}s", many)
+    return f"{count:,} {words} {verb}".rstrip()
