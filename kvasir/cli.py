@@ -11,22 +11,22 @@ from collections.abc import Sequence
 
 import click
 
-from kvasir import (
-    batch_commands,
-    dead_commands,
-    deploy_commands,
-    engine_commands,
-    export_commands,
-    forget_commands,
-    pause_commands,
-    query_commands,
-    run_commands,
-    top,
-    ui_commands,
-    worker_commands,
-)
+from kvasir.commands import batch as batch_commands
+from kvasir.commands import dead_letters as dead_commands
+from kvasir.commands import demo, top
+from kvasir.commands import deploy as deploy_commands
+from kvasir.commands import engines as engine_commands
+from kvasir.commands import export as export_commands
+from kvasir.commands import forget as forget_commands
+from kvasir.commands import pause as pause_commands
+from kvasir.commands import query as query_commands
+from kvasir.commands import run as run_commands
+from kvasir.commands import ui as ui_commands
+from kvasir.commands import worker as worker_commands
+from kvasir.help_texts import COMPLETION, complete
 from kvasir.options import global_options
 from kvasir.plan import command as plan_command
+from kvasir.terminal import print_what_the_locale_can
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
 
 FAILED = 1
@@ -34,8 +34,13 @@ USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
 
+GOES_ON = ("demo", "grade", "submit", "watch", "retry", "run")  # where they stopped
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=f"\b\nCompletion in bash (zsh_source and fish_source for those):\n  {COMPLETION}",
+)
 @click.version_option(package_name="kvasir-inference", prog_name="kvasir")
 @global_options
 def kvasir() -> None:
@@ -47,6 +52,7 @@ def kvasir() -> None:
 
 
 for module in (
+    demo,
     batch_commands,
     dead_commands,
     deploy_commands,
@@ -63,6 +69,7 @@ for module in (
 ):
     for command in module.COMMANDS:
         kvasir.add_command(command)
+complete(kvasir)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. Errors of ours become one sentence on stderr."""
+    print_what_the_locale_can()
     try:
         code = kvasir.main(args=arguments, prog_name="kvasir", standalone_mode=False)
     except click.exceptions.Exit as leave:
@@ -80,7 +88,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return USAGE
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; run the same command again to go on where it stopped", err=True)
+        words = sys.argv[1:] if arguments is None else arguments
+        command = next((word for word in words if word in kvasir.commands), "")
+        how = "; run the same command again to go on where it stopped" if command in GOES_ON else ""
+        click.echo(f"interrupted{how}", err=True)
         return INTERRUPTED
     except KvasirError as error:
         click.echo(f"kvasir: {error}", err=True)
@@ -88,6 +99,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has left: `kvasir results … | head`
         sys.stderr.close()
         return FAILED
+    except OSError as error:  # of a file whose reader had nothing better to say
+        click.echo(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", err=True)
+        return USAGE
     return code if isinstance(code, int) else 0
 
 

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import kvstore.connect
-from infra.settings import Settings
-from kvasir.local import LocalPipeline
-from kvstore.best_effort import BestEffortBoard
+from infra.config.settings import Settings
+from kvasir.pipeline import LocalPipeline
+from kvstore.cluster_state import BestEffortClusterState
 from kvstore.connect import Stores
-from messages.errors import ConfigError
-from messages.lifecycle import Moment
+from messages.errors import BatchError, ConfigError
+from messages.lifecycle import Event
 from producers.client import Client
 
 if TYPE_CHECKING:
-    from infra.rabbitmq import RabbitMQBroker
+    from infra.broker.rabbitmq import RabbitMQBroker
 
-Observer = Callable[[Moment], None]
+Observer = Callable[[Event], None]
 
 
 def connect(
-    settings: Settings, models: Sequence[str] = (), observe: Observer = lambda _moment: None, name: str = "client"
+    settings: Settings, models: Sequence[str] = (), observe: Observer = lambda _event: None, name: str = "client"
 ) -> Client:
     """A client for `models` (default: all that are configured). Close it, or use it as a context manager.
 
@@ -43,7 +43,7 @@ def connect(
         broker.close()
         stores.close()
 
-    return Client(broker, BestEffortBoard(stores.board), list(settings.models), observe, on_close=close)
+    return Client(broker, BestEffortClusterState(stores.cluster_state), list(settings.models), observe, on_close=close)
 
 
 def is_cluster(settings: Settings) -> bool:
@@ -55,10 +55,19 @@ def is_cluster(settings: Settings) -> bool:
     return broker
 
 
+def need_cluster(settings: Settings, command: str, instead: str = "") -> None:
+    """Raises BatchError where none is configured; `instead` ends its sentence."""
+    if not is_cluster(settings):
+        raise BatchError(
+            f"kvasir {command} needs a broker that outlives this process: set KVASIR_BROKER_URL and KVASIR_STORE_URL"
+            + instead
+        )
+
+
 def open_broker(settings: Settings, name: str) -> RabbitMQBroker:
     """The configured broker. Raises BrokerUnavailable."""
     # Here and not above: the local pipeline then needs no pika.
-    from infra.rabbitmq import RabbitMQBroker
+    from infra.broker.rabbitmq import RabbitMQBroker
 
     url, ca_file = settings.broker_url_with_secret(), settings.broker_ca_file()
     return RabbitMQBroker(url, name=f"kvasir {name}", ca_file=ca_file)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
 
 import click
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _TO_GO = re.compile(r"(?:(\d{1,3})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?")
 _TIME_OF_DAY = re.compile(r"(\d\d?):(\d\d)")
@@ -45,13 +41,10 @@ def _read(_context: click.Context, _option: click.Parameter, text: str | None) -
         raise click.BadParameter(str(error)) from None
 
 
-def deadline_option(function: F) -> F:
-    """`--deadline`, as `deadline_s`: seconds from now, 0 without."""
-    option = click.option(
-        "--deadline",
-        "deadline_s",
-        callback=_read,
-        metavar="WHEN",
-        help="Jobs not done by then expire: a time to go (8h, 90m) or a time of day (07:30).",
-    )
-    return option(function)
+deadline_option = click.option(
+    "--deadline",
+    "deadline_s",  # seconds from now, 0 without
+    callback=_read,
+    metavar="WHEN",
+    help="Jobs not done by then expire: a time to go (8h, 90m) or a time of day (07:30).",
+)

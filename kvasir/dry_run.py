@@ -2,64 +2,70 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
-import click
-
-from infra.settings import Settings
+from infra.config.settings import Settings
 from kvasir.connect import connect
-from kvasir.terminal import say, table
+from kvasir.terminal import say, say_json, table
 from messages.errors import ConfigError, Retry
-from producers import grade
-from producers.grade import Assignment, GradeRequest, Item
-from producers.names import student_id
-from producers.prompts import cut_summary
-from producers.tokens import estimate_tokens
-from producers.truncation import count_parts
+from producers.batch import grade
+from producers.batch.grade import Assignment, GradeRequest, Item
+from producers.grading.points import instruction_flags
+from producers.prompts.prompt import cut_summary
+from producers.report.grades import one_line
+from producers.submissions.lms_names import student_id
+from producers.submissions.tokens import estimate_tokens
+from producers.submissions.truncation import count_parts
+from producers.words import plural
 
 # Any fixed ones: a dry run leaves no batch behind, and every code has the same length.
 _BATCH_ID = "dry-run"
 _SECRET = bytes(16)
 
 
-@dataclass(frozen=True, slots=True)
-class _Counter:
-    """Counts tokens with the serving model's tokenizer if it is at hand."""
-
-    count: Callable[[str], int]
-    exact: bool
-
-
 def show(settings: Settings, request: GradeRequest, as_json: bool) -> int:
     """Print the dry run; 0 if every submission can be read, else 1."""
     assignment = grade.prepare(request, _BATCH_ID, _SECRET)
     with ExitStack() as stack:
-        counter = _counter(settings, assignment, stack)
-        found = describe(assignment, counter.count, counter.exact)
-    click.echo(json.dumps(found, ensure_ascii=False)) if as_json else _print(found)
+        found = describe(assignment, *_counter(settings, assignment, stack))
+    say_json(found) if as_json else _print(found)
     return 1 if any(item["problem"] for item in found["submissions"]) else 0
 
 
-def describe(assignment: Assignment, count: Callable[[str], int], exact: bool) -> dict[str, Any]:
-    """The dry run as plain data."""
-    items = [_item(item, count) for item in assignment.items]
+def describe(
+    assignment: Assignment, count: Callable[[str], int], exact: bool, contexts: Mapping[str, int]
+) -> dict[str, Any]:
+    """The dry run as plain data. `contexts`: tokens that workers hold, by model, where they say so."""
+    models = assignment.request.models
+    known = {model.name: model.context for model in models.values()} | dict(contexts)
+    items = [_item(item, count, known) for item in assignment.items]
     return {
         "rubric": assignment.rubric.title,
         "points": assignment.rubric.total,
         "exact_tokens": exact,
         "prompts": len(assignment.tasks),
         "prompt_tokens": sum(sum(item["prompts"].values()) for item in items),
-        "shared_prefix": [_shared(assignment, role, count) for role in assignment.request.models],
+        "criteria": [
+            {"role": role, "model": model.name, "ids": [one.id for one in assignment.rubric.for_model(role)]}
+            for role, model in models.items()
+        ],
+        "shared_prefix": [_shared(assignment, role, count) for role in models],
         "submissions": items,
     }
 
 
-def _item(item: Item, count: Callable[[str], int]) -> dict[str, Any]:
+def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
     submission = item.submission
+    prompts = {task.role: count(task.prompt.shared + task.prompt.own) for task in item.tasks}
+    too_long = [
+        f"{prompts[task.role]:,} tokens of prompt and up to {task.sampling.max_tokens:,} of answer are more than the "
+        f"{contexts[task.model]:,} that {task.model} holds"
+        for task in item.tasks
+        if prompts[task.role] + task.sampling.max_tokens > contexts[task.model]
+    ]
+    nothing = "only the template" if submission.only_template else "nothing of the student's own"
     return {
         "submission": submission.name,
         "language": submission.language,
@@ -71,7 +77,19 @@ def _item(item: Item, count: Callable[[str], int]) -> dict[str, Any]:
         "notes": list(submission.notes),
         "student_id": student_id(submission.name),
         "replaces": list(submission.superseded),
-        "prompts": {task.role: count(task.prompt.shared + task.prompt.own) for task in item.tasks},
+        "prompts": prompts,
+        "review_reasons": list(
+            dict.fromkeys(why for why in (*instruction_flags(submission), item.copied, *submission.lost) if why)
+        ),
+        "remarks": [
+            *([submission.problem] if submission.problem else []),
+            *([f"{nothing}: 0 points without a model"] if submission.empty else []),
+            *too_long,
+            *(f"truncated: {line}" for line in cut_summary(item.cuts)),
+            *submission.notes,
+            *(f"replaces {name}" for name in submission.superseded),
+            *([f"{plural(submission.images_left_out, 'image')} left out"] if submission.images_left_out else []),
+        ],
     }
 
 
@@ -85,23 +103,30 @@ def _shared(assignment: Assignment, role: str, count: Callable[[str], int]) -> d
     return {"role": role, "tokens": shared, "percent": round(100 * shared * len(tasks) / total) if total else 0}
 
 
-def _counter(settings: Settings, assignment: Assignment, stack: ExitStack) -> _Counter:
+def _counter(
+    settings: Settings, assignment: Assignment, stack: ExitStack
+) -> tuple[Callable[[str], int], bool, Mapping[str, int]]:
+    """(what counts a text's tokens, whether that is the serving model's own tokenizer, contexts as for `describe`)."""
     models = sorted({model.name for model in assignment.request.models.values()})
     try:
         client = stack.enter_context(connect(settings, models, name="dry run"))
     except (ConfigError, Retry):
-        return _Counter(estimate_tokens, exact=False)
+        return estimate_tokens, False, {}
+    contexts = {registration.model: registration.context for registration in client.workers()}
     if client.count_tokens(models[0], "") is None:
-        return _Counter(estimate_tokens, exact=False)
+        return estimate_tokens, False, contexts
     # Two models rarely share a tokenizer, but nearly so: one count is shown for both.
-    return _Counter(lambda text: client.count_tokens(models[0], text) or 0, exact=True)
+    return lambda text: client.count_tokens(models[0], text) or 0, True, contexts
 
 
 def _print(found: dict[str, Any]) -> None:
     how = "counted with the model's tokenizer" if found["exact_tokens"] else "estimated: no tokenizer at hand"
     rows = [_row(item) for item in found["submissions"]]
-    table(("submission", "language", "code", "text", "output", "prompts", "remarks"), rows, right=_FIGURES)
-    say(f"{found['prompts']} prompts, {found['prompt_tokens']:,} tokens ({how})")
+    columns = ("submission", "language", *_FIGURES, "needs review", "remarks")
+    table(columns, rows, right=_FIGURES)
+    say(f"{plural(found['prompts'], 'prompt')}, {found['prompt_tokens']:,} tokens ({how})")
+    for part in found["criteria"]:
+        say(f"{part['role']}: {part['model']} grades {', '.join(part['ids']) or 'nothing, and writes the summary'}")
     for part in found["shared_prefix"]:
         say(f"{part['role']}: the class shares {part['tokens']:,} tokens, {part['percent']}% of its prompts")
 
@@ -111,11 +136,6 @@ _FIGURES = ("code", "text", "output", "prompts")
 
 def _row(item: dict[str, Any]) -> list[str]:
     tokens = item["tokens"]
-    remarks = [item["problem"]] if item["problem"] else [*item["cuts"], *item["notes"]]
-    if item["empty"]:
-        remarks.insert(0, "nothing of the student's own: 0 points without a model")
-    remarks += [f"replaces {name}" for name in item["replaces"]]
-    if item["images_left_out"]:
-        remarks.append(f"{item['images_left_out']} images left out")
-    figures = [f"{tokens[kind]:,}" for kind in ("code", "text", "output")]
-    return [item["submission"], item["language"], *figures, f"{sum(item['prompts'].values()):,}", "; ".join(remarks)]
+    figures = [*(f"{tokens[kind]:,}" for kind in ("code", "text", "output")), f"{sum(item['prompts'].values()):,}"]
+    said = [one_line("; ".join(item[which])) for which in ("review_reasons", "remarks")]
+    return [one_line(item["submission"]), item["language"], *figures, *said]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from infra.settings import Settings, load_settings
-from messages.lifecycle import Moment
+from infra.config.settings import Settings, load_settings
+from messages.lifecycle import Event
 from monitoring import logs
 from monitoring.events import fan_out
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Observer = Callable[[Moment], None]
+Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,94 @@ class Globals:
     log_level: str
     log_style: str
 
-    def settings(self, **flags: object) -> Settings:
-        """The settings, with these flags on top; a flag that is None was not given."""
-        given = {name: value for name, value in flags.items() if value is not None}
-        return load_settings(given, config=self.config)
+    def settings(self, models: Models | None = None) -> Settings:
+        """The settings, with these flags on top."""
+        flags = asdict(models) if models else {}
+        return load_settings({name: value for name, value in flags.items() if value is not None}, config=self.config)
 
     def observer(self) -> Observer:
         """What is told of each job's steps."""
-        return fan_out(logs.log_moment)
+        return fan_out(logs.log_event)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFiles:
+    """What is graded, and by what."""
+
+    folder: Path
+    rubric: Path
+    solution: Path | None = None
+    template: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which submissions, and how many answers to each prompt."""
+
+    only: tuple[str, ...] = ()  # names or LMS ids; (): all
+    limit: int = 0  # the first so many; 0: all
+    samples: int = 1
+
+
+ALL = Chosen()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a batch lives. `replace`: another class's batch there is moved aside."""
+
+    out: Path | None = None
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Flags that are on top of the settings; None: not given."""
+
+    code_model: str | None
+    feedback_model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a command that waits shows what comes, and for how many seconds it waits; None: as long as it takes."""
+
+    as_json: bool
+    quiet: bool
+    max_wait: float | None
+
+
+path = click.Path(path_type=Path)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
+wait_option = click.option("--max-wait", type=float, metavar="SECONDS", help="Stop waiting after this long.")
+
+
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Options that several commands share, as one decorator."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def gathered(**groups: type) -> Callable[[F], F]:
+    """Options as objects: each argument named here is made of the options that are called like its class's fields."""
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def call(*args: Any, **given: Any) -> object:
+            made = {
+                name: cls(**{each.name: given.pop(each.name) for each in fields(cls)}) for name, cls in groups.items()
+            }
+            return function(*args, **given, **made)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def global_options(function: F) -> F:
@@ -63,35 +145,37 @@ def global_options(function: F) -> F:
     return with_globals  # type: ignore[return-value]
 
 
-def grading_options(function: F) -> F:
-    """What to grade, for `grade` and `submit`."""
-    path = click.Path(path_type=Path)
-    for option in reversed(
-        [
-            click.argument("folder", type=path),
-            click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
-            click.option("--solution", type=path, help="Reference solution."),
-            click.option("--template", type=path, help="What the students were given to start from."),
-            click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration]."),
-            click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
-            click.option("--out", type=path, help="Folder of the batch [default: results/FOLDER's name]."),
-            click.option("--limit", type=click.IntRange(0), default=0, help="Only the first N submissions."),
-            click.option("--only", default="", metavar="IDS", help="Only these: names or LMS ids, comma-separated."),
-            click.option(
-                "--samples",
-                type=click.IntRange(1, 15),
-                default=1,
-                help="Answers to each prompt, from one prefill; where they disagree, a person looks.",
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
+# What to grade, for `grade` and `submit`.
+grading_options = together(
+    click.argument("folder", type=path),
+    click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
+    click.option("--solution", type=path, help="Reference solution."),
+    click.option("--template", type=path, help="What the students were given to start from."),
+    click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration]."),
+    click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
+    click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
+    click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),
+    click.option("--limit", type=click.IntRange(0), default=0, help="Only the first N submissions."),
+    click.option(
+        "--only",
+        default="",
+        metavar="IDS",
+        callback=lambda _context, _parameter, value: id_list(value),
+        help="Only these: names or LMS ids, comma-separated.",
+    ),
+    click.option(
+        "--samples",
+        type=click.IntRange(1, 15),
+        default=1,
+        help="Answers to each prompt, from one prefill; where they disagree, a person looks.",
+    ),
+)
 
 
-def out_folder(folder: Path, out: Path | None) -> Path:
-    """Where a batch lives unless it is said."""
-    return out or Path("results") / (folder.resolve().stem or "batch")
+def default_folder(folder: Path, title: str) -> Path:
+    """Where a class's batch lives unless it is said: `results/homework-4-submissions`, by its rubric and its folder."""
+    words = (re.sub(r"[\W_]+", "-", text.casefold()).strip("-")[:40] for text in (title, folder.resolve().stem))
+    return Path("results") / ("-".join(word for word in words if word) or "batch")
 
 
 def id_list(text: str) -> tuple[str, ...]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import sys
 import time
+import unicodedata
 from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from producers.batch import Counts
+from producers.batch.batch import Counts
+from producers.words import plural
 
 _PIPED_WIDTH = 160  # a pipe or a file has no width; 80 would break file names
 
@@ -20,6 +27,12 @@ stdout = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 stderr = Console(stderr=True, width=None if sys.stderr.isatty() else _PIPED_WIDTH)
 
 _PLAIN_EVERY_S = 5.0
+_PLAIN_PARTS = 4  # a line for each quarter, where a class takes less than that
+
+_NEAR: dict[str, str | int | None] = {
+    **{"–": "-", "—": "-", "−": "-", "→": "->", "·": ".", "•": "*", "…": "...", "≥": ">=", "≤": "<=", "×": "x"},
+    **dict.fromkeys("‘’“”", "'"),
+}
 
 
 class TerminalProgress:
@@ -31,21 +44,21 @@ class TerminalProgress:
         self._task: TaskID | None = None
         self._last_line = 0.0
         self._last_shown = -1
+        self._last_part = 0
         self._started = time.monotonic()
         self._done_before: int | None = None
         self._said: set[str] = set()
 
     def __enter__(self) -> TerminalProgress:
-        if stderr.is_terminal and not self._quiet:
+        if stderr.is_terminal and not stderr.is_dumb_terminal and not self._quiet:
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:.0f}/{task.total:.0f} jobs{task.fields[more]}"),
+                BarColumn(bar_width=max(10, min(40, stderr.width - 55))),  # the figures beside it come first
+                TextColumn("{task.fields[figures]}"),
                 TimeRemainingColumn(),
                 console=stderr,
                 transient=True,
             )
-            self._task = self._bar.add_task("grading", total=None, more="")
+            self._task = self._bar.add_task("", total=None, figures="starting")
             self._bar.start()
         return self
 
@@ -58,9 +71,12 @@ class TerminalProgress:
         if self._done_before is None:
             self._done_before = counts.done
         if self._bar and self._task is not None:
-            self._bar.update(self._task, total=counts.total, completed=counts.done, more=_more(counts))
+            # Drawn now: the jobs of a quick class may all end between two of the bar's own frames.
+            self._bar.update(
+                self._task, total=counts.total, completed=counts.done, figures=_figures(counts), refresh=True
+            )
         elif not self._quiet and self._due(counts):
-            stderr.print(f"{counts.done}/{counts.total} jobs{_more(counts)}{self._time_left(counts)}", highlight=False)
+            stderr.print(f"{_figures(counts)}{self._time_left(counts)}", highlight=False)
 
     def say(self, sentence: str) -> None:
         """Something to know now; once each."""
@@ -72,9 +88,10 @@ class TerminalProgress:
         if counts.done == self._last_shown:
             return False
         now = time.monotonic()
-        if counts.open and now - self._last_line < _PLAIN_EVERY_S:
+        part = _PLAIN_PARTS * counts.done // max(1, counts.total)
+        if part == self._last_part and now - self._last_line < _PLAIN_EVERY_S:
             return False
-        self._last_line, self._last_shown = now, counts.done
+        self._last_line, self._last_shown, self._last_part = now, counts.done, part
         return True
 
     def _time_left(self, counts: Counts) -> str:
@@ -85,9 +102,17 @@ class TerminalProgress:
         return f", about {duration(seconds)} left"
 
 
-def _more(counts: Counts) -> str:
-    parts = [(counts.failed, "failed"), (counts.cancelled, "cancelled"), (counts.expired, "expired")]
-    return "".join(f", {number} {word}" for number, word in parts if number)
+def _figures(counts: Counts) -> str:
+    """`12/29 jobs, 41%, 1 unreadable`; rounded down, so that only all of them are 100%."""
+    parts = [
+        (counts.failed - counts.unreadable, "failed"),
+        (counts.unreadable, "unreadable"),
+        (counts.cancelled, "cancelled"),
+        (counts.expired, "expired"),
+    ]
+    more = "".join(f", {number:,} {word}" for number, word in parts if number)
+    percent = 100 * counts.done // counts.total if counts.total else 100
+    return f"{counts.done:,}/{plural(counts.total, 'job')}, {percent}%{more}"
 
 
 def duration(seconds: float) -> str:
@@ -103,11 +128,56 @@ def say(sentence: str) -> None:
     stdout.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
     """Print a table on stdout; `right` names the columns of figures."""
+    stdout.print(drawn(columns, rows, right))
+
+
+def drawn(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> Table:
+    """The same, to be printed."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    stdout.print(made)
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
+
+
+def say_json(value: Any) -> None:
+    """Print JSON on stdout; what the terminal can't show as escapes, so that nothing is lost."""
+    click.echo(json.dumps(value, ensure_ascii=not _takes_everything(sys.stdout)))
+
+
+def confirmed(question: str, nothing: str) -> bool:
+    """Ask before something is deleted. Answered n, or by nobody, it says `nothing`."""
+    try:
+        if click.confirm(question, err=True):
+            return True
+    except click.Abort as left:
+        click.echo(f"\n{nothing}", err=True)  # the question's line has no end yet
+        if isinstance(left.__context__, KeyboardInterrupt):
+            raise
+        return False
+    click.echo(nothing, err=True)
+    return False
+
+
+def print_what_the_locale_can() -> None:
+    """Let stdout and stderr write something near for what their encoding lacks, instead of failing."""
+    codecs.register_error("kvasir", _near)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not _takes_everything(stream):
+            stream.reconfigure(errors="kvasir")
+
+
+def _takes_everything(stream: Any) -> bool:
+    encoding = getattr(stream, "encoding", None)
+    return not encoding or codecs.lookup(encoding).name.startswith("utf")
+
+
+def _near(error: UnicodeError) -> tuple[str, int]:
+    """`-` for a dash, a letter without its accent, `?` where nothing is near."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(str.maketrans(_NEAR))
+    letters = (char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
+    return "".join(char if char.isascii() else "?" for char in letters), error.end

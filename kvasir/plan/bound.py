@@ -18,23 +18,22 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvasir.plan.fleet import Decoder, Fleet, Job
+from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, models_of
 
 Prices = Mapping[str, float]
 
 
-def lower_bound(fleet: Fleet, jobs: Sequence[Job]) -> float:
+def lower_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     """Seconds from time 0 that no schedule can beat; inf if a model has no worker, 0 if there are no jobs."""
     if not jobs:
         return 0.0
-    return max(_prefill_bound(fleet, jobs), _decode_bound(fleet, jobs), _longest(fleet, jobs))
+    prefill = max(_prefill_bound(fleet, [job for job in jobs if job.model == model]) for model in models_of(jobs))
+    longest = max(_prefill_s(fleet, job) + _decode_s(fleet, job) for job in jobs)
+    return max(prefill, _decode_bound(fleet, jobs), longest)
 
 
-def _prefill_bound(fleet: Fleet, jobs: Sequence[Job]) -> float:
-    return max(_prefill_of(fleet, [job for job in jobs if job.model == model]) for model in _models(jobs))
-
-
-def _prefill_of(fleet: Fleet, jobs: Sequence[Job]) -> float:
+def _prefill_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
+    """Of one model's jobs."""
     speed = sum(worker.tokens_per_s for worker in fleet.prefillers if worker.model == jobs[0].model)
     shared = {job.prefix: job.shared_tokens for job in jobs}
     tokens = sum(job.own_tokens for job in jobs) + sum(shared.values())
@@ -42,7 +41,7 @@ def _prefill_of(fleet: Fleet, jobs: Sequence[Job]) -> float:
     return (tokens / speed if speed else math.inf) + tail
 
 
-def _decode_bound(fleet: Fleet, jobs: Sequence[Job]) -> float:
+def _decode_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     head = min(_prefill_s(fleet, job) for job in jobs)
     tokens: dict[str, float] = defaultdict(float)
     for job in jobs:
@@ -75,20 +74,12 @@ def _best_pay(worker: Decoder, prices: Prices) -> float:
     return max((prices.get(model, 0.0) * rate for model, rate in worker.tokens_per_s.items()), default=0.0)
 
 
-def _longest(fleet: Fleet, jobs: Sequence[Job]) -> float:
-    return max(_prefill_s(fleet, job) + _decode_s(fleet, job) for job in jobs)
-
-
-def _prefill_s(fleet: Fleet, job: Job) -> float:
-    """At least: another job may have left the shared part behind, but some job computed it, and before."""
+def _prefill_s(fleet: Fleet, job: PlannedJob) -> float:
+    """At least: another job may have left the prefix behind, but some job computed it, and before."""
     speed = max((worker.tokens_per_s for worker in fleet.prefillers if worker.model == job.model), default=0.0)
     return job.prompt_tokens / speed if speed else math.inf
 
 
-def _decode_s(fleet: Fleet, job: Job) -> float:
+def _decode_s(fleet: Fleet, job: PlannedJob) -> float:
     rate = max((worker.tokens_per_s.get(job.model, 0.0) for worker in fleet.decoders), default=0.0)
     return job.answer_tokens / rate if rate else math.inf
-
-
-def _models(jobs: Sequence[Job]) -> list[str]:
-    return list(dict.fromkeys(job.model for job in jobs))

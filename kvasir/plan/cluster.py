@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decode_worker.stealing import FIRST_LOAD_BYTES_PER_S
-from infra.settings import MachineSettings, ModelSettings, Role, Settings
+from decode_worker.stealing.policy import FIRST_LOAD_BYTES_PER_S
+from infra.config.settings import MachineSettings, ModelSettings, Role, Settings
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
 from messages.errors import ConfigError
 
@@ -37,8 +37,8 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool = True) -> F
         for model in models:
             if model not in served:
                 raise ConfigError(f"no machine has the role {stage} for {model}: add it to roles in [machines.NAME]")
-    hand_over_s = {name: _hand_over_s(settings, settings.model(name)) for name in models}
-    return Fleet(tuple(prefillers), tuple(decoders), hand_over_s, PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S)
+    kv_transfer_s = {name: _kv_transfer_s(settings, settings.model(name)) for name in models}
+    return Fleet(tuple(prefillers), tuple(decoders), kv_transfer_s, PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S)
 
 
 def _prefiller(machine: MachineSettings, role: Role) -> Prefiller:
@@ -76,7 +76,7 @@ def _fit(machine: MachineSettings, home: ModelSettings, other: ModelSettings) ->
     return home.memory_gb + other.memory_gb <= _SHARE_FOR_WEIGHTS * (machine.memory_gb - store)
 
 
-def _hand_over_s(settings: Settings, model: ModelSettings) -> float:
+def _kv_transfer_s(settings: Settings, model: ModelSettings) -> float:
     """Seconds a prompt token's KV takes from the store to a decoder, by the slowest link; 0 where that is not known."""
     links = [
         machine.link_gbps

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from infra.settings import Settings
-from kvasir import grading
-from kvasir.options import Globals
+from infra.config.settings import Settings
+from kvasir import class_run
+from kvasir.options import ClassFiles, Globals, Models, gathered
 from kvasir.plan import report, workload
 from kvasir.plan.cluster import fleet_of
-from kvasir.plan.fleet import Job
+from kvasir.plan.fleet import PlannedJob, models_of
 from kvasir.plan.forecast import forecast
 from kvasir.plan.targets import targets
 from messages.errors import UsageError
-from producers import grade
-from producers.tokens import estimate_tokens
+from producers.batch import grade
+from producers.submissions.tokens import estimate_tokens
 
 _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_ANSWER_TOKENS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is planned: the work in a folder, or so many drawn submissions."""
+
+    folder: Path | None
+    submissions: int | None
+    rubric: Path | None
+    solution: Path | None
+    template: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Mean tokens of the answers, None: as seen so far; and what all that is drawn begins with."""
+
+    code_answer: int | None
+    feedback_answer: int | None
+    seed: int
 
 
 @click.command()
@@ -40,60 +61,37 @@ _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_A
 @click.option("--no-steal", is_flag=True, help="Decode workers serve their own model alone.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@gathered(work=_Work, models=Models, draw=_Draw)
 @click.pass_obj
-def plan(
-    given: Globals,
-    folder: Path | None,
-    submissions: int | None,
-    rubric: Path | None,
-    solution: Path | None,
-    template: Path | None,
-    code_model: str | None,
-    feedback_model: str | None,
-    code_answer: int | None,
-    feedback_answer: int | None,
-    no_steal: bool,
-    seed: int,
-    as_json: bool,
-) -> int:
+def plan(given: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, as_json: bool) -> int:
     """Predict makespan, busy shares, energy and cost of grading FOLDER, or --submissions N, and what limits it.
 
     Simulates the pipeline on the machines of kvasir.toml with the workers' own rules, calls no model, and ends with the
     team's targets, each met or missed.
     """
-    settings = given.settings(code_model=code_model, feedback_model=feedback_model)
-    answers = {"code": code_answer or _ANSWERS["code"], "feedback": feedback_answer or _ANSWERS["feedback"]}
-    if (folder is None) == (submissions is None):
+    settings = given.settings(models)
+    if (work.folder is None) == (work.submissions is None):
         raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
-    if submissions:
-        jobs = _drawn(settings, submissions, answers, seed)
+    answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}
+    tokens = {role: answer or _ANSWERS[role] for role, answer in answers.items()}
+    if work.submissions:
+        names = settings.code_model().name, settings.feedback_model().name
+        jobs = workload.drawn(work.submissions, *names, draw.seed, tokens["code"], tokens["feedback"])
     else:
-        jobs = _of_folder(settings, folder or Path(), rubric, solution, template, answers, seed)
-    fleet = fleet_of(settings, list(dict.fromkeys(job.model for job in jobs)), steal=not no_steal)
-    made = forecast(settings, fleet, jobs, submissions or len({job.name.split(".")[0] for job in jobs}))
+        jobs = _of_folder(settings, work, tokens, draw.seed)
+    fleet = fleet_of(settings, models_of(jobs), steal=not no_steal)
+    made = forecast(settings, fleet, jobs, work.submissions or len({job.name.split(".")[0] for job in jobs}))
     goals = targets(made, fleet, jobs)
     click.echo(json.dumps(report.as_json(made, goals))) if as_json else report.show(made, goals)
     return 0
 
 
-def _drawn(settings: Settings, submissions: int, answers: dict[str, int], seed: int) -> list[Job]:
-    code, feedback = settings.code_model().name, settings.feedback_model().name
-    return workload.drawn(submissions, code, feedback, seed, answers["code"], answers["feedback"])
-
-
-def _of_folder(
-    settings: Settings,
-    folder: Path,
-    rubric: Path | None,
-    solution: Path | None,
-    template: Path | None,
-    answers: dict[str, int],
-    seed: int,
-) -> list[Job]:
+def _of_folder(settings: Settings, work: _Work, answers: dict[str, int], seed: int) -> list[PlannedJob]:
     """The jobs that grading this folder would make, with estimated tokens and drawn answers."""
-    if rubric is None:
+    folder = work.folder or Path()
+    if work.rubric is None:
         raise UsageError("a folder is planned with the prompts that grading it would make: pass --rubric too")
-    request = grading.request_from(settings, folder, rubric, solution, template)
+    request = class_run.request_from(settings, ClassFiles(folder, work.rubric, work.solution, work.template))
     tasks = grade.prepare(request, "plan", bytes(16)).tasks
     if not tasks:
         raise UsageError(f"{folder} holds no submission that a model would have to read")
@@ -101,7 +99,7 @@ def _of_folder(
     shared = {task.role: estimate_tokens(task.prompt.shared) for task in tasks}
     return workload.longest_first(
         [
-            Job(
+            PlannedJob(
                 task.item_id,
                 task.model,
                 shared[task.role],

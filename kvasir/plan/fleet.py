@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from messages.jobs import Lane
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PlannedJob:
     """One prompt for one model. `answer_tokens` is the truth, which no decision may look at."""
 
     name: str
@@ -26,6 +26,11 @@ class Job:
     def prompt_tokens(self) -> int:
         """All of the prompt."""
         return self.shared_tokens + self.own_tokens
+
+
+def models_of(jobs: Iterable[PlannedJob]) -> list[str]:
+    """Names, in order of appearance."""
+    return list(dict.fromkeys(job.model for job in jobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Fleet:
 
     prefillers: tuple[Prefiller, ...]
     decoders: tuple[Decoder, ...]
-    hand_over_s: Mapping[str, float] = field(default_factory=dict)  # per prompt token, store to decoder, by model
+    kv_transfer_s: Mapping[str, float] = field(default_factory=dict)  # per prompt token, store to decoder, by model
     prefill_overhead_s: float = 0.0  # a job, on the prefill worker
     decode_overhead_s: float = 0.0  # a job, on its slot
 

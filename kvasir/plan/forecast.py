@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from infra.settings import Settings
+from infra.config.settings import Settings
 from kvasir.plan.bound import lower_bound
-from kvasir.plan.fleet import Decoder, Fleet, Job
+from kvasir.plan.fleet import Fleet, PlannedJob, models_of
 from kvasir.plan.policy import Stealing
-from kvasir.plan.simulate import Run
+from kvasir.plan.simulate import SimulatedRun
 from kvasir.plan.typical import typical
 
 
@@ -39,13 +39,13 @@ class Lone:
 
     model: str
     prefill_s: float
-    hand_over_s: float
+    kv_transfer_s: float
     decode_s: float
 
     @property
     def latency_s(self) -> float:
         """Prompt to last token."""
-        return self.prefill_s + self.hand_over_s + self.decode_s
+        return self.prefill_s + self.kv_transfer_s + self.decode_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Forecast:
         return self.electricity + (self.hardware or 0.0)
 
 
-def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[Job], submissions: int) -> Forecast:
+def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submissions: int) -> Forecast:
     """Simulate the class. `jobs` must not be empty."""
     run = typical(fleet, jobs, Stealing)
     makespan_s = run.makespan_s
@@ -113,8 +113,8 @@ def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[Job], submissions:
         steals=run.steals,
         limit=_limit(fleet, run, jobs),
         busy=_busy(fleet, run),
-        link_share=_link_s(fleet, jobs) / makespan_s if any(fleet.hand_over_s.values()) else None,
-        lone=tuple(_lone(fleet, [job for job in jobs if job.model == model]) for model in _models(jobs)),
+        link_share=_link_s(fleet, jobs) / makespan_s if any(fleet.kv_transfer_s.values()) else None,
+        lone=tuple(_lone(fleet, [job for job in jobs if job.model == model]) for model in models_of(jobs)),
         what_if=tuple(_what_if(fleet, jobs, name, makespan_s) for name in fleet.machines()),
         energy_kwh=energy_kwh,
         electricity=energy_kwh * price if energy_kwh is not None and price else None,
@@ -122,7 +122,7 @@ def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[Job], submissions:
     )
 
 
-def _busy(fleet: Fleet, run: Run) -> tuple[Busy, ...]:
+def _busy(fleet: Fleet, run: SimulatedRun) -> tuple[Busy, ...]:
     """A machine with several workers of a stage has the mean of them."""
     made = []
     for (stage, machine), seconds in sorted(run.busy_s.items(), key=lambda item: item[0][::-1]):
@@ -132,7 +132,7 @@ def _busy(fleet: Fleet, run: Run) -> tuple[Busy, ...]:
     return tuple(made)
 
 
-def _limit(fleet: Fleet, run: Run, jobs: Sequence[Job]) -> str:
+def _limit(fleet: Fleet, run: SimulatedRun, jobs: Sequence[PlannedJob]) -> str:
     """What works the largest share of the time, in a few words: a stage, or the link."""
     busy = _busy(fleet, run)
     most = max(busy, key=lambda each: each.share)
@@ -143,14 +143,14 @@ def _limit(fleet: Fleet, run: Run, jobs: Sequence[Job]) -> str:
     return f"{most.stage} on {' and '.join(alike)}: at work {most.share:.0%} of the time"
 
 
-def _link_s(fleet: Fleet, jobs: Sequence[Job]) -> float:
+def _link_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     """Seconds that all KV caches take over one link; decoders keep the class-wide part, so it travels once to each."""
-    own = sum(job.own_tokens * fleet.hand_over_s.get(job.model, 0.0) for job in jobs)
-    shared = {job.model: job.shared_tokens * fleet.hand_over_s.get(job.model, 0.0) for job in jobs}
+    own = sum(job.own_tokens * fleet.kv_transfer_s.get(job.model, 0.0) for job in jobs)
+    shared = {job.model: job.shared_tokens * fleet.kv_transfer_s.get(job.model, 0.0) for job in jobs}
     return own + len(fleet.decoders) * sum(shared.values())
 
 
-def _lone(fleet: Fleet, jobs: Sequence[Job]) -> Lone:
+def _lone(fleet: Fleet, jobs: Sequence[PlannedJob]) -> Lone:
     model = jobs[0].model
     own = statistics.median(job.own_tokens for job in jobs)
     answer = statistics.median(job.answer_tokens for job in jobs)
@@ -158,22 +158,20 @@ def _lone(fleet: Fleet, jobs: Sequence[Job]) -> Lone:
     return Lone(
         model,
         own / max(worker.tokens_per_s for worker in fleet.prefillers if worker.model == model),
-        fleet.hand_over_s.get(model, 0.0) * own,
+        fleet.kv_transfer_s.get(model, 0.0) * own,
         answer / max(worker.tokens_per_s[model] for worker in home),
     )
 
 
-def _what_if(fleet: Fleet, jobs: Sequence[Job], machine: str, makespan_s: float) -> WhatIf:
+def _what_if(fleet: Fleet, jobs: Sequence[PlannedJob], machine: str, makespan_s: float) -> WhatIf:
     prefillers = tuple(replace(each, machine=f"{machine} 2") for each in fleet.prefillers if each.machine == machine)
     decoders = tuple(replace(each, machine=f"{machine} 2") for each in fleet.decoders if each.machine == machine)
     more = replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)
     after_s = typical(more, jobs, Stealing).makespan_s
-    stages = [f"prefill of {each.model}" for each in prefillers] + [_home(each) for each in decoders]
+    stages = [f"prefill of {each.model}" for each in prefillers] + [
+        f"decode, {each.model} at home" for each in decoders
+    ]
     return WhatIf(machine, ", ".join(stages), after_s, makespan_s - after_s)
-
-
-def _home(worker: Decoder) -> str:
-    return f"decode, {worker.model} at home"
 
 
 def _energy_kwh(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
@@ -189,10 +187,6 @@ def _hardware(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
     return sum(prices) / hours * seconds / 3600 if all(prices) else None
 
 
-def _computed(jobs: Sequence[Job]) -> int:
+def _computed(jobs: Sequence[PlannedJob]) -> int:
     shared = {(job.model, job.prefix): job.shared_tokens for job in jobs}
     return sum(job.own_tokens for job in jobs) + sum(shared.values())
-
-
-def _models(jobs: Sequence[Job]) -> list[str]:
-    return list(dict.fromkeys(job.model for job in jobs))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from decode_worker import stealing
-from decode_worker.stealing import Offer, Peer, Queue, Steal
-from kvasir.plan.simulate import Policy, Running, Seat, State
+from decode_worker.stealing import policy as stealing
+from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
+from kvasir.plan.simulate import DecoderState, Policy, Running, State
 
 
 class Stealing(Policy):
@@ -20,31 +20,35 @@ class Stealing(Policy):
         self._answers: dict[str, int] = defaultdict(int)
         self._tokens: dict[str, int] = defaultdict(int)
 
-    def choose(self, state: State, seat: Seat) -> str | None:
+    def choose(self, state: State, decoder: DecoderState) -> str | None:
         """See Policy."""
-        home = seat.worker.model
+        home = decoder.worker.model
         if state.waiting(home):
-            queue = self._queue(state, seat, home)
-            if not stealing.leave_to_faster(queue, self._service_s(seat, home)):
+            queue = self._queue(state, decoder, home)
+            if not stealing.leave_to_faster(queue, self._service_s(decoder, home)):
                 return home
-        others = [model for model, rate in seat.worker.tokens_per_s.items() if model != home and rate > 0]
-        decision = stealing.decide([self._offer(state, seat, model) for model in others])
+        others = [model for model, rate in decoder.worker.tokens_per_s.items() if model != home and rate > 0]
+        decision = stealing.decide([self._offer(state, decoder, model) for model in others])
         return decision.model if isinstance(decision, Steal) else None
 
-    def answered(self, state: State, seat: Seat, done: Running) -> None:
+    def answered(self, state: State, decoder: DecoderState, done: Running) -> None:
         """See Policy."""
         self._answers[done.job.model] += 1
         self._tokens[done.job.model] += done.job.answer_tokens
 
-    def _offer(self, state: State, seat: Seat, model: str) -> Offer:
-        load_s = 0.0 if model in seat.resident else seat.worker.load_s.get(model, 0.0)
-        return Offer(self._queue(state, seat, model), self._service_s(seat, model), load_s=load_s)
+    def _offer(self, state: State, decoder: DecoderState, model: str) -> Offer:
+        load_s = 0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0)
+        return Offer(self._queue(state, decoder, model), self._service_s(decoder, model), load_s=load_s)
 
-    def _queue(self, state: State, asking: Seat, model: str) -> Queue:
-        home = [seat for seat in state.seats if seat.worker.model == model and seat is not asking and seat.here]
-        peers = [Peer(seat.worker.slots, len(seat.running), self._service_s(seat, model)) for seat in home]
+    def _queue(self, state: State, asking: DecoderState, model: str) -> Queue:
+        home = [
+            decoder
+            for decoder in state.decoders
+            if decoder.worker.model == model and decoder is not asking and decoder.here
+        ]
+        peers = [Peer(decoder.worker.slots, len(decoder.running), self._service_s(decoder, model)) for decoder in home]
         return Queue(model, state.waiting(model), tuple(peers))
 
-    def _service_s(self, seat: Seat, model: str) -> float:
+    def _service_s(self, decoder: DecoderState, model: str) -> float:
         mean = self._tokens[model] / self._answers[model] if self._answers[model] else 0.0
-        return stealing.expected_service_s(mean, seat.worker.tokens_per_s[model])
+        return stealing.expected_service_s(mean, decoder.worker.tokens_per_s[model])

@@ -9,6 +9,7 @@ from typing import Any
 from kvasir.plan.forecast import Forecast
 from kvasir.plan.targets import Target
 from kvasir.terminal import duration, say, table
+from producers.words import plural
 
 ASSUMPTIONS = (
     "Each slot is taken to decode at its rate whoever sits beside it: measure rates with all slots busy.",
@@ -32,12 +33,12 @@ def as_json(made: Forecast, goals: Sequence[Target]) -> dict[str, Any]:
 def show(made: Forecast, goals: Sequence[Target]) -> None:
     """Tables and sentences on stdout; the targets last."""
     say(
-        f"{made.submissions} submissions, {made.jobs} requests: {duration(made.makespan_s)}, "
+        f"{plural(made.submissions, 'submission')}, {plural(made.jobs, 'request')}: {duration(made.makespan_s)}, "
         f"{made.students_per_hour:.0f} students an hour"
     )
     say(
         f"without stealing {duration(made.without_stealing_s)}; no schedule can beat {duration(made.bound_s)}; "
-        f"{made.steals} requests decoded by another model's worker"
+        f"{plural(made.steals, 'request')} decoded by another model's worker"
     )
     say(f"limited by {made.limit}")
     say(f"energy and cost: {_energy(made)}")

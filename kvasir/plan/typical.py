@@ -10,14 +10,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvasir.plan.fleet import Fleet, Job
-from kvasir.plan.simulate import Policy, Run, simulate
+from kvasir.plan.fleet import Fleet, PlannedJob
+from kvasir.plan.simulate import Policy, SimulatedRun, simulate
 
 RUNS = 15  # odd, so that there is a middle
 HAIR = 0.01  # no machine keeps its rate more exactly than that
 
 
-def typical(fleet: Fleet, jobs: Sequence[Job], policy: Callable[[], Policy] = Policy) -> Run:
+def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Policy] = Policy) -> SimulatedRun:
     """Of RUNS simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one."""
     source = random.Random(0)
     runs = [simulate(_off_by_a_hair(fleet, source), jobs, policy()) for _ in range(RUNS)]

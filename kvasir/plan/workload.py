@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from kvasir.plan.fleet import Job
+from kvasir.plan.fleet import PlannedJob
 
 Quantiles = Sequence[tuple[float, float]]
 
@@ -28,7 +28,7 @@ CODE_ANSWER_TOKENS = 485
 FEEDBACK_ANSWER_TOKENS = 1_342
 ANSWER_SPREAD = 3.0  # the longest answer is so many times the shortest
 
-# What `producers.truncation` leaves of a submission, in tokens.
+# What `producers.submissions.truncation` leaves of a submission, in tokens.
 _CODE_LIMIT, _OUTPUT_LIMIT = 12_000, 4_000
 
 
@@ -39,7 +39,7 @@ def drawn(
     seed: int = 0,
     code_answer: int = CODE_ANSWER_TOKENS,
     feedback_answer: int = FEEDBACK_ANSWER_TOKENS,
-) -> list[Job]:
+) -> list[PlannedJob]:
     """The two jobs of each of so many submissions, longest expected first. The same seed gives the same class."""
     source = random.Random(seed)
     made = []
@@ -47,14 +47,14 @@ def drawn(
         code, markdown, outputs = (draw(quantiles, source.random()) for quantiles in (CODE, MARKDOWN, OUTPUTS))
         own = min(_tokens(code), _CODE_LIMIT) + min(_tokens(outputs), _OUTPUT_LIMIT)
         shared = _tokens(CODE_SHARED_CHARS)
-        made.append(Job(f"{number}.code", code_model, shared, own, around(code_answer, source)))
+        made.append(PlannedJob(f"{number}.code", code_model, shared, own, around(code_answer, source)))
         own = _tokens(markdown + min(code, FEEDBACK_CODE_CHARS))
         shared = _tokens(FEEDBACK_SHARED_CHARS)
-        made.append(Job(f"{number}.feedback", feedback_model, shared, own, around(feedback_answer, source)))
+        made.append(PlannedJob(f"{number}.feedback", feedback_model, shared, own, around(feedback_answer, source)))
     return longest_first(made)
 
 
-def longest_first(jobs: Sequence[Job]) -> list[Job]:
+def longest_first(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
     """By what is known before decoding: the prompt's length. Equal ones stay in order."""
     return sorted(jobs, key=lambda job: -job.prompt_tokens)
 

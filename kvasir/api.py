@@ -1,0 +1,62 @@
+"""`from kvasir import grade`: what `kvasir grade` does, as a function for scripts and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.config.settings import Settings, load_settings
+from kvasir import class_run
+from kvasir.class_run import Outcome
+from kvasir.connect import Observer
+from kvasir.options import Chosen, ClassFiles, Place, id_list
+from kvasir.terminal import TerminalProgress
+
+
+def grade(
+    folder: Path | str,
+    rubric: Path | str,
+    solution: Path | str | None = None,
+    template: Path | str | None = None,
+    *,
+    out: Path | str | None = None,
+    replace: bool = False,
+    code_model: str | None = None,
+    feedback_model: str | None = None,
+    only: str | Sequence[str] = (),
+    limit: int = 0,
+    samples: int = 1,
+    deadline_s: float = 0.0,
+    max_wait_s: float | None = None,
+    quiet: bool = False,
+    config: Path | str | None = None,
+    settings: Settings | None = None,
+    observe: Observer = lambda _moment: None,
+) -> Outcome:
+    """Grade every submission in `folder` and write the report; run again, it goes on where it stopped.
+
+    Args:
+        folder: a folder, a zip, or one file.
+        out: folder of the batch; by default as the command has it.
+        replace: another class's batch in `out` is moved aside.
+        only: names or LMS ids, as a sequence or separated by commas.
+        limit: the first so many submissions; 0 for all.
+        samples: answers to each prompt.
+        deadline_s: jobs published now expire after so many seconds; 0: never.
+        max_wait_s: return after so many seconds, with what there is.
+        quiet: show no progress on stderr.
+        config: the file of --config; with `settings` neither it nor the two models are used.
+
+    Raises KvasirError, with a sentence that says what to do.
+    """
+    used = settings or load_settings(
+        {"code_model": code_model, "feedback_model": feedback_model}, config=Path(config) if config else None
+    )
+    solution, template, out = (Path(path) if path else None for path in (solution, template, out))
+    chosen = Chosen(id_list(only) if isinstance(only, str) else tuple(only), limit, samples)
+    request = class_run.request_from(used, ClassFiles(Path(folder), Path(rubric), solution, template), chosen)
+    with (
+        TerminalProgress(quiet) as progress,
+        class_run.open_class(request, Place(out, replace), progress.say) as (batch, assignment),
+    ):
+        return class_run.run(used, batch, assignment, progress, observe, max_wait_s, deadline_s)

@@ -1,0 +1,1 @@
+"""The commands of `kvasir`, a module for each group."""

@@ -1,0 +1,97 @@
+"""`kvasir demo`: a small made-up class graded by a tiny model, in this process.
+
+Ends 0 only if exactly the submissions named in expected.json could not be read, each for the reason given there, and
+every other one has a grade (the empty one: 0 points, with the reason).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from engines.catalogue import BY_NAME
+from infra.config.settings import Settings, load_settings
+from kvasir.commands import batch as batch_commands
+from kvasir.options import Globals, Models
+from kvasir.terminal import say, stderr
+from messages.errors import ConfigError
+from producers.grading.points import Grade
+from producers.report.graded import load_graded
+from producers.report.grades import outcome_of
+
+_INSTALLED = Path(__file__).parents[1] / "demo_files"
+FILES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "examples"
+CONFIG, HOMEWORK = FILES / "demo.toml", FILES / "homework"
+INPUTS = {"rubric": "rubric.yaml", "solution": "solution.ipynb", "template": "template.ipynb"}
+
+
+class _Here(Globals):
+    """The demo's configuration, and nothing of the user's: neither a cluster nor other models."""
+
+    def settings(self, models: Models | None = None) -> Settings:
+        return load_settings(config=CONFIG, environ={}, cwd=HOMEWORK)
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("results/demo"),
+    show_default=True,
+    help="Folder of the results.",
+)
+@click.pass_context
+def demo(context: click.Context, out: Path) -> int:
+    """Grade a small made-up class with a tiny model on this machine. Needs no services and no account."""
+    if not CONFIG.is_file():
+        raise ConfigError("this installation came without the demo: run it in a checkout, or from a wheel made there")
+    if BY_NAME["llamacpp"].missing:
+        raise ConfigError(f"the demo's model needs llama.cpp: {BY_NAME['llamacpp'].missing}")
+    files = {option: HOMEWORK / name for option, name in INPUTS.items()}
+    say("A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.")
+    say("It is the command that a course team types for its own class:\n")
+    say(f"  kvasir --config {_short(CONFIG)} grade {_short(HOMEWORK / 'submissions')} \\")
+    for option, file in files.items():
+        say(f"      --{option} {_short(file)} \\")
+    say(f"      --out {_short(out)}\n")
+    context.obj = _Here(CONFIG, context.obj.log_level, context.obj.log_style)
+    context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, only=())
+    problems = list(_problems(load_graded(out).grades))
+    for problem in problems:
+        stderr.print(f"demo: {problem}", markup=False, soft_wrap=True)
+    if not problems:
+        say("\nAs expected: one file is empty, one is broken, and all others have a grade. They are not real grades:")
+        say("the model knows this kind of toy assignment and nothing else.")
+    say(f"\nOpen next: {(out / 'report.html').resolve()}")
+    say(f"The grading desk: {_desk(out)}")
+    return 1 if problems else 0
+
+
+def _problems(grades: tuple[Grade, ...]) -> Iterator[str]:
+    """What differs from expected.json, a sentence each."""
+    expected = json.loads((HOMEWORK / "expected.json").read_text("utf-8"))
+    for grade in grades:
+        why = expected["failed"].get(grade.submission, "")
+        wanted = "unreadable" if why else "empty" if grade.submission in expected["empty"] else "graded"
+        if outcome_of(grade) != wanted or why not in grade.reason:
+            yield f"{grade.submission} should be {wanted}, but is {outcome_of(grade)}: {grade.reason}"
+
+
+def _desk(out: Path) -> str:
+    if FILES.parent == Path.cwd() and out.absolute() == HOMEWORK / "results":
+        return "make ui"
+    extra = "" if importlib.util.find_spec("streamlit") else "   (needs pip install 'kvasir-inference[ui]')"
+    return f"kvasir --config {_short(CONFIG)} ui {_short(out)}{extra}"
+
+
+def _short(path: Path) -> str:
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+COMMANDS = (demo,)

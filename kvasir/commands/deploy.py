@@ -1,0 +1,272 @@
+"""`kvasir deploy`: puts Kvasir on the machines of kvasir.toml over ssh, and starts, stops and upgrades it there."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import click
+
+import kvasir
+from infra.config.settings import MachineSettings, Settings
+from infra.config.urls import Secret
+from infra.deploy import steps, wheelhouse
+from infra.deploy.accounts import SERVICES, Service, accounts, has_roles, logged_in, passwords, secrets_of
+from infra.deploy.machine import Facts, assumed, place_of, probe
+from infra.deploy.remote import DeployFailed, Remote
+from infra.deploy.services import service_files, service_units
+from infra.deploy.steps import DeployStep
+from infra.deploy.units import Place, Unit, supervisor_of, units_of
+from kvasir.commands.engines import print_findings
+from kvasir.commands.logs import logs, named_machines
+from kvasir.connect import open_broker
+from kvasir.doctor.cluster import examine
+from kvasir.options import Globals, gathered
+from messages.errors import UsageError
+
+CHECKOUT = Path(kvasir.__file__).resolve().parents[1]
+_CACHE = Path.home() / ".cache" / "kvasir"
+VERBS = ("install", "start", "stop", "restart", "upgrade", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How an order is carried out."""
+
+    ssh_config: Path | None
+    wheel: Path | None  # None: built from this checkout
+    services: bool  # broker and store, in place of the workers
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was asked for."""
+
+    verb: str
+    machines: Sequence[MachineSettings]
+    config: Path
+    settings: Settings
+    manner: Manner
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One machine of the order."""
+
+    machine: MachineSettings
+    remote: Remote
+    facts: Facts
+    place: Place
+    units: list[Unit]
+    secrets: Mapping[str, Secret]
+
+
+@click.command("deploy")
+@click.argument("verb", type=click.Choice(VERBS), default="install")
+@click.option("--machine", "names", multiple=True, metavar="NAME", help="Only this machine; may be repeated.")
+@click.option("--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Given to ssh as -F.")
+@click.option(
+    "--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of Kvasir [default: build one]."
+)
+@click.option("--services", is_flag=True, help="The machines' broker and store instead of their workers.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
+@gathered(manner=Manner)
+@click.pass_obj
+def deploy(given: Globals, verb: str, names: tuple[str, ...], manner: Manner) -> int:
+    """Install and start the workers of each machine in kvasir.toml.
+
+    \b
+    install   copy wheels (the machines need no internet), configuration and units, start, wait until ready
+    upgrade   the same with what is new here, one machine at a time; each worker finishes what it holds
+    start, stop, restart, status
+    """
+    settings = given.settings()
+    machines = _chosen(settings, names, manner.services)
+    order = Order(verb, machines, _config_file(given), settings, manner)
+    installs = verb in ("install", "upgrade")
+    if installs and manner.services:
+        _prepare_passwords(order)
+    elif installs and has_roles(settings, "broker"):
+        _declare(order)
+    for machine in order.machines:
+        _carry_out(order, machine)
+    if installs and manner.services and _hosts("broker", machines):
+        _declare(order)
+    if not installs or manner.services or manner.dry_run:
+        return 0
+    findings = list(examine(lambda: settings))
+    print_findings(findings)
+    return int(any(finding.level == "error" for finding in findings))
+
+
+def _chosen(settings: Settings, names: Sequence[str], services: bool) -> list[MachineSettings]:
+    """Machines that run workers, or services, in the order of the configuration."""
+    chosen = [m for m in named_machines(settings, names) if (service_units(m, settings) if services else units_of(m))]
+    if not chosen and services:
+        raise UsageError("no machine in the configuration runs a service: give one the role broker or store")
+    if not chosen:
+        raise UsageError(
+            "no machine in the configuration runs a worker: add [machines.NAME] with roles (docs/deployment.md)"
+        )
+    return chosen
+
+
+def _config_file(given: Globals) -> Path:
+    path = given.config or Path("kvasir.toml")
+    if not path.is_file():
+        raise UsageError(f"{path}: deploy copies one configuration file to every machine; name it with --config")
+    return path
+
+
+def _carry_out(order: Order, machine: MachineSettings) -> None:
+    site = _site(order, machine)
+    if order.verb == "status":
+        return click.echo(site.remote.run(steps.status(site.place, site.units)), nl=False)
+    for step in _steps(order, site):
+        click.echo(f"  {step.says}", err=True)
+        if order.manner.dry_run:
+            _show(step)
+        else:
+            _do(site.remote, step)
+
+
+def _site(order: Order, machine: MachineSettings) -> Site:
+    remote = Remote(machine, order.manner.ssh_config)
+    click.echo(f"{machine.name}:", err=True)
+    facts = assumed(machine) if order.manner.dry_run else probe(remote)
+    if order.manner.services:
+        return Site(machine, remote, facts, place_of(machine, facts, {}), service_units(machine, order.settings), {})
+    units = [logged_in(unit, order.settings) for unit in units_of(machine)]
+    return Site(machine, remote, facts, place_of(machine, facts, {}), units, secrets_of(units, order.settings))
+
+
+def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
+    """What the order means on one machine."""
+    place, supervisor = site.place, supervisor_of(site.machine)
+    if order.verb not in ("install", "upgrade"):
+        return (yield from steps.switch(place, supervisor, site.units, cast(steps.Switch, order.verb)))
+    yield from steps.prepare(place)
+    wheel, wanted = _requirements(order, site)
+    release = "VERSION" if order.manner.dry_run else wheelhouse.release_name(wheel, wanted)
+    if order.manner.dry_run:
+        yield from steps.install(place, site.facts.python, release, wanted)
+    else:
+        _install(site, wheel, wanted, release)
+    yield from steps.use(place, release)
+    secrets = {name: b"" if order.manner.dry_run else secret.reveal().encode() for name, secret in site.secrets.items()}
+    yield steps.write("write kvasir.toml and the passwords of its roles", place, order.config.read_bytes(), secrets)
+    if order.manner.services:
+        yield _service_files(order, site)
+    yield from steps.register(place, supervisor, site.units)
+    yield from steps.switch(place, supervisor, site.units, "restart")
+    yield from steps.forget(place, _outdated(order, site))
+
+
+def _service_files(order: Order, site: Site) -> DeployStep:
+    broker, store = (
+        accounts(order.settings, one, order.manner.dry_run) if _hosts(one, [site.machine]) else [] for one in SERVICES
+    )
+    files = service_files(site.machine, order.settings, site.place, broker, store)
+    return DeployStep("write the services' configuration, with a user for each role", files=files)
+
+
+def _prepare_passwords(order: Order) -> None:
+    """Make those that are missing; what is there is kept. Raises UsageError before anything is done anywhere."""
+    for service in SERVICES:
+        if _hosts(service, order.machines):
+            accounts(order.settings, service, for_show=True)
+            for secret in passwords(order.settings, service).values():
+                if made := None if order.manner.dry_run else secret.make():
+                    click.echo(f"made a password in {made}", err=True)
+
+
+def _hosts(service: Service, machines: Sequence[MachineSettings]) -> bool:
+    return any(role.role == service for machine in machines for role in machine.roles)
+
+
+def _outdated(order: Order, site: Site) -> list[str]:
+    """The operator's passwords, which machines were given before there was a user for each role."""
+    if order.manner.services and units_of(site.machine):
+        return []  # until its workers are deployed
+    return [service for service in SERVICES if has_roles(order.settings, service)]
+
+
+def _declare(order: Order) -> None:
+    """Declare all exchanges and queues as the operator."""
+    click.echo("declare the exchanges, and the queues of each model, as the operator (workers may not)", err=True)
+    if order.manner.dry_run:
+        return
+    broker = open_broker(order.settings, "deploy")
+    try:
+        for remark in broker.declare(list(order.settings.models)):
+            click.echo(remark, err=True)
+    finally:
+        broker.close()
+
+
+def _requirements(order: Order, site: Site) -> tuple[Path, list[str]]:
+    """Kvasir's own wheel, built once an order, and all that the machine's pip is asked for."""
+    if order.manner.wheel or order.manner.dry_run:
+        wheel = order.manner.wheel or Path("kvasir_inference-VERSION-py3-none-any.whl")
+    else:
+        wheel = _built()
+    return wheel, wheelhouse.requirements_of(site.machine, wheel)
+
+
+@cache
+def _built() -> Path:
+    return wheelhouse.build_wheel(CHECKOUT, _CACHE / "own")
+
+
+def _install(site: Site, wheel: Path, wanted: Sequence[str], release: str) -> None:
+    """Install a release from wheels that are copied there; what the machine's pip finds missing is brought."""
+    target = site.facts.target
+    click.echo(f"  collect the wheels for {target.system} {target.processor}, Python {target.python}", err=True)
+    there = f"{site.place.folder}/wheelhouse"
+    folder = _wheels(target, tuple(wanted), wheel)
+    brought: set[str] = set()
+    while True:
+        site.remote.put_folder(folder, there)
+        try:
+            for step in steps.install(site.place, site.facts.python, release, wanted):
+                _do(site.remote, step)
+            return
+        except DeployFailed as error:
+            missing = wheelhouse.missing_in(str(error))
+            if not missing or missing in brought:
+                raise
+            brought.add(missing)
+            wheelhouse.fetch(folder, missing, target)
+
+
+@cache
+def _wheels(target: wheelhouse.WheelTarget, wanted: tuple[str, ...], wheel: Path) -> Path:
+    """A folder of wheels for machines that are alike, collected once."""
+    folder = Path(tempfile.mkdtemp(prefix="kvasir-wheels-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    wheelhouse.fill(folder, wanted, target, wheel)
+    return folder
+
+
+def _do(remote: Remote, step: DeployStep) -> None:
+    remote.put(step.files, root=step.as_root)
+    if step.script:
+        remote.run(step.script)
+
+
+def _show(step: DeployStep) -> None:
+    for path, file in step.files.items():
+        click.echo(f"--- {path} (mode {file.mode:o})")
+        click.echo("(a secret)" if file.mode == steps.SECRET else file.content.decode("utf-8", "replace"))
+    if step.script:
+        click.echo(f"$ {step.script}")
+
+
+COMMANDS = (deploy, logs)

@@ -1,0 +1,175 @@
+"""`engines`, `doctor`: what could run here, and whether what runs fits together."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from engines.catalogue import CATALOGUE, EngineEntry
+from infra.config.settings import Settings
+from kvasir.connect import connect, is_cluster
+from kvasir.doctor.cluster import examine
+from kvasir.doctor.findings import Finding
+from kvasir.doctor.trial import Trial, Tried, served, try_model
+from kvasir.options import Globals, json_option
+from kvasir.terminal import say, table
+from kvstore.redis.forget import forget_jobs
+from messages.errors import StoreUnavailable, UsageError
+from producers.words import plural
+
+EVERY_MODEL = "*"
+_LOCAL_REGISTRATIONS_S = 10.0  # the workers of this process are up when their threads are
+_TRIED = (
+    *("", "model", "prefill", "decode", "KV transfer"),
+    *("evaluated", "prefill tokens/s", "put ≥ MB/s", "get MB/s", "decode tokens/s", "seconds"),
+)
+_STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
+
+
+@click.command()
+@json_option
+def engines(as_json: bool) -> int:
+    """Show what each engine can do and transfer KV, and which of them run on this machine."""
+    if as_json:
+        click.echo(json.dumps([_described(entry) for entry in CATALOGUE]))
+        return 0
+    table(
+        ("engine", "here", "prefill", "decode", "hands KV over to", "while computing", "weights"), map(_row, CATALOGUE)
+    )
+    for entry in CATALOGUE:
+        if entry.note:
+            say(f"{entry.name}: {entry.note}")
+    say("KV transfer needs the same weights at both ends; each worker proves it at its start and says so.")
+    return 0
+
+
+def _row(entry: EngineEntry) -> list[str]:
+    can = entry.capabilities
+    return [
+        entry.name,
+        entry.missing or "yes",
+        "yes" if can.prefill else "passes through",
+        "yes" if can.decode else "no",
+        ", ".join(entry.partners()) or "nothing",
+        "yes" if can.blocks_while_computing else "no",
+        entry.weights,
+    ]
+
+
+def _described(entry: EngineEntry) -> dict[str, Any]:
+    return {
+        "engine": entry.name,
+        "installed": not entry.missing,
+        "install": entry.missing,
+        "capabilities": asdict(entry.capabilities),
+        "transfers_kv_to": entry.partners(),
+        "weights": entry.weights,
+        "note": entry.note,
+    }
+
+
+@click.command()
+@click.option(
+    "--try",
+    "model",
+    is_flag=False,
+    flag_value=EVERY_MODEL,
+    metavar="[MODEL]",
+    help="Send a job of 2,000 tokens through every live pair of workers instead [default: of every served model].",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(1),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long --try waits for the answers.",
+)
+@json_option
+@click.pass_obj
+def doctor(given: Globals, model: str | None, wait_s: float, as_json: bool) -> int:
+    """Check configuration, broker, store and workers, and say what to do. Exit code 1 if there is an error.
+
+    With --try: whether each pair of workers transfers KV, how fast, and what that took of the network. Exit code 1 if a
+    KV transfer that should work did not.
+    """
+    if model is not None:
+        return _try(given.settings(), model, wait_s, as_json)
+    findings = list(examine(given.settings))
+    levels = Counter(finding.level for finding in findings)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        print_findings(findings)
+        say(f"{plural(levels['error'], 'error')}, {plural(levels['warn'], 'warning')}")
+    return 1 if levels["error"] else 0
+
+
+def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
+    cluster = is_cluster(settings)
+    if model == EVERY_MODEL and not cluster:
+        raise UsageError("no broker is configured, so nothing runs: name the model to load and try here (--try MODEL)")
+    names = list(settings.models) if model == EVERY_MODEL else [settings.model(model).name]
+    with connect(settings, names, name="doctor") as client:
+        if model == EVERY_MODEL:
+            names = served(client) or names
+        tried = [try_model(client, name, wait_s, 0.0 if cluster else _LOCAL_REGISTRATIONS_S) for name in names]
+    _print_tried(tried, as_json)
+    if cluster:
+        with suppress(StoreUnavailable):  # their results' TTL ends them
+            forget_jobs(settings.store_url_with_secret(), [job for one in tried for job in one.job_ids])
+    return 1 if any(one.failed for one in tried) else 0
+
+
+def _print_tried(tried: list[Tried], as_json: bool) -> None:
+    trials = [trial for one in tried for trial in one.trials]
+    findings = [finding for one in tried for finding in one.findings]
+    if as_json:
+        click.echo(json.dumps({"trials": [asdict(t) for t in trials], "findings": [asdict(f) for f in findings]}))
+        return
+    if trials:
+        table(_TRIED, [_tried_row(trial) for trial in trials], right=_TRIED[5:])
+    for trial in trials:
+        if trial.found:
+            say(f"{trial.level}: {trial.prefill or '?'} to {trial.decode or '?'}: {trial.found} -> {trial.todo}")
+    if findings:
+        print_findings(findings)
+
+
+def _tried_row(trial: Trial) -> list[str]:
+    return [
+        trial.level,
+        trial.model,
+        f"{trial.prefill or '?'} ({trial.prefill_device or '?'})",
+        f"{trial.decode or '?'} ({trial.decode_device or '?'})",
+        trial.kv_transfer,
+        f"{trial.evaluated_tokens:,} of {trial.prompt_tokens:,}",
+        _figure(trial.prefill_tokens_per_s),
+        _figure(trial.put_bytes_per_s / 1e6),
+        _figure(trial.get_bytes_per_s / 1e6),
+        _figure(trial.decode_tokens_per_s),
+        f"{trial.total_s:.1f}",
+    ]
+
+
+def _figure(value: float) -> str:
+    """Three digits or more; a dash for what was not measured."""
+    if not value:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """A table on stdout."""
+    rows = [(Text(each.level, _STYLES[each.level]), each.subject, each.what, each.todo) for each in findings]
+    table(("", "about", "found", "what to do"), rows)
+
+
+COMMANDS = (engines, doctor)

@@ -1,0 +1,147 @@
+"""`kvasir export`: the grades of a batch, as the LMS wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from kvasir import class_run
+from kvasir.options import Globals, gathered, path
+from kvasir.terminal import say, stderr
+from messages.errors import UsageError
+from producers import export as out
+from producers.batch import batch as batches
+from producers.batch.batch import Batch
+from producers.export import Exported
+from producers.files.private import open_private
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """What to write, and what each kind was given for it."""
+
+    kind: str
+    gradebook: Path | None
+    assignment: str
+    all_columns: bool
+    scale: bool
+    worksheet: Path | None
+    file_kind: str | None
+
+
+@click.command()
+@click.argument("batch", type=path)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["canvas", "moodle", "moodle-feedback", "csv", "feedback"]),
+    required=True,
+    help="What to write.",
+)
+@click.option("--gradebook", type=path, help="canvas: the gradebook that you exported there.")
+@click.option("--assignment", default="", metavar="A", help="canvas: the assignment's id, or 'Title (id)'.")
+@click.option("--all-columns", is_flag=True, help="canvas: keep the other assignments' columns.")
+@click.option("--scale", is_flag=True, help="canvas: scale to the points possible there.")
+@click.option("--worksheet", type=path, help="moodle: the grading worksheet that you downloaded there.")
+@click.option("--as", "file_kind", type=click.Choice(["md", "html"]), help="feedback: Markdown or HTML.")
+@click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
+@click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
+@click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
+@gathered(wanted=_Format)
+@click.pass_obj
+def export(given: Globals, batch: Path, wanted: _Format, include_unreviewed: bool, yes: bool, to: Path | None) -> int:
+    """Write the grades of the batch in folder BATCH for Canvas, Moodle or a spreadsheet, or as feedback files.
+
+    What failed, is incomplete or needs a person's look is left blank, never 0, and listed. Grades that the LMS's file
+    holds are replaced, and a class that raises an alarm is given out, only with --yes.
+    """
+    _bring_up_to_date(given, batch)
+    makers: dict[str, Callable[[], Exported]] = {
+        "canvas": lambda: out.export_canvas(
+            batch,
+            _bytes(wanted.gradebook),
+            wanted.assignment,
+            include_unreviewed=include_unreviewed,
+            all_columns=wanted.all_columns,
+            scale=wanted.scale,
+        ),
+        "moodle": lambda: out.export_moodle(batch, _needed(wanted.worksheet), include_unreviewed=include_unreviewed),
+        "moodle-feedback": lambda: out.export_moodle_feedback(
+            batch, "md" if wanted.file_kind == "md" else "html", include_unreviewed=include_unreviewed
+        ),
+        "csv": lambda: out.export_csv(batch, include_unreviewed=include_unreviewed),
+        "feedback": lambda: out.export_feedback(
+            batch, "html" if wanted.file_kind == "html" else "md", include_unreviewed=include_unreviewed
+        ),
+    }
+    try:
+        made = makers[wanted.kind]()
+    except out.ExportError as error:
+        raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
+    if made.asks:
+        lines = ("With --yes:" if yes else "Read this first:", *made.asks)
+        stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    if made.asks and not yes:
+        raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
+    return _write(made, batch, to)
+
+
+def _bring_up_to_date(given: Globals, batch: Path) -> None:
+    """Write grades.json from the journal as it is now, where that is newer and possible."""
+    batches.batch_id(batch)  # says that there is none
+    written, journal = batch / "grades.json", batch / "results.jsonl"
+    if written.is_file() and journal.is_file() and written.stat().st_mtime_ns > journal.stat().st_mtime_ns:
+        return
+    try:
+        with Batch(batch) as owned:
+            note = class_run.look(given.settings(), owned).note
+        if note:
+            stderr.print(note, soft_wrap=True, markup=False)
+    except UsageError as error:
+        if not written.is_file():
+            raise
+        stderr.print(f"the grades are those last written, because {error}", soft_wrap=True, markup=False)
+
+
+def _bytes(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise out.ExportError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _needed(worksheet: Path | None) -> bytes:
+    data = _bytes(worksheet)
+    if data is None:
+        raise out.ExportError(
+            "Moodle takes back only its own worksheet: download it (Assignment, Download grading worksheet) "
+            "and name it with --worksheet"
+        )
+    return data
+
+
+def _write(made: Exported, batch: Path, to: Path | None) -> int:
+    """Save the file, list what is blank; 1 if anything is."""
+    target = to or batch / made.name
+    try:
+        target = target / made.name if target.is_dir() else target
+        with open_private(target, "wb", follow=to is not None) as file:
+            file.write(made.data)
+    except OSError as error:
+        raise out.ExportError(f"can't write {target}: {error.strerror}; name another place with --to") from None
+    say(f"Written: {target}")
+    for note in made.notes:
+        say(f"Note: {note}")
+    if made.left_blank:
+        say(f"Left blank or out: {len(made.left_blank)}")
+    for blank in made.left_blank:
+        say(f"  {blank.submission}: {blank.why}")
+    return 1 if made.left_blank else 0
+
+
+COMMANDS = (export,)

@@ -1,0 +1,117 @@
+"""`kvasir forget`: a batch's traces deleted everywhere, when the retention period is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack, suppress
+from glob import escape
+from pathlib import Path
+
+import click
+
+from infra.config.settings import Settings
+from kvasir.connect import connect, is_cluster
+from kvasir.options import Globals
+from kvasir.terminal import confirmed, say, stderr
+from kvstore.redis.forget import forget_jobs
+from messages.errors import BatchError
+from producers.batch import batch as batches
+from producers.batch.batch import Batch
+from producers.batch.dead_letters import DeadLetters, Which
+from producers.client import Client, Replies
+from producers.desk.assignments import FILE, dry_run, grading, uploaded_documents
+from producers.files.private import kept_in
+from producers.words import plural
+
+path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("batch", type=path)
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.pass_obj
+def forget(given: Globals, batch: Path, yes: bool) -> int:
+    """Delete the batch in folder BATCH everywhere: queues, store, dead letters, and what kvasir wrote in the folder.
+
+    With it go its regrades, and the submissions that were uploaded to the desk. Submissions elsewhere stay there.
+    """
+    settings = given.settings()
+    if batch.is_symlink():
+        raise BatchError(f"{batch} is a link; name the folder itself: {batch.resolve()}")
+    is_batch = batches.exists(batch)
+    if not is_batch and not (batch / FILE).is_file():
+        raise BatchError(f"{batch} holds no batch; name the folder given to --out")
+    name = batches.batch_id(batch) if is_batch else batch.name
+    if not yes:
+        stderr.print(f"{name}: {_listed(batch)} in {batch}", soft_wrap=True, markup=False)
+        if not confirmed("Delete this batch and all its grades for good?", "nothing was deleted"):
+            return 1
+    job_ids: set[str] = set()
+    with ExitStack() as stack:
+        for folder in (batch, *_rounds(batch, name)):
+            if grading(folder).alive or dry_run(folder).alive:
+                raise BatchError(f"{folder} is worked on now; stop that first, or wait for it")
+            job_ids |= stack.enter_context(Batch(folder)).every_job()  # nobody else works on it
+        if is_batch and is_cluster(settings):
+            _forget_in_cluster(given, settings, name, job_ids)
+        number = _delete(batch)
+    say(f"{name} is forgotten: {plural(len(job_ids), 'job')}, {plural(number, 'file')}")
+    if batch.exists():
+        say(f"Not kvasir's, and left in {batch}: {', '.join(sorted(item.name for item in batch.iterdir()))}")
+    if aside := sorted(str(place) for place in batch.absolute().parent.glob(f"{escape(batch.name)}.before-*")):
+        say(f"Moved aside by --replace, and each to be forgotten by itself: {', '.join(aside)}")
+    say("Not known here, so not deleted: exports written elsewhere with --to, downloads and copies.")
+    return 0
+
+
+def _files(batch: Path) -> list[Path]:
+    """All that is deleted; batch.json and its lock last."""
+    return [*uploaded_documents(batch), *kept_in(batch)]
+
+
+def _delete(batch: Path) -> int:
+    """Delete the files, and the folders that are empty then; how many files."""
+    files = _files(batch)
+    for file in files:
+        file.unlink(missing_ok=True)
+    inside = {place for file in files for place in file.parents if batch in (place, *place.parents)}
+    for place in sorted(inside, key=lambda place: len(place.parts), reverse=True):
+        with suppress(OSError):  # something else is in it
+            place.rmdir()
+    return len(files)
+
+
+def _rounds(batch: Path, batch_id: str) -> list[Path]:
+    """The folders of its regrades; a folder with another batch's id is none, whatever it is called."""
+    places = [file.parent for file in kept_in(batch) if file.name == "batch.json" and file.parent != batch]
+    return [place for place in places if batches.batch_id(place) == batch_id]
+
+
+def _listed(batch: Path) -> str:
+    """File by file; what lies in folders by the number."""
+    tops = Counter(str(file.relative_to(batch).parts[0]) for file in _files(batch))
+    names = [f"{top}/ ({count} files)" if (batch / top).is_dir() else top for top, count in tops.items()]
+    return ", ".join(name.replace("handed-in/ (", "handed-in/ (the uploaded submissions: ") for name in names)
+
+
+def _forget_in_cluster(given: Globals, settings: Settings, batch_id: str, job_ids: set[str]) -> None:
+    """Queues and store. What still waits for a worker is dropped by whoever takes it: the tombstone says so."""
+    with connect(settings, (), given.observer(), "forget") as client:
+        client.cancel(batch_id)
+        say(f"results that nobody had fetched: {_results(client, batch_id)}")
+        with DeadLetters(client.broker) as graveyard:
+            say(f"dead letters: {graveyard.drop(graveyard.matching(Which(batch=batch_id)))}")
+    say(f"records in the store: {forget_jobs(settings.store_url_with_secret(), job_ids)}")
+
+
+def _results(client: Client, batch_id: str) -> int:
+    """Delete the reply queue, and take what was parked."""
+    replies = Replies(client.broker, batch_id)
+    parked = replies.parked()
+    for reply in parked:
+        reply.delivery.ack()
+    replies.close(delete=True)
+    return replies.backlog + len(parked)
+
+
+COMMANDS = (forget,)

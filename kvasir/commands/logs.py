@@ -1,0 +1,111 @@
+"""`kvasir logs`: the last lines of each role's log on the machines of kvasir.toml, over ssh."""
+
+from __future__ import annotations
+
+import queue
+import shlex
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from infra.config.settings import MachineSettings, Settings
+from infra.deploy.remote import DeployFailed, Remote
+from infra.deploy.services import service_units
+from infra.deploy.units import Unit, supervisor_of, units_of
+from kvasir.options import Globals
+from messages.errors import UsageError
+
+# One of several: what a role said, why there is nothing more to come, or that it has said all.
+Said = tuple[str, list[str] | DeployFailed | None]
+
+
+@click.command()
+@click.argument("machines", nargs=-1, metavar="[MACHINE]...")
+@click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each role's log.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
+@click.option("--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Given to ssh as -F.")
+@click.pass_obj
+def logs(given: Globals, machines: tuple[str, ...], lines: int, follow: bool, ssh_config: Path | None) -> int:
+    """Show the last lines of each role's log on MACHINE, or on all machines of kvasir.toml; over ssh, all at once.
+
+    Before each line stand its machine and role. A machine that can't be reached is named, and the others go on.
+
+    \b
+    kvasir logs                      every role's last 20 lines
+    kvasir logs mac1 -n 5 --follow   those of one machine, and what comes
+    """
+    settings = given.settings()
+    wanted = named_machines(settings, machines)
+    roles = [(machine, unit) for machine in wanted for unit in (*service_units(machine, settings), *units_of(machine))]
+    if not roles:
+        raise UsageError("no machine in the configuration has a role: add [machines.NAME] with roles")
+    said: queue.Queue[Said] = queue.Queue()
+    remotes: list[Remote] = []
+
+    def listen(machine: MachineSettings, unit: Unit) -> None:
+        name = f"{machine.name} {unit.name.removeprefix('kvasir-')}"
+        try:
+            remotes.append(remote := Remote(machine, ssh_config))
+            heard = remote.lines(_script(machine, unit, lines, follow))
+            for some in ([line] for line in heard) if follow else [list(heard)]:
+                said.put((name, some))
+            said.put((name, None))
+        except DeployFailed as error:
+            said.put((name, error))
+
+    for role in roles:
+        threading.Thread(target=listen, args=role, daemon=True).start()
+    try:
+        return _print(said, len(roles))
+    except KeyboardInterrupt:
+        if follow:
+            return 0
+        raise
+    finally:
+        for remote in remotes:
+            remote.hang_up()
+
+
+def named_machines(settings: Settings, names: Sequence[str]) -> list[MachineSettings]:
+    """Those that were named, or all, in the order of the configuration. Raises UsageError for an unknown one."""
+    unknown = [name for name in names if name not in settings.machines]
+    if unknown:
+        known = ", ".join(settings.machines) or "none"
+        raise UsageError(f"there is no machine {unknown[0]!r} in the configuration; it has: {known}")
+    return [machine for machine in settings.machines.values() if not names or machine.name in names]
+
+
+def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool) -> str:
+    if supervisor_of(machine) == "systemd":
+        # Only root sees all of a service's log; whoever may not ask as root sees what the worker itself wrote.
+        check = "j=journalctl; if sudo -n -l journalctl >/dev/null 2>&1; then j='sudo -n journalctl'; fi"
+        show = f"$j --quiet --no-pager --output cat --lines {lines} --unit {unit.name}{' --follow' if follow else ''}"
+    else:
+        path = shlex.quote(f"{machine.folder}/log/{unit.name}.log")
+        path = path if machine.folder.startswith("/") else f'"$HOME"/{path}'
+        check = f"[ -e {path} ] || {{ echo '{unit.name} has written no log yet' >&2; exit 1; }}"
+        show = f"tail -n {lines} {'-F ' if follow else ''}{path} 2>/dev/null"
+    if not follow:
+        return f"{check}; {show}"
+    # Without a terminal nothing tells a process that nobody listens any more; here the end of the input does.
+    return (
+        f"{check}; exec 3<&0; {{ exec {show}; }} & said=$!; {{ read -r _ <&3; kill $said; }} & ear=$!; "
+        "wait $said; code=$?; kill $ear; exit $code"
+    )
+
+
+def _print(said: queue.Queue[Said], left: int) -> int:
+    """Until each has ended; 1 if one of them could not be asked."""
+    failures: set[str] = set()
+    while left:
+        name, what = said.get()
+        if isinstance(what, list):
+            click.echo("".join(f"{name} | {line}\n" for line in what), nl=False)
+            continue
+        left -= 1
+        if what and str(what) not in failures:  # roles of one machine are not reached for one reason
+            click.echo(f"kvasir: {what}", err=True)
+            failures.add(str(what))
+    return int(bool(failures))

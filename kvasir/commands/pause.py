@@ -1,0 +1,112 @@
+"""`pause`, `resume`, `drain`: take a machine out of the cluster's work for a while, without ending its workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import click
+
+from infra.broker.base import Broker
+from infra.broker.control import announce_pause
+from kvasir.connect import is_cluster, open_broker, open_stores
+from kvasir.options import Globals
+from kvasir.terminal import say
+from kvstore.base import ClusterState
+from messages.errors import BrokerUnavailable, UsageError
+from messages.workers import WorkerInfo
+
+_ASK_EVERY_S = 1.0
+_HEARD_WITHIN_S = 30.0
+
+
+@click.command()
+@click.argument("worker")
+@click.pass_obj
+def pause(given: Globals, worker: str) -> int:
+    """Let WORKER take no more jobs; what it has begun goes on. Until `resume`, or until its process ends.
+
+    WORKER is an id from `kvasir status`, or a host: all workers there.
+    """
+    return _ask(given, worker, paused=True)
+
+
+@click.command()
+@click.argument("worker")
+@click.pass_obj
+def resume(given: Globals, worker: str) -> int:
+    """Let WORKER (see `pause`) take jobs again."""
+    return _ask(given, worker, paused=False)
+
+
+@click.command()
+@click.argument("worker")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="SECONDS")
+@click.pass_obj
+def drain(given: Globals, worker: str, timeout_s: float) -> int:
+    """Pause WORKER (see `pause`), and wait until it holds no job: its machine can then be used or turned off."""
+    return _ask(given, worker, paused=True, until_idle_s=timeout_s)
+
+
+def _ask(given: Globals, worker: str, paused: bool, until_idle_s: float = 0.0) -> int:
+    settings = given.settings()
+    if not is_cluster(settings):
+        raise UsageError("no broker is configured, so there are no workers to speak to: set KVASIR_BROKER_URL")
+    stores = open_stores(settings)
+    broker = open_broker(settings, "pause")
+    try:
+        _tell(broker, stores.cluster_state, worker, paused)
+        for registration in _named(stores.cluster_state, worker):
+            say(f"{registration.worker_id}: {registration.off or 'takes jobs'}")
+        if until_idle_s:
+            _wait(
+                lambda: (
+                    not any(
+                        registration.busy or registration.jobs
+                        for registration in _named(stores.cluster_state, worker, may_be_gone=True)
+                    )
+                ),
+                until_idle_s,
+                f"{worker} is still at work after {until_idle_s:,.0f} s; it stays paused",
+            )
+            say(f"{worker} holds no job")
+    finally:
+        broker.close()
+        stores.close()
+    return 0
+
+
+def _tell(broker: Broker, cluster_state: ClusterState, worker: str, paused: bool) -> None:
+    """Say it until the registrations show it: a broadcast may be lost. Raises BrokerUnavailable in the end."""
+    _named(cluster_state, worker)
+
+    def heard() -> bool:
+        announce_pause(broker, worker, paused)
+        return all((registration.off == "paused") == paused for registration in _named(cluster_state, worker))
+
+    verb = "pause" if paused else "resume"
+    _wait(heard, _HEARD_WITHIN_S, f"{worker} did not {verb} within {_HEARD_WITHIN_S:.0f} s: is it reaching the broker?")
+
+
+def _named(cluster_state: ClusterState, worker: str, may_be_gone: bool = False) -> list[WorkerInfo]:
+    registrations = cluster_state.registrations()
+    named = [
+        registration
+        for registration in registrations
+        if registration.worker_id == worker or registration.worker_id.startswith(f"{worker}.")
+    ]
+    if not named and not may_be_gone:
+        known = ", ".join(registration.worker_id for registration in registrations) or "none"
+        raise UsageError(f"there is no worker {worker!r}; alive now: {known}")
+    return named
+
+
+def _wait(condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable(otherwise)
+        time.sleep(_ASK_EVERY_S)
+
+
+COMMANDS = (pause, resume, drain)

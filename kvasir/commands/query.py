@@ -1,0 +1,208 @@
+"""`ask`, `status`, `config`: looking and trying."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from infra.broker import topology
+from infra.broker.base import Broker
+from infra.config.settings import Settings, describe
+from kvasir.connect import connect, is_cluster, open_stores
+from kvasir.options import Globals, json_option
+from kvasir.terminal import say, say_json, stderr, table
+from messages.jobs import JobResult, Sampling, TokenEvent
+from messages.workers import WorkerInfo
+from prefill_worker.admission import high_water_mark
+from producers.client import Client
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--model", metavar="M", required=True, help="Model to ask.")
+@click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
+@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
+@click.option("--temperature", type=float, default=0.2, show_default=True)
+@click.option("--answers", type=click.IntRange(1), default=1, help="How many answers, from one prefill.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
+@click.pass_obj
+def ask(
+    given: Globals,
+    prompt: str,
+    model: str,
+    stream: bool,
+    max_tokens: int,
+    temperature: float,
+    answers: int,
+    as_json: bool,
+) -> int:
+    """Send one PROMPT, ahead of the bulk, and print the answer."""
+    settings = given.settings()
+    settings.model(model)
+    # Where the locale has no UTF-8, its bytes come as surrogates, which no message can carry.
+    prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    with connect(settings, [model], given.observer(), "ask") as client:
+        for name in client.unserved([model]):
+            stderr.print(f"nobody serves {name} now; waiting for a worker")
+        printer = _Printer(stream and not as_json)
+        for event in client.stream(model, prompt, Sampling(max_tokens, temperature, answers=answers)):
+            printer.show(event)
+    return printer.end(as_json)
+
+
+class _Printer:
+    """Prints pieces as they come; starts a new line where a decode began again.
+
+    Pieces may be lost or come late, the result never is: what they left out is printed from it.
+    """
+
+    def __init__(self, stream: bool) -> None:
+        self._stream = stream
+        self._delivery = ""
+        self._shown = ""  # of the current delivery
+        self._result: JobResult | None = None
+
+    def show(self, event: TokenEvent | JobResult) -> None:
+        """One event."""
+        if isinstance(event, JobResult):
+            self._result = event
+        elif self._stream:
+            if self._delivery not in ("", event.delivery):
+                click.echo("\n[the answer began again on another worker]")
+                self._shown = ""
+            self._delivery = event.delivery
+            self._shown += event.text
+            click.echo(event.text, nl=False)
+
+    def end(self, as_json: bool) -> int:
+        """Print what is left; the exit code."""
+        result = self._result
+        if result is None:
+            return 1
+        if as_json:
+            from messages import codec
+
+            say_json(codec.to_dict(result))
+        elif result.error:
+            click.echo(f"kvasir: {result.error.message}", err=True)
+        else:
+            click.echo(self._left_out(result.text))
+            for number, text in enumerate(result.more_texts, 2):
+                click.echo(f"\n[answer {number}]\n{text}")
+        return 0 if result.state == "succeeded" else 1
+
+    def _left_out(self, text: str) -> str:
+        """What the pieces did not show of the answer: its end, or all of it where they have a gap."""
+        if text.startswith(self._shown):
+            return text.removeprefix(self._shown)
+        return f"\n[pieces of the answer were lost; here it is whole]\n{text}"
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def status(given: Globals, as_json: bool) -> int:
+    """Show the cluster: workers, queues, store, and results that nobody fetched."""
+    settings = given.settings()
+    if not is_cluster(settings):
+        say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
+        return 0
+    with connect(settings, (), name="status") as client:
+        state = cluster_state(settings, client)
+    click.echo(json.dumps(state)) if as_json else _print(state)
+    return 0
+
+
+def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
+    """What `kvasir status --json` prints: workers, queues, models nobody serves, store."""
+    return {
+        "workers": [_worker(registration) for registration in client.workers()],
+        "queues": _queues(client.broker, list(settings.models)),
+        "unserved": client.unserved(settings.models),
+        "unprefilled": client.unprefilled(settings.models),
+        "store": store_state(settings),
+    }
+
+
+def store_state(settings: Settings) -> dict[str, Any]:
+    """How full the store is, what prefills under way have reserved, and where the next one has to wait."""
+    stores = open_stores(settings)
+    try:
+        usage, reserved = stores.kv.usage(), stores.cluster_state.reserved_bytes()
+    finally:
+        stores.close()
+    return {
+        "used_bytes": usage.used_bytes,
+        "reserved_bytes": reserved,
+        "mark_bytes": high_water_mark(usage),
+        "max_bytes": usage.max_bytes,
+        "full": round(usage.used_bytes / usage.max_bytes, 3) if usage.max_bytes else 0.0,
+    }
+
+
+def _worker(registration: WorkerInfo) -> dict[str, Any]:
+    names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "transfers_kv")
+    return {name: getattr(registration, name) for name in (*names, "off", "notes")}
+
+
+def _queues(broker: Broker, models: list[str]) -> dict[str, int]:
+    """Ready messages of every queue that has some, work queues always."""
+    depths = {}
+    for spec in topology.queues(models):
+        depth = broker.depth(spec.name)
+        always = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
+        if depth and (depth.ready or always):
+            depths[spec.name] = depth.ready
+    return depths
+
+
+def _print(state: dict[str, Any]) -> None:
+    rows = [
+        [
+            worker["worker_id"],
+            worker["role"],
+            worker["model"],
+            f"{worker['engine']} on {worker['device']}",
+            f"{worker['busy']}/{worker['slots']}" + (f" {worker['off']}" if worker["off"] else ""),
+            str(worker["done"]),
+            f"{worker['tokens_per_s']:,.0f}",
+            worker["notes"] or "KV cache",
+        ]
+        for worker in state["workers"]
+    ]
+    table(("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV"), rows, right=_FIGURES)
+    table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
+    say(store_line(state["store"]))
+    for model in state["unserved"]:
+        say(f"Nobody serves {model}: its jobs wait for a decode worker.")
+    for model in state["unprefilled"]:
+        say(f"No prefill worker serves {model}: its decode workers do the prompts themselves, which takes longer.")
+
+
+def store_line(store: dict[str, Any]) -> str:
+    """What the store holds, as one sentence."""
+    used, reserved, mark, limit = (store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max"))
+    line = f"Store: {used:.2f} GB{f' of {limit:.1f} GB' if limit else ''} in use"
+    line += f", {reserved:.2f} GB reserved by prefills under way"
+    return f"{line}; prefill fills it up to {mark:.1f} GB" if limit else line
+
+
+_FIGURES = ("busy", "done", "tokens/s")
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def config(given: Globals, as_json: bool) -> int:
+    """Show every setting and where its value came from. Passwords are masked."""
+    rows = describe(given.settings())
+    if as_json:
+        click.echo(json.dumps([{"name": name, "value": value, "from": origin} for name, value, origin in rows]))
+    else:
+        table(("setting", "value", "from"), rows)
+    return 0
+
+
+COMMANDS = (ask, status, config)

@@ -1,0 +1,114 @@
+"""`kvasir run`: any batch of prompts, in and out as OpenAI's Batch API has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from infra.config.settings import Settings
+from kvasir.compat.models import resolve_model
+from kvasir.connect import connect
+from kvasir.options import Globals, Output, gathered, path, quiet_option, wait_option
+from kvasir.terminal import TerminalProgress, say, stderr
+from messages.errors import BatchError, ConfigError
+from producers.batch import prompt_lines
+from producers.batch.batch import Batch, older_form
+from producers.batch.prompt_lines import Defaults
+from producers.batch.runner import Runner
+from producers.files.private import write_atomically
+from producers.words import plural
+
+
+@click.command()
+@click.argument("prompts", type=path)
+@click.option("--model", metavar="M", default="", help="Model of lines that name none.")
+@click.option("--max-tokens", type=click.IntRange(1), help="For lines that don't say [default: the model's].")
+@click.option("--out", type=path, help="Folder of the batch [default: results/PROMPTS's name].")
+@click.option("--retry-failed", is_flag=True, help="Run once more what failed, expired or was cancelled.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@quiet_option
+@wait_option
+@gathered(output=Output)
+@click.pass_obj
+def run(
+    given: Globals,
+    prompts: Path,
+    model: str,
+    max_tokens: int | None,
+    out: Path | None,
+    retry_failed: bool,
+    output: Output,
+) -> int:
+    """Answer every prompt in PROMPTS (JSON lines, as for OpenAI's Batch API, or {"id", "prompt"}).
+
+    Answers go to answers.jsonl in the batch's folder, failures to errors.jsonl. Run it again to go on where it stopped.
+    """
+    settings = given.settings()
+    target = out or Path("results") / (prompts.stem or "prompts")
+    with Batch(target) as batch, TerminalProgress(output.quiet) as progress:
+        if "folder" in batch.request:
+            raise BatchError(f"{target} holds the grades of a class: name another folder with --out")
+        lines = prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, _resolve(settings, model, max_tokens))
+        if batch.may_publish:
+            prompt_lines.plan(batch, lines, prompts, next(iter(settings.models), "none"))
+        if retry_failed:
+            batch.check_may_publish()
+            batch.run_again(_failed(batch))
+        if batch.open_jobs:
+            models = sorted({entry.model for entry in batch.open_jobs.values()})
+            with connect(settings, models, given.observer(), f"run {batch.batch_id}") as client:
+                Runner(batch, [line.task for line in lines if line.task], client, progress).run(output.max_wait)
+        return _show(batch, output.as_json)
+
+
+def _resolve(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
+    def resolve(name: str) -> Defaults:
+        if not (name or default):
+            raise ConfigError("it names no model: add one to the line, or pass --model")
+        chosen = settings.model(resolve_model(settings, name or default))
+        return Defaults(chosen.name, max_tokens or chosen.max_tokens, chosen.temperature, chosen.top_p)
+
+    if default:
+        resolve("")  # a wrong --model is the command's mistake, not each line's
+    return resolve
+
+
+def _failed(batch: Batch) -> list[str]:
+    """Jobs to run again; what could not be read needs another file, not another run."""
+    return [
+        entry.job_id
+        for entry in batch.entries
+        if entry.role != "intake" and (result := batch.result(entry.job_id)) and result.state != "succeeded"
+    ]
+
+
+def _show(batch: Batch, as_json: bool) -> int:
+    """Write both files in the order of the input; 1 if anything has no answer."""
+    found = [(entry, result) for entry in batch.entries if (result := batch.result(entry.job_id))]
+    for name, wanted in (("answers.jsonl", True), ("errors.jsonl", False)):
+        rows = [
+            json.dumps(prompt_lines.output_line(entry, result, batch.created_at), ensure_ascii=False)
+            for entry, result in found
+            if (result.state == "succeeded") == wanted
+        ]
+        write_atomically(batch.folder / name, "".join(row + "\n" for row in rows))
+    counts = batch.counts()
+    figures = {name: getattr(counts, name) for name in ("total", "succeeded", "failed", "cancelled", "expired", "open")}
+    if as_json:
+        click.echo(json.dumps({"batch": batch.batch_id, "folder": str(batch.folder), "jobs": figures}))
+    else:
+        say(f"{counts.succeeded} of {plural(counts.total, 'prompt')} answered: {batch.folder / 'answers.jsonl'}")
+        for entry, result in found:
+            if result.state != "succeeded":
+                say(f"  {entry.name}: {result.error.message if result.error else result.state}")
+    if counts.open:
+        still = plural(counts.open, "prompt", "is", "are")
+        how = "run the same command again to go on" if batch.may_publish else older_form(batch.folder)
+        stderr.print(f"{still} still open; {how}", soft_wrap=True)
+    return 0 if counts.succeeded == counts.total else 1
+
+
+COMMANDS = (run,)

@@ -1,0 +1,172 @@
+"""`kvasir top`: queues, workers, store and batches in a terminal, live."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvasir.commands.query import cluster_state, store_line
+from kvasir.commands.top_batches import BatchState, find_batches
+from kvasir.connect import connect, is_cluster
+from kvasir.options import Globals
+from kvasir.terminal import drawn, duration, stdout
+from messages.errors import BrokerUnavailable, StoreUnavailable
+
+State = dict[str, Any]
+_PLACES = ("now", "bulk", "suspects")
+_NO_CLUSTER = "No broker is configured: each grading runs in its own kvasir process."
+_HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") for place in _PLACES))
+
+
+@click.command()
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Print one frame and leave.")
+@click.option("--every", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between frames.")
+@click.pass_obj
+def top(given: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
+    """Watch queues, workers, store, and the batches in FOLDERS [default: those in results/]. Ctrl-C leaves.
+
+    Without a cluster the batches alone are shown: what grades them is in their own process.
+    """
+    settings = given.settings()
+    watches = find_batches(folders)
+    with connect(settings, (), name="top") if is_cluster(settings) else nullcontext() as client:
+
+        def look() -> RenderableType:
+            watches[:] = find_batches(folders, watches)
+            state = cluster_state(settings, client) if client else None
+            return frame(state, [watch.look() for watch in watches], time.time())
+
+        if once:
+            stdout.print(look())
+        else:
+            _live(look, every)
+    return 0
+
+
+def _live(look: Callable[[], RenderableType], every_s: float) -> None:
+    """Redraw until Ctrl-C; in a pipe, one frame after the other.
+
+    A service that is away is told of in place of the frame, and looked for again.
+    """
+    try:
+        if not stdout.is_terminal or stdout.is_dumb_terminal:
+            while True:
+                stdout.print(_or_why_not(look))
+                time.sleep(every_s)
+        with Live(look(), console=stdout, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                live.update(_or_why_not(look), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _or_why_not(look: Callable[[], RenderableType]) -> RenderableType:
+    try:
+        return look()
+    except (BrokerUnavailable, StoreUnavailable) as error:
+        return Text(f"{error}\nlooking again", style="red")
+
+
+def frame(state: State | None, batches: Sequence[BatchState], now: float) -> RenderableType:
+    """One picture. `state` is what `kvasir status --json` prints of a cluster; None without one."""
+    parts: list[RenderableType] = [Text(time.strftime("%H:%M:%S", time.localtime(now)), style="dim")]
+    parts += _cluster(state) if state else [Text(_NO_CLUSTER)]
+    if batches:
+        parts += [Text(), _batches(batches)]
+    elif not state:
+        parts.append(Text("There is no batch in results/ yet; kvasir grade makes one, kvasir demo too."))
+    return Group(*parts)
+
+
+def _cluster(state: State) -> list[RenderableType]:
+    parts: list[RenderableType] = [_queues(state), Text(), _workers(state), Text(), _store(state)]
+    parts += [Text(f"Nobody serves {model}", style="bold red") for model in state["unserved"]]
+    others = {name: ready for name, ready in state["queues"].items() if ready and not _is_work(name)}
+    if others:
+        parts.append(Text("Also waiting: " + ", ".join(f"{name} {ready}" for name, ready in others.items())))
+    return parts
+
+
+def _is_work(queue: str) -> bool:
+    return queue.startswith(("prefill.", "decode.", "suspects."))
+
+
+def _queues(state: State) -> Table:
+    """Ready messages: a line for each model, in the order in which a job passes."""
+    ready: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, count in state["queues"].items():
+        first, _, rest = name.partition(".")
+        if first == "suspects":
+            stage, _, model = rest.partition(".")
+            ready[model][f"{stage} suspects"] = count
+        elif _is_work(name):
+            model, _, lane = rest.rpartition(".")
+            ready[model][f"{first} {lane}"] = count
+    rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]
+    return drawn(_HEADINGS, rows, right=_HEADINGS[1:])
+
+
+def _workers(state: State) -> Table:
+    workers = sorted(state["workers"], key=lambda worker: (worker["model"], worker["role"] != "prefill"))
+    rows = [
+        (
+            worker["model"],
+            worker["role"],
+            worker["worker_id"],
+            f"{worker['engine']} on {worker['device']}",
+            f"{worker['busy']}/{worker['slots']}",
+            f"{worker['done']:,}",
+            f"{worker['tokens_per_s']:,.0f}",
+            " ".join(filter(None, (worker["off"], worker["notes"]))),
+        )
+        for worker in workers
+    ]
+    headings = ("model", "stage", "worker", "engine", "busy", "done", "tokens/s", "remark")
+    return drawn(headings, rows, right=("busy", "done", "tokens/s"))
+
+
+def _store(state: State) -> Text:
+    store = state["store"]
+    full = store["max_bytes"] and store["used_bytes"] >= store["mark_bytes"]
+    return Text(store_line(store) + ("; prefill waits" if full else ""), style="bold red" if full else "")
+
+
+def _batches(batches: Iterable[BatchState]) -> Table:
+    rows = [
+        (
+            batch.name,
+            f"{batch.done:,}/{batch.total:,}",
+            f"{batch.done / batch.total:.0%}" if batch.total else "–",
+            _count(batch.failed),
+            _left(batch),
+            batch.batch_id,
+        )
+        for batch in batches
+    ]
+    figures = ("jobs", "done", "not succeeded", "left")
+    return drawn(("batch", *figures, "id"), rows, right=figures)
+
+
+def _left(batch: BatchState) -> str:
+    if not batch.open:
+        return "done"
+    return "unknown" if batch.left_s is None else f"about {duration(batch.left_s)}"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else "·"
+
+
+COMMANDS = (top,)

@@ -1,0 +1,95 @@
+"""Batches as `kvasir top` watches them: from their folders, whoever owns them, reading only what is new."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from messages.errors import BatchError
+from producers.batch import batch as batches
+from producers.desk.tail import LineTail
+from producers.files.journal import JournalLine, Standings, result_line
+
+# The rate is that of the last minutes: a night's mean says nothing of a worker that has just left.
+_RATE_OVER_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """How far a batch is. `left_s` is None while nothing is known of its rate; `name` is its folder's."""
+
+    batch_id: str
+    total: int
+    done: int
+    failed: int  # of those done: everything but succeeded
+    left_s: float | None
+    name: str = field(default="", compare=False)
+
+    @property
+    def open(self) -> int:
+        """Jobs without a result."""
+        return self.total - self.done
+
+
+class BatchWatch:
+    """One batch folder, read again and again. Takes no lock and writes nothing."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """Raises BatchError if the folder holds no batch that can be read."""
+        self.folder = folder
+        self._clock = clock
+        self._tail = LineTail(folder / "results.jsonl", make=result_line)
+        self._standings: Standings[JournalLine] = Standings()
+        self._manifest_changed = -1
+        self._manifest: dict[str, Any] = {}
+        self._seen: deque[tuple[float, int]] = deque()
+        self._read_manifest()
+
+    def look(self) -> BatchState:
+        """How far it is now. Raises BatchError if the folder has gone."""
+        self._read_manifest()
+        rows, replaced = self._tail.read()  # what was added since the last look
+        if replaced:
+            self._standings = Standings()
+        for job_id, run, state in rows:
+            self._standings.note(job_id, JournalLine(run, state, 0))
+        jobs, runs = self._manifest["jobs"], self._manifest["runs"]
+        lines = [self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs]
+        total, done = len(lines), sum(line is not None for line in lines)
+        failed = sum(line is not None and line.state != "succeeded" for line in lines)
+        return BatchState(self._manifest["batch_id"], total, done, failed, self._left_s(total, done), self.folder.name)
+
+    def _left_s(self, total: int, done: int) -> float | None:
+        now = self._clock()
+        if not self._seen:  # the first look: all that is known is when the batch was made
+            self._seen.append((self._manifest["created_at"], 0))
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and self._seen[1][0] < now - _RATE_OVER_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        if done <= before or now <= since:
+            return 0.0 if done >= total else None
+        return (total - done) * (now - since) / (done - before)
+
+    def _read_manifest(self) -> None:
+        try:
+            changed = (self.folder / "batch.json").stat().st_mtime_ns
+        except OSError:
+            raise BatchError(f"{self.folder} holds no batch; name the folder given to --out") from None
+        if changed != self._manifest_changed:
+            self._manifest = batches.manifest_of(self.folder)
+            self._manifest_changed = changed
+
+
+def find_batches(folders: tuple[Path, ...], known: Iterable[BatchWatch] = ()) -> list[BatchWatch]:
+    """The batches in these folders; without any, those that live in `results/`, the grading desk's too.
+
+    Those that are watched already stay what they are. Raises BatchError.
+    """
+    found = [path.parent for place in ("*", "desk/*") for path in sorted(Path("results").glob(f"{place}/batch.json"))]
+    watches = {watch.folder: watch for watch in known}
+    return [watches.get(folder) or BatchWatch(folder) for folder in folders or found]

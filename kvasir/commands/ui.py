@@ -1,0 +1,66 @@
+"""`kvasir ui`: the grading desk in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from kvasir.desk.backend import DeskBackend
+from kvasir.options import Globals
+from messages.errors import ConfigError
+from producers.desk.assignments import resume_interrupted
+
+_PAGE = Path(__file__).parents[1] / "desk" / "page.py"
+_UPLOAD_MB = 1024
+
+
+@click.command()
+@click.argument("folders", type=click.Path(path_type=Path), nargs=-1)
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path),
+    default=Path("results/desk"),
+    show_default=True,
+    help="Folder of the assignments that the desk creates.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8501, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="There is no login: think before you change this.")
+@click.pass_obj
+def ui(given: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
+    """Open the grading desk in a browser. FOLDERS are batches that were graded elsewhere and are shown too.
+
+    Ctrl-C closes the desk; a grading that runs goes on without it.
+    """
+    settings = given.settings()  # what is wrong with the configuration is said here, not in the browser
+    if importlib.util.find_spec("streamlit") is None:
+        raise ConfigError("kvasir ui needs Streamlit: install it with pip install 'kvasir-inference[ui]', or make ui")
+    config = str(given.config.absolute()) if given.config else ""
+    more = [str(folder.absolute()) for folder in folders]
+    arguments = [*_server(host, port), "--", str(home.absolute()), config, *more]
+    for folder, why_not in resume_interrupted(DeskBackend(settings, given.config, home)):
+        how = f"it is not taken up by itself, because {why_not}" if why_not else "it goes on where it stopped"
+        click.echo(f"the grading in {folder} was cut off; {how}", err=True)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(_PAGE), *arguments])
+
+
+def _server(host: str, port: int) -> list[str]:
+    """How Streamlit serves: no browser opened, nothing sent home, no file watched."""
+    options = {
+        "server.address": host,
+        "server.port": port,
+        "server.headless": "true",
+        "server.maxUploadSize": _UPLOAD_MB,
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "client.showErrorDetails": "none",
+    }
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+COMMANDS = (ui,)

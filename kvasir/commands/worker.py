@@ -1,0 +1,101 @@
+"""`prefill-worker` and `decode-worker`: one worker a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from infra.config.hours import Hours
+from kvasir.options import Globals, gathered, id_list, together
+from kvasir.worker.page import PageOptions
+from kvasir.worker.process import DecodeOptions, EngineChoice, WorkerOptions, serve
+from messages.errors import InvalidMessage
+from messages.workers import Role
+from monitoring import logs
+from monitoring.server import LOOPBACK
+
+
+def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> Hours:
+    try:
+        return Hours.parse(parameter.opts[0], value)
+    except InvalidMessage as error:
+        raise click.BadParameter(str(error)) from None
+
+
+_worker_options = together(
+    click.option("--model", required=True, metavar="M", help="Model name: the queue to serve."),
+    click.option("--engine", default="", metavar="E", help="Engine [default: the model's]."),
+    click.option("--weights", default="", metavar="W", help="What the engine loads: a file, folder or URL."),
+    click.option("--context", type=click.IntRange(0), default=0, help="Tokens a sequence may have."),
+    click.option(
+        "--grace", "grace_s", type=float, default=60.0, show_default=True, help="Seconds to finish on SIGTERM."
+    ),
+    click.option(
+        "--hours",
+        default="",
+        metavar="HH:MM-HH:MM",
+        envvar="KVASIR_HOURS",
+        callback=_hours,
+        help="Take jobs in these hours only, by this machine's clock; several: with commas [default: always].",
+    ),
+    click.option(
+        "--metrics-port",
+        "port",
+        type=click.IntRange(0, 65535),
+        envvar="KVASIR_METRICS_PORT",
+        help="Serve /metrics, /health, /ready and /status here; 0: on a free port [default: nowhere].",
+    ),
+    click.option(
+        "--metrics-host", "host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Listen there for that."
+    ),
+    gathered(choice=EngineChoice, page=PageOptions),
+)
+
+
+@click.command("prefill-worker")
+@_worker_options
+@click.pass_obj
+def prefill_worker(given: Globals, /, **options: Any) -> int:
+    """Compute the KV caches of a model's prompts. Stops on SIGTERM after the job in hand."""
+    return _serve(given, "prefill", **options)
+
+
+@click.command("decode-worker")
+@_worker_options
+@click.option("--slots", type=click.IntRange(0), default=0, help="Jobs decoded at once.")
+@click.option(
+    "--kv-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True, help="Shared KV kept in memory, in GB."
+)
+@click.option(
+    "--steal",
+    default="",
+    metavar="MODEL[,MODEL…]",
+    envvar="KVASIR_STEAL",
+    callback=lambda _context, _parameter, value: id_list(value),
+    help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
+)
+@click.option(
+    "--memory",
+    "memory_gb",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="GB",
+    envvar="KVASIR_MEMORY_GB",
+    help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
+)
+@gathered(decode=DecodeOptions)
+@click.pass_obj
+def decode_worker(given: Globals, /, **options: Any) -> int:
+    """Generate a model's answers from KV caches in the store. Stops on SIGTERM after the jobs in its slots."""
+    return _serve(given, "decode", **options)
+
+
+def _serve(given: Globals, role: Role, **options: Any) -> int:
+    level = "info" if given.log_level == "warning" else given.log_level  # a worker's log is its only face
+    logs.configure(level, "json" if given.log_style == "json" else "console", background=True)
+    serve(given.settings(), WorkerOptions(role, **options), given.observer())
+    return 0
+
+
+COMMANDS = (prefill_worker, decode_worker)

@@ -1,0 +1,168 @@
+"""The names and shapes of the team's earlier scripts, over today's pipeline. docs/migration.md: what to use instead.
+
+    DisaggregatedClient("config_current.json").generate(model=, prompt=, max_tokens=)   gives (text, metrics)
+    DisaggregatedClient(prefill_url, decode_url, model).generate(prompt, max_tokens=)   gives {"response", "total_time"}
+    await DisaggregatedInference(config).generate(prompt=, model_type=, max_tokens=)    gives {"response", …}
+    BusinessAnalyticsGraderV2(…).grade_submission(…)                                    gives {"final_score", …}
+
+Where the machines are is said by kvasir.toml: hosts, ports and URLs given here are not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from infra.config.settings import Settings, load_settings
+from kvasir.compat.models import resolve_model
+from kvasir.connect import connect
+from messages.errors import ConfigError, KvasirError
+from messages.jobs import JobResult, Sampling
+from producers.client import Client
+
+Metrics = dict[str, Any]
+
+_SERVER_LISTS = ("prefill_servers", "decode_servers")
+
+
+class GenerationFailed(KvasirError):
+    """The job ended without an answer; the message says how and why. Nothing is made up in its place."""
+
+
+class _Connections:
+    """One client a model, opened when it is first asked for. Safe to use from several threads."""
+
+    def __init__(self, settings: Settings | None) -> None:
+        self.settings = settings or load_settings()
+        self._clients: dict[str, Client] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, model: str, prompt: str, max_tokens: int) -> tuple[JobResult, float]:
+        """The result and the seconds it took. Raises GenerationFailed, ConfigError, BrokerUnavailable."""
+        name = resolve_model(self.settings, model)
+        chosen = self.settings.model(name)
+        started = time.monotonic()
+        result = self._client(name).ask(name, prompt, Sampling(max_tokens, chosen.temperature, chosen.top_p))
+        if result.state != "succeeded":
+            raise GenerationFailed(f"{name}: {result.state}: {result.error.message if result.error else 'no answer'}")
+        return result, time.monotonic() - started
+
+    def _client(self, name: str) -> Client:
+        with self._lock:
+            if name not in self._clients:
+                self._clients[name] = connect(self.settings, [name], name="compat")
+            return self._clients[name]
+
+    def close(self) -> None:
+        """Close all. Idempotent."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+
+
+class DisaggregatedClient:
+    """Both earlier classes of this name.
+
+    With a path to their config_current.json, to a kvasir.toml, or with nothing, `generate` gives (text, metrics). With
+    two URLs and a model it gives one dict.
+    """
+
+    def __init__(
+        self,
+        config_path: str | Path | None = None,
+        decode_url: str = "",
+        model: str = "",
+        settings: Settings | None = None,
+    ) -> None:
+        """Raises ConfigError: a file that is neither, or a URL without a model."""
+        self._model = model
+        if bool(decode_url) != bool(model):
+            raise ConfigError("DisaggregatedClient takes a configuration's path, or two URLs and a model")
+        if not model and config_path is not None:
+            settings = settings or _settings_for(Path(config_path))
+        self._connections = _Connections(settings)
+
+    def generate(self, *args: str, **named: Any) -> Any:
+        """`generate(model=, prompt=, max_tokens=2000)` or, made with URLs, `generate(prompt, max_tokens=)`.
+
+        Raises GenerationFailed where the earlier one gave an error text as if it were an answer.
+        """
+        names = ("prompt", "max_tokens") if self._model else ("model", "prompt", "max_tokens")
+        given = {**dict(zip(names, args, strict=False)), **named}
+        model, limit = self._model or given["model"], int(given.get("max_tokens", 2000))
+        result, seconds = self._connections.ask(model, given["prompt"], limit)
+        measured = metrics(result, seconds)
+        return {"response": result.text, **measured} if self._model else (result.text, measured)
+
+    def close(self) -> None:
+        """End what was started. Idempotent."""
+        self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class DisaggregatedInference:
+    """The earlier orchestrator: a dict of servers, and an awaitable `generate`."""
+
+    def __init__(self, config: Mapping[str, Any], settings: Settings | None = None) -> None:
+        _check_servers("the configuration", config)
+        self._connections = _Connections(settings)
+
+    async def generate(self, prompt: str, model_type: str = "qwen", max_tokens: int = 2000) -> dict[str, Any]:
+        """{"response", "tokens_per_sec", …}. Several may run at once. Raises GenerationFailed."""
+        result, seconds = await asyncio.to_thread(self._connections.ask, model_type, prompt, max_tokens)
+        measured = metrics(result, seconds)
+        return {"response": result.text, "tokens_per_sec": measured["decode_speed"], **measured}
+
+    def close(self) -> None:
+        """End what was started. Idempotent."""
+        self._connections.close()
+
+
+def metrics(result: JobResult, seconds: float) -> Metrics:
+    """The figures under the names that the earlier client used; seconds and tokens a second."""
+    prefill, decode = result.prefill, result.decode
+    computed = prefill.computed_tokens + decode.evaluated_tokens
+    return {
+        "prefill_time": prefill.prefill_s,
+        "decode_time": decode.decode_s,
+        "total_time": seconds,
+        "prompt_tokens": decode.prompt_tokens,
+        "completion_tokens": decode.completion_tokens,
+        "total_tokens": decode.prompt_tokens + decode.completion_tokens,
+        "prefill_speed": computed / prefill.prefill_s if prefill.prefill_s else 0.0,
+        "decode_speed": decode.completion_tokens / decode.decode_s if decode.decode_s else 0.0,
+        "method": "disaggregated_kv" if decode.kv_transfer != "none" else "no_kv_transfer",
+        "prefill_server": prefill.worker_id,
+        "decode_server": decode.worker_id,
+    }
+
+
+def _settings_for(path: Path) -> Settings:
+    """Their JSON is checked and leaves the settings as they are; a .toml is ours."""
+    if path.suffix.lower() == ".toml":
+        return load_settings(config=path)
+    try:
+        servers = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    _check_servers(str(path), servers)
+    return load_settings()
+
+
+def _check_servers(what: str, config: Any) -> None:
+    lists = [config.get(name) for name in _SERVER_LISTS] if isinstance(config, Mapping) else [None]
+    if not all(isinstance(servers, list) and all(isinstance(one, Mapping) for one in servers) for servers in lists):
+        raise ConfigError(f"{what} must have the lists {' and '.join(_SERVER_LISTS)}, as config_current.json has")

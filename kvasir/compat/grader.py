@@ -1,0 +1,215 @@
+"""The earlier grader's `grade_submission`: its arguments, its result's keys, today's rubric and rules.
+
+Points come from the rubric's criteria and are summed here; a model that fails makes no grade. The earlier one put 85 in
+its place: this one raises GradingFailed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from infra.config.settings import Settings, load_settings
+from kvasir.class_run import role_model
+from kvasir.compat.models import resolve_model
+from kvasir.connect import connect
+from messages.errors import ConfigError, KvasirError
+from messages.jobs import JobResult, user_prompt
+from producers.batch import grade
+from producers.batch.grade import Assignment, GradeRequest, RoleModel
+from producers.grading.points import CriterionGrade, Grade
+from producers.rubric.rubric import Role, Rubric, load_rubric, parse_rubric
+from producers.submissions.notebooks import Part
+from producers.submissions.reading import Submission, read_document
+
+STRENGTH = 0.75  # of a criterion's points: what was done well
+MOST = 10  # entries of a list, as before
+_COMPONENTS = {
+    "business": ("business", "recommend", "decision", "application"),
+    "communication": ("communicat", "clarity", "present", "writing", "reflect"),
+}
+
+
+class GradingFailed(KvasirError):
+    """There is no grade; the message says why. `grade` is what came of it, with the criteria that have points."""
+
+    def __init__(self, message: str, made: Grade) -> None:
+        super().__init__(message)
+        self.grade = made
+
+
+class BusinessAnalyticsGraderV2:
+    """The earlier grader's class; `ollama_url` is not used."""
+
+    def __init__(
+        self,
+        code_model: str = "",
+        feedback_model: str = "",
+        ollama_url: str = "",
+        rubric_path: str | Path | None = None,
+        solution_path: str | Path | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._settings = settings or load_settings()
+        self._models: dict[Role, str] = {"code": code_model, "feedback": feedback_model}
+        self._rubric = load_rubric(Path(rubric_path)) if rubric_path else None
+        self._solution = read_document(Path(solution_path)) if solution_path else None
+
+    def grade_submission(
+        self,
+        student_code: str,
+        student_markdown: str = "",
+        template_code: str = "",
+        solution_code: str = "",
+        assignment_info: Mapping[str, Any] | None = None,
+        notebook_path: str | Path | None = None,
+        preprocessing_info: Any = None,
+    ) -> dict[str, Any]:
+        """The result under the earlier names; both models work at the same time.
+
+        `notebook_path` replaces code and text, and brings outputs. Nothing of `assignment_info` but its rubric reaches
+        a model, and no student's name. Raises GradingFailed, ConfigError, RubricError, BrokerUnavailable.
+        """
+        rubric = self._rubric or _rubric_in(assignment_info or {})
+        work = read_document(Path(notebook_path)) if notebook_path else _work(student_code, student_markdown)
+        solution = _work(solution_code, "") if solution_code.strip() else self._solution
+        template = _work(template_code, "") if template_code.strip() else None
+        assignment, made, results = self._grade(rubric, work, solution, template)
+        if made.points is None:
+            raise GradingFailed(f"no grade: {made.reason}", made)
+        return _as_before(assignment, made, results)
+
+    def _grade(
+        self, rubric: Rubric, work: Submission, solution: Submission | None, template: Submission | None
+    ) -> tuple[Assignment, Grade, list[JobResult]]:
+        models = {role: self._model(role) for role in self._models if rubric.for_model(role)}
+        batch_id = f"compat-{secrets.token_hex(8)}"
+        request = GradeRequest(Path(), Path(), models)
+        work = replace(work, name="submission")
+        assignment = grade.assign(request, rubric, solution, template, [work], batch_id, secrets.token_bytes(16))
+        with connect(self._settings, sorted({model.name for model in models.values()}), name="compat") as client:
+            jobs = [
+                client.new_job(
+                    batch_id,
+                    task.item_id,
+                    task.model,
+                    user_prompt(task.prompt.shared, task.prompt.own),
+                    task.sampling,
+                    lane="now",
+                )
+                for task in assignment.tasks
+            ]
+            client.submit(jobs)
+            results = {result.job_id: result for result in client.gather(batch_id, [job.job_id for job in jobs])}
+        [made] = grade.grades(assignment, results.get)
+        return assignment, made, list(results.values())
+
+    def _model(self, role: Role) -> RoleModel:
+        named = self._models[role]
+        if named:
+            return role_model(self._settings.model(resolve_model(self._settings, named)))
+        return role_model(self._settings.code_model() if role == "code" else self._settings.feedback_model())
+
+
+def grade_submission(*args: Any, settings: Settings | None = None, **named: Any) -> dict[str, Any]:
+    """One submission with the configured models; the arguments of BusinessAnalyticsGraderV2.grade_submission.
+
+    The rubric comes with `assignment_info={"rubric": …}`.
+    """
+    return BusinessAnalyticsGraderV2(settings=settings).grade_submission(*args, **named)
+
+
+def _rubric_in(info: Mapping[str, Any]) -> Rubric:
+    rubric = info.get("rubric")
+    if not rubric:
+        raise ConfigError("no rubric: pass rubric_path, or assignment_info={'rubric': …}")
+    text = rubric if isinstance(rubric, str) else json.dumps(rubric)
+    return parse_rubric("assignment_info['rubric']", text, ".json")
+
+
+def _work(code: str, markdown: str) -> Submission:
+    parts = [Part("code", code, "code"), Part("text", markdown, "text")]
+    return Submission("submission", "", tuple(part for part in parts if part.text.strip()))
+
+
+def _as_before(assignment: Assignment, made: Grade, results: Sequence[JobResult]) -> dict[str, Any]:
+    rubric = assignment.rubric
+    parts = {part: [item for item in made.criteria if _component(rubric, item) == part] for part in _PARTS}
+    share = {part: _percent(items) for part, items in parts.items()}
+    code = parts["technical"]
+    written = [item for part in ("business", "analysis", "communication") for item in parts[part]]
+    findings = [finding for item in assignment.items for finding in item.findings]
+    return {
+        "final_score": made.points,
+        "final_score_percentage": round(100 * float(made.points or 0) / float(made.max_points), 2),
+        "max_points": made.max_points,
+        "component_scores": {**{f"{part}_points": _points(items) for part, items in parts.items()}, "bonus_points": 0},
+        "component_percentages": {
+            "technical_score": share["technical"],
+            "business_understanding": share["business"],
+            "data_interpretation": share["analysis"],
+            "communication_clarity": share["communication"],
+        },
+        "technical_analysis": {
+            "code_strengths": _said(code, strong=True),
+            "code_suggestions": _said(code, strong=False),
+            "technical_observations": [finding.text for finding in findings],
+        },
+        "comprehensive_feedback": {
+            "instructor_comments": made.summary,
+            "detailed_feedback": {
+                "reflection_assessment": _said(parts["communication"]),
+                "analytical_strengths": _said(written, strong=True),
+                "business_application": _said(parts["business"]),
+                "areas_for_development": _said(written, strong=False),
+                "recommendations": [],
+            },
+        },
+        "validation_results": {finding.text: finding.passed for finding in findings},
+        "grading_timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "grading_system": "kvasir",
+        "grading_stats": {
+            result.model: {
+                "prompt_tokens": result.decode.prompt_tokens,
+                "completion_tokens": result.decode.completion_tokens,
+                "seconds": result.decode.total_s,
+                "kv_transfer": result.decode.kv_transfer,
+            }
+            for result in results
+        },
+        "needs_review": made.needs_review,
+        "review_reasons": list(made.review_reasons),
+        "remarks": list(made.remarks),
+    }
+
+
+_PARTS = ("technical", "business", "analysis", "communication")
+
+
+def _component(rubric: Rubric, item: CriterionGrade) -> str:
+    """Which of the earlier grader's four parts a criterion belongs to; analysis where nothing says."""
+    if any(criterion.id == item.id for criterion in rubric.for_model("code")):
+        return "technical"
+    words = f"{item.id} {item.title}".lower()
+    return next((part for part, signs in _COMPONENTS.items() if any(sign in words for sign in signs)), "analysis")
+
+
+def _points(items: Iterable[CriterionGrade]) -> float:
+    return sum(float(item.points or 0) for item in items)
+
+
+def _percent(items: Sequence[CriterionGrade]) -> float | None:
+    """None where the rubric has no such criterion: nothing is made up."""
+    most = sum(float(item.max_points) for item in items)
+    return round(100 * _points(items) / most, 2) if most else None
+
+
+def _said(items: Iterable[CriterionGrade], strong: bool | None = None) -> list[str]:
+    """Feedback of the criteria that went well, or didn't, or all."""
+    chosen = [item for item in items if strong is None or strong == (_points([item]) >= STRENGTH * item.max_points)]
+    return [f"{item.title}: {item.feedback}" for item in chosen if item.feedback and not item.leaks][:MOST]

@@ -1,0 +1,1 @@
+"""The grading desk's backend, and the script that Streamlit runs."""

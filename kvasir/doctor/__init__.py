@@ -1,0 +1,1 @@
+"""Whether a cluster's parts are there and fit together."""

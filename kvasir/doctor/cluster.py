@@ -1,0 +1,159 @@
+"""Looks a cluster over before work starts: configuration, broker, store, disks, and the workers' registrations.
+
+Leaves everything as it was: one message and 16 MB of random bytes go out and come back.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.catalogue import BY_NAME
+from engines.huggingface.weights import open_folder
+from engines.llamacpp.gguf_file import read_gguf
+from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
+from engines.mlx.folder import require_no_ignored_window
+from infra.broker import topology
+from infra.config.settings import ModelSettings, Settings
+from kvasir.connect import is_cluster, open_broker, open_stores
+from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.pairs import check_workers
+from kvasir.doctor.services import (
+    check_broker_itself,
+    check_clock,
+    check_journal_disk,
+    check_link,
+    check_other_clocks,
+    check_publishing,
+    check_redis,
+    check_slot_disk,
+    clock_difference_s,
+    read_redis,
+)
+from kvstore.connect import Stores
+from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
+from producers.words import plural
+
+if TYPE_CHECKING:
+    from infra.broker.rabbitmq import RabbitMQBroker
+
+_FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
+
+
+def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
+    """Every finding. `load` reads the settings; nothing is raised for what is found to be wrong."""
+    try:
+        settings = load()
+        cluster = is_cluster(settings)
+    except ConfigError as wrong:
+        yield error("configuration", str(wrong), "mend the setting that it names")
+        return
+    yield from _check_configuration(settings)
+    yield check_journal_disk(Path("results"))
+    if cluster:
+        yield from _check_cluster(settings)
+    else:
+        yield ok("broker", "none is configured: everything runs in this process")
+        for model in settings.models.values():
+            yield _check_local_model(model)
+        if any("llamacpp" in model.weights for model in settings.models.values()):
+            yield check_slot_disk()
+
+
+def _check_configuration(settings: Settings) -> Iterator[Finding]:
+    if not settings.models:
+        yield error("configuration", "no model is configured", 'add a table [models."NAME"] to kvasir.toml')
+        return
+    yield ok("configuration", f"read; models: {', '.join(sorted(settings.models))}")
+    for key in ("code_model", "feedback_model"):
+        try:
+            getattr(settings, key)()
+        except ConfigError as wrong:
+            yield warn("configuration", str(wrong), f"set {key} in [grading]; until then grade needs a flag")
+
+
+def _check_local_model(model: ModelSettings) -> Finding:
+    """Whether this machine can load it."""
+    try:
+        engine, weights = model.weights_for()
+        entry = BY_NAME[engine]
+        if entry.missing:
+            return error(model.name, f"the {engine} engine is not installed", entry.missing)
+        _check_weights(engine, weights, model.context)
+    except ConfigError as wrong:
+        return error(model.name, str(wrong), "mend its weights in kvasir.toml")
+    return ok(model.name, f"{engine} can load {weights}")
+
+
+def _check_weights(engine: str, weights: str, context: int) -> None:
+    """Raises ConfigError for files that are missing, damaged, or not for this engine. URLs and hub names pass."""
+    if engine == "mlx" and Path(weights.partition("?")[0]).expanduser().is_dir():
+        require_no_ignored_window(open_folder(weights), context)
+    if engine == "llamacpp" and not weights.startswith(("http://", "https://")):
+        name = weights.removeprefix("llama-server:").partition("?health_s=")[0]
+        check_dialect(read_gguf(find_gguf(name.removeprefix(SCHEME)) if name.startswith(SCHEME) else Path(name)))
+
+
+def _check_cluster(settings: Settings) -> Iterator[Finding]:
+    try:
+        broker = open_broker(settings, "doctor")
+    except (BrokerUnavailable, ConfigError) as away:
+        yield error("broker", str(away), _FIRST_STEP)
+    else:
+        try:
+            yield from _check_broker(broker, list(settings.models))
+        except BrokerUnavailable as away:
+            yield error("broker", str(away), _FIRST_STEP)
+        finally:
+            broker.close()
+    try:
+        stores = open_stores(settings)
+    except (StoreUnavailable, ConfigError) as away:
+        yield error("store", str(away), _FIRST_STEP)
+        return
+    try:
+        yield from _check_stores(settings, stores)
+    except StoreUnavailable as away:
+        yield error("store", str(away), _FIRST_STEP)
+    finally:
+        stores.close()
+
+
+def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding]:
+    yield from check_broker_itself(broker.server)
+    yield check_publishing(broker)
+    work = [spec.name for spec in topology.queues(models) if spec.exchange == topology.WORK]
+    absent = [name for name in work if broker.depth(name) is None]
+    if absent:
+        found = f"reached; of {plural(len(work), 'work queue')} {len(absent)} not declared yet"
+        yield warn("broker", found, "start a worker")
+    else:
+        yield ok("broker", f"reached; all {len(work)} work queues are there")
+    ends = {
+        topology.DEAD_LETTERS: ("dead letter", "", "read why they failed: kvasir dead list"),
+        topology.RESULTS_PARKED: ("result", " that nobody has fetched", "run its batch's command again"),
+    }
+    for queue, (noun, which, todo) in ends.items():
+        depth = broker.depth(queue)
+        if depth and depth.ready:
+            yield warn("broker", f"{plural(depth.ready, noun)}{which}", todo)
+
+
+def _check_stores(settings: Settings, stores: Stores) -> Iterator[Finding]:
+    url = settings.store_url_with_secret()
+    info, saves = read_redis(url)
+    yield ok("store", f"reached; Redis {info['redis_version']}")
+    yield from check_redis(info, saves)
+    yield check_link(url)
+    registrations = stores.cluster_state.registrations()
+    yield check_clock(clock_difference_s(stores.cluster_state.now))
+    if registrations:
+        yield check_other_clocks()
+    if any(
+        registration.engine == "llamacpp" and registration.host == socket.gethostname()
+        for registration in registrations
+    ):
+        yield check_slot_disk()
+    yield from check_workers(settings, registrations, stores.cluster_state.get_sketch)

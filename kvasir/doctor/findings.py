@@ -1,0 +1,35 @@
+"""What doctor found: a level, what it is, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warn", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `kvasir doctor`."""
+
+    level: Level
+    subject: str  # configuration, broker, store, or a model's name
+    what: str
+    todo: str = ""
+    # Of a pair of workers, for each layer: how far K and V are apart and what rounding makes, as shares of their norms.
+    layers: tuple[dict[str, float], ...] = ()
+
+
+def ok(subject: str, what: str) -> Finding:
+    """All is well."""
+    return Finding("ok", subject, what)
+
+
+def warn(subject: str, what: str, todo: str) -> Finding:
+    """It works, but not as it could."""
+    return Finding("warn", subject, what, todo)
+
+
+def error(subject: str, what: str, todo: str) -> Finding:
+    """Jobs will fail, wait for ever, or be answered wrongly."""
+    return Finding("error", subject, what, todo)

@@ -1,0 +1,229 @@
+"""Checks what the workers registered: who serves a model, whether each pair can transfer KV, and on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from engines.catalogue import BY_NAME
+from engines.sketch import Agreement, compare, read
+from engines.worker_info import MEND_ROPE, different_rope, ignored_window
+from infra.config.settings import MachineSettings, ModelSettings, Settings
+from kvasir.doctor.findings import Finding, error, ok, warn
+from messages.errors import KVTransferFailed
+from messages.workers import WorkerInfo
+
+_GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
+_MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
+_OBSERVED = "observed-"  # a tokenizer known only by what it makes of a sample
+
+
+Fetch = Callable[[str], bytes | None]
+
+
+def check_workers(
+    settings: Settings, registrations: Sequence[WorkerInfo], fetch: Fetch = lambda _: None
+) -> Iterator[Finding]:
+    """One model after another, then each worker's device. `fetch` gives a sketch by its name."""
+    for model in settings.models.values():
+        yield from _check_model(
+            settings, model, [registration for registration in registrations if registration.model == model.name], fetch
+        )
+    for registration in registrations:
+        yield from _check_device(settings, registration)
+        if registration.model not in settings.models:
+            yield warn(
+                registration.model,
+                f"{_called(registration)} serves a model that this configuration does not have",
+                f'add [models."{registration.model}"], or stop the worker',
+            )
+
+
+def _check_model(
+    settings: Settings, model: ModelSettings, registrations: Sequence[WorkerInfo], fetch: Fetch
+) -> Iterator[Finding]:
+    prefills = [registration for registration in registrations if registration.role == "prefill"]
+    decodes = [registration for registration in registrations if registration.role == "decode"]
+    if not prefills or not decodes:
+        yield _unserved(settings, model, bool(prefills), bool(decodes))
+    for prefill, decode in _different(product(prefills, decodes)):
+        yield _check_pair(model, prefill, decode, fetch)
+        if decode.context < prefill.context:
+            yield warn(
+                model.name,
+                f"prefill takes prompts of {prefill.context:,} tokens, and {_called(decode)} {decode.context:,}",
+                "start both with the same --context",
+            )
+
+
+def _unserved(settings: Settings, model: ModelSettings, prefill: bool, decode: bool) -> Finding:
+    absent = [role for role, there in (("prefill", prefill), ("decode", decode)) if not there]
+    todo = " and ".join(f"kvasir {role}-worker --model {model.name}" for role in absent)
+    grades = model.name in (settings.grading.code_model, settings.grading.feedback_model)
+    level = error if grades or prefill or decode else warn
+    return level(model.name, f"no {' and no '.join(absent)} worker serves it: its jobs wait for ever", f"start {todo}")
+
+
+def _different(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[tuple[WorkerInfo, WorkerInfo]]:
+    """One pair of each kind: ten equal decode workers are one finding."""
+    seen = set()
+    for prefill, decode in pairs:
+        kind = tuple(
+            (c.engine, c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch) for c in (prefill, decode)
+        )
+        if kind not in seen:
+            seen.add(kind)
+            yield prefill, decode
+
+
+def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> Finding:
+    pair = f"{prefill.engine} to {decode.engine}"
+    for registration in (prefill, decode):
+        if not registration.transfers_kv or not registration.fingerprint:
+            return _check_without_kv_transfer(model, pair, registration)
+    if _tokenizers_differ(prefill, decode):
+        return error(
+            model.name,
+            f"{pair}: different tokenizers ({prefill.tokenizer:.12} and {decode.tokenizer:.12}): the decoder "
+            "would read other words than were sent",
+            "give both workers conversions of one model",
+        )
+    if _shape(prefill) and _shape(decode) and _shape(prefill) != _shape(decode):
+        ignored = ignored_window((prefill.engine, prefill.layout), (decode.engine, decode.layout))
+        return error(
+            model.name,
+            f"{pair}: KV caches of different shapes ({_shape(prefill)}; and {_shape(decode)}): "
+            f"{ignored or 'they are not conversions of the same weights'}; every prompt is computed twice",
+            _mend_shapes(model, prefill, decode),
+        )
+    if prefill.fingerprint == decode.fingerprint and (prefill.sketch or decode.sketch):
+        return _check_agreement(model, pair, prefill, _agreement(prefill, decode, fetch))
+    if prefill.fingerprint == decode.fingerprint:
+        because = ", because same_weights says that it may" if prefill.engine != decode.engine else ""
+        return ok(model.name, f"{pair}: hands its KV cache over{because} (family {prefill.fingerprint:.12})")
+    if {prefill.engine, decode.engine} <= set(model.same_weights) and prefill.engine != decode.engine:
+        # Another RoPE, or one of them was started without it.
+        if rope := different_rope((prefill.engine, prefill.layout), (decode.engine, decode.layout)):
+            return error(model.name, f"{pair}: {rope}; every prompt is computed twice", MEND_ROPE)
+        return error(
+            model.name,
+            f"{pair}: same_weights says that they may share KV caches, but they go by different families "
+            f"({prefill.fingerprint:.12} and {decode.fingerprint:.12}); every prompt is computed twice",
+            "start both workers again with this configuration",
+        )
+    return error(
+        model.name,
+        f"{pair}: other weights or shapes (KV families {prefill.fingerprint:.12} and {decode.fingerprint:.12}); every "
+        "prompt is computed twice",
+        _mend_families(model, prefill, decode),
+    )
+
+
+def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> Agreement:
+    """What the decode worker makes of the prefill worker's sketch."""
+    bodies = [(each.sketch and fetch(each.sketch), each.sketch) for each in (decode, prefill)]
+    if not all(body for body, _ in bodies):
+        return Agreement("what they compute was not compared, since the store does not hold a sketch of each")
+    try:
+        ours, theirs = (read(body, name) for body, name in bodies if body)
+    except KVTransferFailed as unreadable:
+        return Agreement(str(unreadable))
+    return compare(ours, theirs)
+
+
+def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, found: Agreement) -> Finding:
+    layers = tuple({"k": keys, "v": values, "rounding": rounding} for keys, values, rounding in found.layers)
+    if found.why:
+        refused = error(model.name, f"{pair}: {found.why}; every prompt is computed twice", _MEND_SKETCH)
+        return replace(refused, layers=layers)
+    worst = max(range(len(layers)), key=lambda layer: max(layers[layer]["k"], layers[layer]["v"]))
+    most, rounding = max(layers[worst]["k"], layers[worst]["v"]), layers[worst]["rounding"]
+    said = ", which results call rounded" if found.rounded else ""
+    what = f"{pair}: hands its KV cache over (family {prefill.fingerprint:.12}); keys and values differ by "
+    return replace(
+        ok(model.name, f"{what}{most:.2%} in layer {worst}, rounding makes {rounding:.2%}{said}"), layers=layers
+    )
+
+
+def _shape(registration: WorkerInfo) -> str:
+    """Layers, heads and windows of its KV cache, without the dtype; "" where an older worker doesn't say."""
+    return registration.layout.partition(";")[0]
+
+
+def _mend_shapes(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo) -> str:
+    if {prefill.engine, decode.engine} <= set(model.same_weights):
+        return f'take them out of same_weights in [models."{model.name}"], or give both conversions of one model'
+    return "give both workers the same model, or serve one of them under another model name"
+
+
+def _mend_families(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo) -> str:
+    if prefill.engine == decode.engine:
+        return "give both workers the same file, or serve one of them under another model name"
+    engines = ", ".join(f'"{name}"' for name in sorted({prefill.engine, decode.engine}))
+    return f'if they are conversions of the same weights, say so: same_weights = [{engines}] in [models."{model.name}"]'
+
+
+def _tokenizers_differ(prefill: WorkerInfo, decode: WorkerInfo) -> bool:
+    known = [t for t in (prefill.tokenizer, decode.tokenizer) if t and not t.startswith(_OBSERVED)]
+    return len(known) == 2 and known[0] != known[1]
+
+
+def _check_without_kv_transfer(model: ModelSettings, pair: str, registration: WorkerInfo) -> Finding:
+    why = registration.notes or f"{registration.engine} has no KV cache to transfer"
+    what = f"{pair}: no KV transfer, the decoder does every prompt: {why}"
+    entry = BY_NAME.get(registration.engine)
+    if entry and entry.capabilities.exports_kv:
+        return warn(model.name, what, "see that worker's log; `kvasir engines` says what it can do at its best")
+    others = sorted(name for name in model.weights if (e := BY_NAME.get(name)) and e.capabilities.exports_kv)
+    todo = f"--engine {others[0]} at both ends would transfer KV" if others else _engine_that_would(registration)
+    return warn(model.name, what, todo)
+
+
+def _engine_that_would(registration: WorkerInfo) -> str:
+    if registration.engine == "ollama":
+        return (
+            f"--engine llamacpp --weights ollama:{registration.model} at both ends would transfer KV, "
+            "if that is its name there"
+        )
+    return "choose an engine that transfers KV: kvasir engines"
+
+
+def _check_device(settings: Settings, registration: WorkerInfo) -> Iterator[Finding]:
+    for machine in _machines_of(settings, registration):
+        expected = _GPU_PLATFORMS.get(machine.platform, "")
+        if expected and registration.device == "cpu":
+            yield error(
+                registration.model,
+                f"{_called(registration)} computes on the CPU of {machine.name}, which has a GPU ({machine.platform})",
+                _mend_device(registration, expected),
+            )
+            return
+
+
+def _mend_device(registration: WorkerInfo, expected: str) -> str:
+    if registration.engine == "llamacpp":
+        return f"put a {expected.upper()} build of llama-server on its PATH, and --weights llama-server:FILE.gguf"
+    return f"install the {expected.upper()} build of what {registration.engine} runs on there"
+
+
+def _machines_of(settings: Settings, registration: WorkerInfo) -> list[MachineSettings]:
+    """The machine whose name or host was registered; else one that is configured for just this, if all such have a
+    GPU: an address in the configuration says nothing of the host's own name."""
+    machines = list(settings.machines.values())
+    host = _short(registration.host)
+    named = [machine for machine in machines if host in (_short(machine.name), _short(machine.host))]
+    if named:
+        return named
+    serves = (registration.role, registration.model)
+    fitting = [each for each in machines if any((role.role, role.model) == serves for role in each.roles)]
+    return fitting if all(machine.platform in _GPU_PLATFORMS for machine in fitting) else []
+
+
+def _short(host: str) -> str:
+    """`Spark1.local` as `spark1`; an address stays whole."""
+    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
+
+
+def _called(registration: WorkerInfo) -> str:
+    return f"{registration.role} worker {registration.worker_id} ({registration.engine})"

@@ -1,0 +1,231 @@
+"""What doctor finds at the broker, at the store, and on this machine's disks; and how fast the link to the store is."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from infra.broker import topology
+from infra.broker.base import Broker, Message
+from kvasir.doctor.findings import Finding, error, ok, warn
+from kvstore.redis.client import errors_mapped, open_client, place
+from messages.errors import BrokerUnavailable, ConfigError, NoQueue, StoreUnavailable
+
+OLDEST_RABBITMQ = (3, 10)
+_NEEDED = ("publisher_confirms", "consumer_cancel_notify", "connection.blocked")
+_CONFIRM_WITHIN_S = 10.0
+
+CLOCKS_DIFFER_S = 2.0
+
+LINK_BYTES = 16_000_000
+_LINK_VALUES = 4  # values of 4 MB in one pipeline, as blocks travel
+_LINK_KEY_TTL_S = 60
+_SLOW_LINK_BYTES_PER_S = 100e6
+
+_JOURNAL_BYTES = 1e9
+_SLOT_BYTES = 4e9
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def check_broker_itself(server: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the properties of a connection tell of a RabbitMQ."""
+    product, version = str(server.get("product", "an unknown broker")), str(server.get("version", "?"))
+    can = server.get("capabilities") or {}
+    absent = [name for name in _NEEDED if not can.get(name)]
+    cluster = str(server.get("cluster_name", ""))
+    called = f"{product} {version}" + (f", cluster {cluster}" if cluster else "")
+    if absent:
+        yield error("broker", f"{called}: it lacks {', '.join(absent)}", "put a RabbitMQ of 3.10 or newer there")
+    elif _numbers(version) < OLDEST_RABBITMQ:
+        yield error("broker", f"{called} is older than what this was tested with", "upgrade it to 3.10 or newer")
+    else:
+        yield Finding(
+            "ok",
+            "broker",
+            f"{called}, with confirms; AMQP does not tell which feature flags are on",
+            "before an upgrade of the broker: rabbitmqctl list_feature_flags, and enable_feature_flag all",
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`3.10.8-rc.1` as (3, 10, 8); () for what is no version, which counts as too old."""
+    parts = version.partition("-")[0].split(".")
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+
+def check_publishing(broker: Broker, within_s: float = _CONFIRM_WITHIN_S) -> Finding:
+    """Publish to a queue of our own and wait for the confirm: what an alarm would stop.
+
+    Twice, because a broker under an alarm stops a connection only once it has published.
+    """
+    name = f"doctor-{secrets.token_hex(8)}"
+    queue = topology.reply_queue(name)
+    try:
+        queue = broker.open_reply_queue(name)
+        broker.publish(topology.reply(queue), Message(b"doctor"), timeout_s=within_s)
+        started = time.monotonic()
+        broker.publish(topology.reply(queue), Message(b"doctor"), timeout_s=within_s)
+        took_ms = 1000 * (time.monotonic() - started)
+        return ok("broker", f"takes messages: one was stored and confirmed in {took_ms:.0f} ms; no alarm")
+    except NoQueue:
+        return warn("broker", "nothing of Kvasir's is declared there yet", "start a worker, or submit: both declare it")
+    except BrokerUnavailable as away:
+        if getattr(broker, "blocked", False):
+            what = "an alarm (memory or disk) blocks publishers: no job is taken, and no result can be sent"
+            return error("broker", what, "on its machine: rabbitmq-diagnostics alarms; free disk or memory there")
+        return error("broker", f"it does not take messages: {away}", "on its machine: rabbitmq-diagnostics status")
+    except ConfigError as refused:
+        return warn("broker", f"this user may not publish: {refused}", "see: python -m infra.deploy.permissions")
+    finally:
+        # Else it could not be made either, or nothing can be done about it.
+        with suppress(BrokerUnavailable, ConfigError):
+            broker.delete_queue(queue)
+
+
+def check_clock(difference_s: float) -> Finding:
+    """The store's clock minus this machine's."""
+    if abs(difference_s) < CLOCKS_DIFFER_S:
+        return ok("clocks", f"the store's is this machine's ({difference_s:+.1f} s)")
+    return warn(
+        "clocks",
+        f"the store's differs from this machine's by {difference_s:+,.0f} s: deadlines go by the store's",
+        "let all machines keep time by NTP",
+    )
+
+
+def check_other_clocks() -> Finding:
+    """What can't be known from here."""
+    return Finding(
+        "ok",
+        "clocks",
+        "those of the workers' machines can't be read from here: registrations go by the store's clock. Only hours and "
+        "the times in logs go by a machine's own",
+        "on each machine: timedatectl (Linux), sntp time.apple.com (macOS)",
+    )
+
+
+def clock_difference_s(store_now: Any) -> float:
+    """`store_now()` minus this machine's clock in the middle of the call."""
+    before = time.time()
+    there = float(store_now())
+    return there - (before + time.time()) / 2
+
+
+def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
+    """What `INFO` and the setting `save` say of how Redis treats a full memory, and whether it writes to disk."""
+    limit, policy = int(info.get("maxmemory", 0)), str(info.get("maxmemory_policy", ""))
+    if not limit:
+        yield warn("store", "maxmemory is not set: prefill can't tell when it is full", "redis: maxmemory 128gb, or so")
+    if policy != "noeviction":
+        yield error(
+            "store",
+            f"maxmemory-policy is {policy}: it throws away KV caches that waiting jobs need, and registrations",
+            "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
+        )
+    if saves or info.get("aof_enabled"):
+        yield warn(
+            "store",
+            f"it writes KV caches to disk ({'appendonly yes' if info.get('aof_enabled') else f'save {saves}'}), "
+            "and may need twice the memory meanwhile",
+            'redis.conf: save "" and appendonly no: everything in it can be computed again',
+        )
+    if limit and policy == "noeviction" and not saves and not info.get("aof_enabled"):
+        yield ok(
+            "store", f"{int(info['used_memory']) / 1e9:.2f} of {limit / 1e9:.1f} GB used; noeviction, no persistence"
+        )
+
+
+def read_redis(url: str) -> tuple[dict[str, Any], str]:
+    """`INFO`, and the setting `save` ("" where reading it is forbidden). Raises StoreUnavailable."""
+    client: Any = open_client(url)
+    try:
+        with errors_mapped(place(url)):
+            info, saves = client.info(), ""
+            with suppress(ResponseError):  # managed services forbid it
+                saves = str(client.config_get("save").get("save", ""))
+            return info, saves
+    finally:
+        client.close()
+
+
+def check_link(url: str, size_bytes: int = LINK_BYTES) -> Finding:
+    """Put random bytes into the store, get them back, delete them. Raises StoreUnavailable."""
+    client: Any = open_client(url)
+    try:
+        with errors_mapped(place(url)):
+            put_s, get_s = _time_link(client, size_bytes)
+    except StoreUnavailable as refused:
+        if "is full" in str(refused):
+            return error("store", str(refused), "kvasir status says what is in it; redis-cli CONFIG SET maxmemory")
+        if "refused a command" in str(refused):
+            todo = "try it as a user that may SET, GET and UNLINK doctor:*"
+            return warn("store", f"its link was not timed: {refused}", todo)
+        raise
+    finally:
+        client.close()
+    return link_finding(size_bytes / put_s, size_bytes / get_s)
+
+
+def _time_link(client: Any, size_bytes: int) -> tuple[float, float]:
+    """Seconds to put and to get so many bytes. The keys have a TTL, so that a cut connection leaves none for long."""
+    data = os.urandom(size_bytes // _LINK_VALUES)
+    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(_LINK_VALUES)]
+    client.ping()  # connecting and logging in are not what is measured
+    try:
+        put, get = client.pipeline(transaction=False), client.pipeline(transaction=False)
+        for key in keys:
+            put.set(key, data, ex=_LINK_KEY_TTL_S)
+            get.get(key)
+        return _seconds(put), _seconds(get)
+    finally:
+        client.unlink(*keys)
+
+
+def _seconds(pipeline: Any) -> float:
+    started = time.monotonic()
+    pipeline.execute()
+    return max(1e-6, time.monotonic() - started)
+
+
+def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:
+    """What a link of this speed means for a KV transfer."""
+    what = f"link from this machine: put {put_bytes_per_s / 1e6:,.0f} MB/s, get {get_bytes_per_s / 1e6:,.0f} MB/s"
+    slower = min(put_bytes_per_s, get_bytes_per_s)
+    if slower >= _SLOW_LINK_BYTES_PER_S:
+        return ok("store", what)
+    return warn(
+        "store",
+        f"{what}: the KV cache of a long prompt (2 GB) needs {2e9 / slower:,.0f} s each way",
+        "see that the URL names the 10 Gb/s address and not Wi-Fi; iperf3 between the two machines",
+    )
+
+
+def check_journal_disk(results: Path) -> Finding:
+    """Room for journals and reports in `results`; the nearest folder above it that exists counts."""
+    folder = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
+    return disk_finding("journals and reports", folder, shutil.disk_usage(folder).free, _JOURNAL_BYTES)
+
+
+def check_slot_disk() -> Finding:
+    """Room for llama.cpp's slot files on this machine: in shared memory, or in the folder of temporary files."""
+    folders = [path for path in (_SHARED_MEMORY, Path(tempfile.gettempdir())) if path.is_dir()]
+    free, folder = max((shutil.disk_usage(path).free, path) for path in folders)
+    return disk_finding("slot files of llama.cpp, each as large as a prompt's KV cache", folder, free, _SLOT_BYTES)
+
+
+def disk_finding(use: str, folder: Path, free_bytes: float, wanted_bytes: float) -> Finding:
+    """Whether that is enough: an error where it is less than a tenth of it."""
+    what = f"{free_bytes / 1e9:,.1f} GB free in {folder} for {use}"
+    if free_bytes >= wanted_bytes:
+        return ok("disk", what)
+    level = error if free_bytes < wanted_bytes / 10 else warn
+    return level("disk", f"{what}; {wanted_bytes / 1e9:,.0f} GB would be enough", f"free some: df -h {folder}")

@@ -1,0 +1,279 @@
+"""`kvasir doctor --try`: sends made-up jobs through every live pair of workers, and says what each KV transfer did.
+
+Jobs can't be addressed to a worker. So rounds of as many jobs as there are workers of the larger stage are sent, until
+each pair has had one, or four times as many jobs as there are pairs have been sent.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+
+from engines.catalogue import BY_NAME
+from infra.broker import topology
+from kvasir.doctor.findings import Finding, Level, error, warn
+from messages.errors import BrokerUnavailable
+from messages.jobs import JobResult, KVTransfer, PrefillJob, Sampling, user_prompt
+from messages.workers import Role, WorkerInfo
+from producers.client import Client
+from producers.words import plural
+
+PROMPT_TOKENS = 2000
+ANSWER_TOKENS = 64
+JOBS_PER_PAIR = 4
+_LATE_S = 5.0  # after its deadline a job's result says that it has expired
+
+_WHAT = ("river", "ferry", "bridge", "market", "garden", "school", "library", "harbour")
+_WHERE = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
+_HOW = ("total", "mean", "largest", "smallest", "median", "spread", "count", "first")
+
+Pair = tuple[str, str]  # worker ids: prefill, decode
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one job showed of the pair that it met. A rate of 0 was not measured."""
+
+    level: Level
+    model: str
+    prefill: str  # worker id
+    prefill_device: str
+    decode: str
+    decode_device: str
+    kv_transfer: KVTransfer
+    found: str  # why there was no KV transfer, or what is wrong; "" if all is well
+    prompt_tokens: int
+    transferred_tokens: int
+    evaluated_tokens: int  # of the prompt, by the decoder's own counter
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    kv_bytes: int
+    put_bytes_per_s: float  # at least: saving, cutting, and being taken by the decoder are in it
+    get_bytes_per_s: float
+    total_s: float  # from submission to the finished answer
+    todo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Everything that was seen of one model."""
+
+    trials: tuple[Trial, ...]
+    findings: tuple[Finding, ...]  # pairs that no job met, and what kept jobs from running
+    job_ids: tuple[str, ...] = ()  # that were sent
+
+    @property
+    def failed(self) -> bool:
+        """Whether a KV transfer that should work did not, or a job failed."""
+        levels = [trial.level for trial in self.trials] + [finding.level for finding in self.findings]
+        return "error" in levels
+
+
+def served(client: Client) -> list[str]:
+    """The configured models that have live workers of both stages."""
+    registrations = client.workers()
+    return [m for m in client.models if _live(registrations, m, "prefill") and _live(registrations, m, "decode")]
+
+
+def try_model(client: Client, model: str, wait_s: float, registrations_within_s: float = 0.0) -> Tried:
+    """Send jobs of the `now` lane until every live pair was met; `wait_s` bounds the wait for each round.
+
+    Workers that have just been started may take `registrations_within_s` to register. Leaves nothing behind at the
+    broker. Raises BrokerUnavailable, NoQueue.
+    """
+    registrations = _registrations(client, model, registrations_within_s)
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    absent = [role for role in roles if not _live(registrations, model, role)]
+    off = [
+        warn(
+            model,
+            f"{registration.worker_id} is left out: {registration.off}",
+            f"kvasir resume {registration.worker_id}",
+        )
+        for registration in registrations
+        if registration.model == model and registration.off
+    ]
+    if absent:
+        todo = " and ".join(f"kvasir {role}-worker --model {model}" for role in absent)
+        return Tried((), (*off, error(model, f"no {' and no '.join(absent)} worker takes jobs", f"start {todo}")))
+    tried = _Rounds(client, model, registrations, wait_s).run()
+    return replace(tried, findings=(*off, *tried.findings))
+
+
+def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
+    """One job's result as a line. `registrations`: of the workers that were alive when it was sent."""
+    by_id = {registration.worker_id: registration for registration in registrations}
+    prefill, decode = by_id.get(result.prefill.worker_id), by_id.get(result.decode.worker_id)
+    level, found, todo = _verdict(result, prefill, decode)
+    put, done = result.prefill, result.decode
+    # What was put is the job's suffix; a template's first tokens may have lain there already.
+    size = put.put_bytes * done.transferred_tokens // put.computed_tokens if put.computed_tokens else 0
+    return Trial(
+        level=level,
+        model=result.model,
+        prefill=put.worker_id,
+        prefill_device=prefill.device if prefill else "",
+        decode=done.worker_id,
+        decode_device=decode.device if decode else "",
+        kv_transfer=done.kv_transfer,
+        found=found,
+        prompt_tokens=done.prompt_tokens,
+        transferred_tokens=done.transferred_tokens,
+        evaluated_tokens=done.evaluated_tokens,
+        prefill_tokens_per_s=_rate(put.computed_tokens, put.prefill_s),
+        decode_tokens_per_s=_rate(done.completion_tokens - 1, done.total_s - done.ttft_s),
+        kv_bytes=size,
+        put_bytes_per_s=_rate(put.put_bytes, _put_window_s(result)),
+        get_bytes_per_s=_rate(size, done.get_s),
+        total_s=done.total_s,
+        todo=todo,
+    )
+
+
+def _verdict(result: JobResult, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> tuple[Level, str, str]:
+    """(level, what was found, what to do)."""
+    done = result.decode
+    if result.error or result.state != "succeeded":
+        why = result.error.message if result.error else "nobody took it in time"
+        return "error", f"the job {result.state}: {why}", "see kvasir status, and the workers' logs"
+    left = done.prompt_tokens - done.transferred_tokens
+    if done.evaluated_tokens != left:
+        found = f"the decoder evaluated {done.evaluated_tokens:,} tokens of the prompt, and {left:,} were left to it"
+        return "error", found, "see the decode worker's log: its engine did not use what was transferred"
+    if done.kv_transfer != "none":
+        return "ok", "", ""
+    if _should_kv_transfer(result.model, prefill, decode):
+        return "error", f"no KV transfer: {done.why_none}", "both workers proved it when they started: see their logs"
+    return "warn", f"no KV transfer: {done.why_none}", "kvasir doctor says what would transfer KV"
+
+
+def _should_kv_transfer(model: str, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> bool:
+    """By the registrations. Of a decode worker that took another model's job they tell nothing."""
+    if prefill is None or decode is None or decode.model != model:
+        return False
+    return prefill.transfers_kv and decode.transfers_kv and prefill.fingerprint == decode.fingerprint != ""
+
+
+def _put_window_s(result: JobResult) -> float:
+    """Within which all KV went into the store: after computing, or from its beginning where the engine overlaps both.
+
+    The report's `put_s` is what was left to put when the engine returned: dividing by it would flatter the link.
+    """
+    entry = BY_NAME.get(result.prefill.engine)
+    overlaps = bool(entry and entry.capabilities.blocks_while_computing)
+    since_taken_s = result.decode.queue_s - result.prefill.queue_s
+    return since_taken_s if overlaps else since_taken_s - result.prefill.prefill_s
+
+
+def _rate(amount: float, seconds: float) -> float:
+    return amount / seconds if amount > 0 and seconds > 0 else 0.0
+
+
+class _Rounds:
+    """Rounds of jobs of one batch, until every pair was met."""
+
+    def __init__(self, client: Client, model: str, registrations: Sequence[WorkerInfo], wait_s: float) -> None:
+        self._client = client
+        self._model = model
+        self._registrations = registrations
+        self._wait_s = wait_s
+        self._prefills, self._decodes = (_live(registrations, model, role) for role in ("prefill", "decode"))
+        pairs = product(self._prefills, self._decodes)
+        self._unmet = {(prefill.worker_id, decode.worker_id) for prefill, decode in pairs}
+        self._left = JOBS_PER_PAIR * len(self._unmet)
+        self._trials: list[Trial] = []
+        self._job_ids: list[str] = []
+
+    def run(self) -> Tried:
+        late: tuple[Finding, ...] = ()
+        failed = False  # without having met a decode worker
+        while self._unmet and self._left and not late and not failed:
+            late = self._round(min(self._left, max(len(self._prefills), len(self._decodes))))
+            failed = any(trial.level == "error" and not trial.decode for trial in self._trials)
+        return Tried(tuple(self._trials), (*late, *self._not_met()), tuple(self._job_ids))
+
+    def _round(self, size: int) -> tuple[Finding, ...]:
+        """Send `size` jobs side by side; a finding if some were not answered in time."""
+        batch = f"doctor-{secrets.token_hex(8)}"
+        jobs = [self._job(batch, number) for number in range(size)]
+        self._job_ids += [job.job_id for job in jobs]
+        self._left -= size
+        answered = 0
+        try:
+            self._client.submit(jobs)
+            for result in self._client.gather(batch, [job.job_id for job in jobs], self._wait_s + _LATE_S):
+                answered += 1
+                self._note(judge(result, self._registrations))
+        finally:
+            if answered < size:
+                self._leave(batch)
+        if answered == size:
+            return ()
+        what = f"{size - answered} of {plural(size, 'job')} had no answer within {self._wait_s:.0f} s"
+        return (error(self._model, what, "kvasir status says who is busy; --wait SECONDS waits longer"),)
+
+    def _job(self, batch: str, number: int) -> PrefillJob:
+        tokens = min(
+            [PROMPT_TOKENS, *(registration.context // 2 for registration in (*self._prefills, *self._decodes))]
+        )
+        letters = next(
+            (registration.chars_per_token for registration in self._prefills if registration.chars_per_token), 4.0
+        )
+        answer = Sampling(min(ANSWER_TOKENS, max(1, tokens // 2)), temperature=0.0)
+        text = made_up_text(int(tokens * letters))
+        deadline = self._client.cluster_state.now() + self._wait_s
+        return self._client.new_job(
+            batch, f"try-{number}", self._model, user_prompt("", text), answer, lane="now", deadline=deadline
+        )
+
+    def _note(self, trial: Trial) -> None:
+        """A pair's first job is its line; a later one only if it went wrong, or met nobody that was expected."""
+        pair = (trial.prefill, trial.decode)
+        if trial.level == "error" or pair not in {(seen.prefill, seen.decode) for seen in self._trials}:
+            self._trials.append(trial)
+        self._unmet.discard(pair)
+
+    def _leave(self, batch: str) -> None:
+        """Whoever still holds one of these jobs drops it, and no queue stays."""
+        with suppress(BrokerUnavailable):
+            self._client.cancel(batch)
+            self._client.broker.delete_queue(topology.reply_queue(batch))
+
+    def _not_met(self) -> Iterator[Finding]:
+        for prefill, decode in sorted(self._unmet):
+            what = f"no job went from {prefill} to {decode}: others were quicker to take them"
+            yield warn(self._model, what, "try again, or kvasir pause one of the others meanwhile")
+
+
+def made_up_text(characters: int) -> str:
+    """A text of about so many characters, code and prose, that no store has seen: its first line differs each time."""
+    dice = random.Random(secrets.token_bytes(16))
+    text = f"Text {secrets.token_hex(8)}, made up. Say in a few sentences what the code in it does.\n"
+    while len(text) < characters:
+        what, where, how = dice.choice(_WHAT), dice.choice(_WHERE), dice.choice(_HOW)
+        text += f"def {how}(values: list[float]) -> float:\n    return {how}(value for value in values)\n"
+        text += f"The {what} was seen again {where}, and nobody could say whether it would stay until spring.\n"
+    return text[:characters]
+
+
+def _registrations(client: Client, model: str, within_s: float) -> list[WorkerInfo]:
+    """All registrations, once both stages of the model have one, or after `within_s`."""
+    deadline = time.monotonic() + within_s
+    registrations = client.workers()
+    while time.monotonic() < deadline and {"prefill", "decode"} - {c.role for c in registrations if c.model == model}:
+        time.sleep(0.1)
+        registrations = client.workers()
+    return registrations
+
+
+def _live(registrations: Sequence[WorkerInfo], model: str, role: Role) -> list[WorkerInfo]:
+    return [
+        registration
+        for registration in registrations
+        if registration.model == model and registration.role == role and not registration.off
+    ]

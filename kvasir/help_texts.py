@@ -1,0 +1,58 @@
+"""What `--help` shows beside each command's own words: an example of every command, and whole summaries."""
+
+from __future__ import annotations
+
+import click
+
+COMPLETION = 'eval "$(_KVASIR_COMPLETE=bash_source kvasir)"'
+
+EXAMPLES = {
+    "demo": ["kvasir demo"],
+    "grade": [
+        "kvasir grade submissions.zip --rubric rubric.yaml --dry-run",
+        "kvasir grade submissions/ --rubric rubric.yaml --solution solution.ipynb --out results/homework4",
+    ],
+    "submit": ["kvasir submit submissions/ --rubric rubric.yaml --out results/homework4 --deadline 07:30"],
+    "watch": ["kvasir watch results/homework4"],
+    "results": ["kvasir results results/homework4"],
+    "retry": ["kvasir retry results/homework4", "kvasir retry results/homework4 --only 48101,oakhollowozzie"],
+    "cancel": ["kvasir cancel results/homework4"],
+    "run": ["kvasir run prompts.jsonl --model qwen3-coder:30b --max-tokens 400"],
+    "ask": ['kvasir ask "Explain RoPE in one sentence." --model qwen3-coder:30b --stream'],
+    "status": ["kvasir status"],
+    "config": ["kvasir --config kvasir.toml config"],
+    "engines": ["kvasir engines"],
+    "doctor": ["kvasir doctor", "kvasir doctor --try qwen3-coder:30b"],
+    "plan": ["kvasir plan --submissions 300", "kvasir plan submissions/ --rubric rubric.yaml"],
+    "export": [
+        "kvasir export results/homework4 --format canvas --gradebook gradebook.csv --assignment 1234",
+        "kvasir export results/homework4 --format feedback --as html",
+    ],
+    "forget": ["kvasir forget results/homework4"],
+    "dead": ["kvasir dead list", "kvasir dead replay 3f2a"],
+    "dead list": ["kvasir dead list --model qwen3-coder:30b"],
+    "dead show": ["kvasir dead show 3f2a"],
+    "dead replay": ["kvasir dead replay --batch batch-20261101-5a60e1a6"],
+    "dead drop": ["kvasir dead drop 3f2a"],
+    "deploy": ["kvasir deploy --dry-run", "kvasir deploy upgrade --machine mac2"],
+    "logs": ["kvasir logs mac2"],
+    "prefill-worker": [
+        "kvasir prefill-worker --model qwen3-coder:30b --engine llamacpp --weights qwen3-coder-30b.gguf",
+    ],
+    "decode-worker": ["kvasir decode-worker --model qwen3-coder:30b --slots 4 --metrics-port 9100"],
+    "pause": ["kvasir pause mac2"],
+    "resume": ["kvasir resume mac2"],
+    "drain": ["kvasir drain mac2 --timeout 600"],
+    "top": ["kvasir top", "kvasir top results/homework4 --every 5"],
+    "ui": ["kvasir ui", "kvasir ui results/homework4 --port 8600"],
+}
+
+
+def complete(group: click.Group, before: str = "") -> None:
+    """Give every command of a group its example, and a summary that is not cut."""
+    for name, command in group.commands.items():
+        lines = EXAMPLES.get(f"{before}{name}", ())
+        command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+        command.short_help = command.get_short_help_str(limit=500)
+        if isinstance(command, click.Group):
+            complete(command, f"{name} ")

@@ -1,0 +1,1 @@
+"""A worker as a process, with its page."""

@@ -1,0 +1,139 @@
+"""A worker process's page: what `/health`, `/ready` and `/status` say, and the figures behind `/metrics`."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from infra.broker.base import Broker
+from infra.config.settings import Settings
+from kvstore.base import ClusterState
+from messages.errors import StoreUnavailable
+from messages.workers import Role, WorkerInfo
+from monitoring.energy import GpuCollector, PowerMeter, nvml_watts
+from monitoring.metrics import Metrics
+from monitoring.server import LOOPBACK, Page, PageServer
+from monitoring.worker_metrics import RegistrationCollector
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """Where the page is; `port` None: nowhere, 0: on a free port, which the log then names."""
+
+    port: int | None = None
+    host: str = LOOPBACK
+
+
+class WorkerPage:
+    """Knows what there is to tell of one worker. `loaded` is called once the worker can take jobs."""
+
+    def __init__(self, role: Role, model: str, models: Iterable[str]) -> None:
+        self.metrics = Metrics()
+        self.url = ""  # where it is served; "" if nowhere
+        self._role = role
+        self._model = model
+        self._others = tuple(models)  # whose jobs it may steal
+        self._started = time.monotonic()
+        self._registration: Callable[[], WorkerInfo] | None = None
+        self._broker: Broker | None = None
+        self._cluster_state: ClusterState | None = None
+        self.metrics.registry.register(RegistrationCollector(self.registration))
+
+    def loaded(self, registration: Callable[[], WorkerInfo], broker: Broker, cluster_state: ClusterState) -> None:
+        """The model is in memory: from now on the worker's registration is what counts."""
+        self._registration, self._broker, self._cluster_state = registration, broker, cluster_state
+        self.metrics.prepare(self._model, self._role)
+        for other in self._others:
+            self.metrics.prepare(other, self._role)
+        self.metrics.prepare_steals(self._others)
+
+    def registration(self) -> WorkerInfo | None:
+        """The worker's registration, or None while it is loading."""
+        return self._registration() if self._registration else None
+
+    def is_busy(self) -> bool:
+        """Whether it has a job in hand."""
+        registration = self.registration()
+        return bool(registration and registration.busy)
+
+    def page(self) -> Page:
+        """What the server asks."""
+        return Page(self.metrics.registry, self._health, self._why_not_ready, self._status)
+
+    def _health(self) -> dict[str, Any]:
+        registration = self.registration()
+        backend = f"{registration.engine} on {registration.device}" if registration else ""
+        return {
+            "status": "ok" if registration else "loading",
+            "model": self._model,
+            "loaded": bool(registration),
+            "backend": backend,
+        }
+
+    def _why_not_ready(self) -> list[str]:
+        if self._registration is None or self._broker is None or self._cluster_state is None:
+            return [f"{self._model} is still being loaded"]
+        reasons = [] if self._broker.connected else ["the broker can't be reached"]
+        try:
+            self._cluster_state.now()
+        except StoreUnavailable as error:
+            reasons.append(f"the store can't be reached: {error}")
+        return reasons
+
+    def _status(self) -> dict[str, Any]:
+        registration = self.registration()
+        known = asdict(registration) if registration else {"role": self._role, "model": self._model}
+        reasons = self._why_not_ready()
+        return {
+            **known,
+            "ready": not reasons,
+            "reasons": reasons,
+            "uptime_s": round(time.monotonic() - self._started, 1),
+        }
+
+
+@contextmanager
+def worker_page(
+    settings: Settings, options: PageOptions, role: Role, model: str, steal: Sequence[str] = ()
+) -> Iterator[WorkerPage]:
+    """A page, served while the block lasts; counting goes on without a server too. Raises ConfigError."""
+    page = WorkerPage(role, model, settings.models if "all" in steal else steal)
+    with ExitStack() as stack:
+        if options.port is not None:
+            watts = _declared_watts(settings)
+            registry = page.metrics.registry
+            registry.register(GpuCollector(socket.gethostname()))
+            stack.enter_context(PowerMeter(registry, socket.gethostname(), page.is_busy, watts, nvml_watts()))
+            server = stack.enter_context(PageServer(page.page(), options.host, options.port))
+            page.url = server.url
+            log.info("metrics, health, readiness and status are at %s", server.url)
+        yield page
+
+
+def _declared_watts(settings: Settings) -> float:
+    """Of the machine in the configuration that is this one, by name or by address; 0 if none is."""
+    name = socket.gethostname()
+    ours = [machine for machine in settings.machines.values() if machine.watts]
+    for machine in ours:
+        if name.split(".")[0] in (machine.name, machine.host.split(".")[0]) or _is_local(machine.host):
+            return machine.watts
+    return 0.0
+
+
+def _is_local(host: str) -> bool:
+    """Whether an address is one of this machine's: only those can be bound."""
+    if not host:
+        return False
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except (OSError, UnicodeError):
+        return False
+    return True

@@ -1,0 +1,207 @@
+"""A worker as a process: load, prove, serve, leave in good order."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from decode_worker.stealing.models import CachedModel, ModelCache, Stealable
+from decode_worker.worker import DecodeWorker
+from engines.base import EngineInfo, Loaded
+from engines.family import in_family
+from engines.proof import prove
+from engines.registry import Engine, EngineOptions, open_engine
+from engines.sketch import Sketches
+from engines.sketching import sketch_of
+from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text
+from infra.config.hours import Hours
+from infra.config.settings import ModelSettings, Settings
+from kvasir.connect import is_cluster, open_broker, open_stores
+from kvasir.worker.page import PageOptions, worker_page
+from kvasir.worker.stealables import memory_bytes, stealables, weights_bytes
+from kvstore.base import ClusterState, KVStore
+from kvstore.cache import CachedKVStore
+from kvstore.cluster_state import BestEffortClusterState
+from messages.errors import ConfigError, KvasirError
+from messages.jobs import KV_CHECK_EVERY, SHORT_PROMPT_TOKENS
+from messages.lifecycle import Event
+from messages.workers import Role
+from monitoring.events import fan_out
+from prefill_worker.worker import PrefillWorker
+
+log = logging.getLogger(__name__)
+
+Worker = PrefillWorker | DecodeWorker
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """What runs the model; "" and 0: as the model is configured."""
+
+    engine: str
+    weights: str
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """What a decode worker is told besides."""
+
+    slots: int = 0
+    kv_cache_gb: float = 2.0  # shared blocks kept in memory
+    steal: tuple[str, ...] = ()  # models whose jobs it may take besides its own; "all"
+    memory_gb: float = 0.0  # for the weights of all models in memory; 0: most of the machine's
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What one worker process serves, and with what."""
+
+    role: Role
+    model: str
+    choice: EngineChoice
+    page: PageOptions
+    hours: Hours  # in which it takes jobs
+    grace_s: float
+    decode: DecodeOptions = DecodeOptions()
+
+
+def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event], None]) -> None:
+    """Run a worker until SIGTERM or SIGINT. The first signal lets it finish, the second (or `grace_s`) hands back.
+
+    Raises ConfigError, BrokerUnavailable, StoreUnavailable if it can't start.
+    """
+    if not is_cluster(settings):
+        raise ConfigError("a worker needs the cluster: set KVASIR_BROKER_URL=amqp://… and KVASIR_STORE_URL=redis://…")
+    with ExitStack() as stack:
+        page = stack.enter_context(
+            worker_page(settings, options.page, options.role, options.model, options.decode.steal)
+        )
+        observe = fan_out(observe, page.metrics)
+        broker = open_broker(settings, f"{options.role} {options.model}")
+        stack.callback(broker.close)
+        stores = open_stores(settings)
+        stack.callback(stores.close)
+        engine, weights = _load(settings, options)
+        stack.callback(engine.close)
+        loaded = _checked(stores.cluster_state, options.model, engine)
+        services = (broker, _kv(stores.kv, options), stores.cluster_state, observe)
+        worker: Worker
+        if options.role == "prefill":
+            worker = PrefillWorker(options.model, loaded, *services, _short_tokens(settings, options.model))
+        else:
+            home = CachedModel(options.model, weights_bytes(weights), loaded)
+            others = _others(settings, options, engine, stores.cluster_state)
+            cache = ModelCache(home, others, memory_bytes(options.decode.memory_gb))
+            worker = DecodeWorker(cache, *services, _kv_check_every(settings, options.model))
+        page.loaded(worker.registration, broker, stores.cluster_state)
+        with _stopped_by_signals(worker, options.grace_s):
+            log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
+            worker.run(options.hours)
+        log.info("worker %s has left", worker.worker_id)
+
+
+def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
+    """The worker's engine, and the weights that it loaded."""
+    choice, configured = options.choice, settings.models.get(options.model)
+    if configured is None and not (choice.engine and choice.weights):
+        settings.model(options.model)  # raises, with what is configured
+    name, weights = choice.engine, choice.weights
+    if configured and not (name and weights):
+        name, default = configured.weights_for(choice.engine)
+        weights = weights or default
+    context = choice.context or (configured.context if configured else 0)
+    slots = 1 if options.role == "prefill" else options.decode.slots or (configured.slots if configured else 4)
+    threads = configured.threads if configured else 0
+    engine = open_engine(name, EngineOptions(weights, context, slots, threads))
+    return in_family(engine, options.model, configured.same_weights if configured else ()), weights
+
+
+def _short_tokens(settings: Settings, model: str) -> int:
+    configured = settings.models.get(model)
+    return configured.short_prompt_tokens if configured else SHORT_PROMPT_TOKENS
+
+
+def _kv_check_every(settings: Settings, model: str) -> int:
+    configured = settings.models.get(model)
+    return configured.kv_check_every if configured else KV_CHECK_EVERY
+
+
+def _others(settings: Settings, options: WorkerOptions, engine: Engine, cluster_state: ClusterState) -> list[Stealable]:
+    """What else this worker may serve, in its own number of slots."""
+
+    def load(model: ModelSettings, name: str, weights: str) -> Loaded[Engine]:
+        options = EngineOptions(weights, model.context, engine.info.slots, model.threads)
+        other: Engine = in_family(open_engine(name, options), model.name, model.same_weights)
+        try:
+            return _checked(cluster_state, model.name, other)
+        except KvasirError:
+            other.close()
+            raise
+
+    return stealables(settings, options.model, engine.info.engine, options.decode.steal, load)
+
+
+def _checked(cluster_state: ClusterState, model: str, engine: Engine) -> Loaded[Engine]:
+    """With its sketch, or why it transfers no KV. Raises ConfigError if it has other weights than its peers."""
+    check_family(cluster_state, model, engine.info)
+    why_no_kv, sketch = prove(engine, engine), None
+    if not why_no_kv:
+        try:
+            sketch = sketch_of(engine)
+        except KvasirError as error:
+            why_no_kv = f"what it computes could not be sketched: {error}"
+    if why_no_kv:
+        log.warning("this worker hands nothing of %s over: %s", model, why_no_kv)
+    return Loaded(engine, why_no_kv, Sketches(sketch, BestEffortClusterState(cluster_state)))
+
+
+def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:
+    """A worker keeps the class's blocks: a rubric crosses the network once to decode, and once to resume from."""
+    size = int(options.decode.kv_cache_gb * 1e9)
+    return CachedKVStore(kv, size) if size else kv
+
+
+def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> None:
+    """A queue serves one KV family: refuse to join workers whose caches ours could not read."""
+    ours = info.fingerprint
+    for registration in cluster_state.registrations():
+        if registration.model == model and ours and registration.fingerprint and registration.fingerprint != ours:
+            both = (registration.engine, registration.layout), (info.engine, kv_text(info))
+            already = f"{registration.role} worker {registration.worker_id} serves {model} already"
+            if window := ignored_window(*both):
+                raise ConfigError(f"{already}: {window}; run one engine at both ends")
+            if rope := different_rope(*both):
+                raise ConfigError(f"{already}: {rope}; {MEND_ROPE}")
+            raise ConfigError(
+                f"{registration.role} worker {registration.worker_id} serves {model} with other weights (its KV cache "
+                f"is of {registration.fingerprint:.12}, this one's of {ours:.12}): give both the same file, "
+                "or serve yours under another model name"
+            )
+
+
+@contextmanager
+def _stopped_by_signals(worker: Worker, grace_s: float) -> Iterator[None]:
+    timer = threading.Timer(grace_s, worker.stop, kwargs={"abort": True})
+    timer.daemon = True
+    asked = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if asked.is_set():
+            return worker.stop(abort=True)
+        asked.set()
+        worker.stop()
+        timer.start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
