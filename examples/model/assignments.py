@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from examples.model.worlds import Draw, World
-from producers.answers import answer_schema
-from producers.prompts import SHORT_TEXT_CHARS, build_prompt
-from producers.rubric import Criterion, Role, Rubric
-from producers.submissions import Part, Submission
+from producers.prompts.answers import answer_schema
+from producers.prompts.prompt import SHORT_TEXT_CHARS, build_prompt
+from producers.rubric.rubric import Criterion, Role, Rubric
+from producers.submissions.reading import Part, Submission
 
 Outcome = Literal["right", "wrong", "missing"]
 Kind = Literal["notebook", "script", "prose"]

@@ -1,7 +1,7 @@
 """Grade held-out assignments through the real local pipeline and say how good the demo model is at it.
 
 `python -m examples.model.evaluate [--quick] [--json] [--weights FILE.gguf]`. Every class is written to disk and goes
-the way of `kvasir grade`: prompts, prefill, hand-over, constrained decode, reading of the answers.
+the way of `kvasir grade`: prompts, prefill, KV transfer, constrained decode, reading of the answers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from examples.model.formats import NAME
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, write_class
 from examples.model.scores import Assessed, Figure, Judged, as_json, figures, keyword_share
 from examples.model.worlds import HELD_OUT
-from infra.settings import Settings, load_settings
+from infra.config.settings import Settings, load_settings
 from kvasir import Client, connect
-from kvasir.grading import open_assignment, request_from
-from producers.batch import Batch, Counts
-from producers.grade import grades
-from producers.grading import CriterionGrade, Grade
-from producers.runner import Runner
+from kvasir.class_run import open_assignment, request_from
+from kvasir.options import ClassFiles
+from producers.batch.batch import Batch, Counts
+from producers.batch.grade import grades
+from producers.batch.runner import Runner
+from producers.grading.points import CriterionGrade, Grade
 
 CONFIG = Path(__file__).resolve().parents[1] / "demo.toml"
 SEED = 71_001
@@ -74,7 +75,7 @@ def sit(exam: Exam, settings: Settings, client: Client, folder: Path) -> Assesse
     """Grade one class and compare with its labels."""
     write_class(folder, exam.made, exam.submissions)
     (folder / SUBMISSIONS / EMPTY).write_text(notebook(R, code_cell("", run=False)), encoding="utf-8")
-    request = request_from(settings, folder / SUBMISSIONS, folder / RUBRIC, folder / SOLUTION)
+    request = request_from(settings, ClassFiles(folder / SUBMISSIONS, folder / RUBRIC, folder / SOLUTION))
     with Batch(folder / "out") as batch:
         assignment = open_assignment(batch, request)
         Runner(batch, assignment.tasks, client, _Silent()).run()
