@@ -1,8 +1,10 @@
-"""What a machine draws: measured by NVML where there is an NVIDIA GPU and its library, else what was declared.
+"""What a machine draws, and how busy its GPUs are: measured by NVML where there is an NVIDIA GPU and its library.
+
+Else watts are what was declared.
 
 Declared watts count while a job is in hand; they say what the machine draws at work, and nothing of its idling.
 Measured ones are those of all GPUs of the machine. Workers on one machine report the same watts: take the maximum
-by host, not the sum.
+by host, not the sum. A Mac's GPU tells nothing without root.
 """
 
 from __future__ import annotations
@@ -11,24 +13,36 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 
 SAMPLE_EVERY_S = 1.0
 
 
-def nvml_watts() -> Callable[[], float] | None:
-    """Reads the watts of all NVIDIA GPUs, or None without one or without the package nvidia-ml-py."""
+def _nvml() -> tuple[Any, list[Any]]:
+    """NVML and the machine's GPUs; none without a GPU, its driver, or the package nvidia-ml-py."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+        return nvml, [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+    except Exception as error:  # noqa: BLE001  no library, no driver: both mean "not measured"
+        log.debug("NVML gives no figures: %s", error)
+        return None, []
+
+
+def nvml_watts() -> Callable[[], float] | None:
+    """Reads the watts of all NVIDIA GPUs, or None without one, or if one does not tell."""
+    nvml, devices = _nvml()
+    try:
         _gpu_watts(nvml, devices)
-    except Exception as error:  # noqa: BLE001  no library, no driver, a GPU that does not tell: all mean "not measured"
+    except Exception as error:  # noqa: BLE001  NVML's errors, which can't be named without it
         log.debug("NVML gives no watts: %s", error)
         return None
     return (lambda: _gpu_watts(nvml, devices)) if devices else None
@@ -36,6 +50,30 @@ def nvml_watts() -> Callable[[], float] | None:
 
 def _gpu_watts(nvml: Any, devices: list[Any]) -> float:
     return sum(float(nvml.nvmlDeviceGetPowerUsage(device)) for device in devices) / 1000  # told in milliwatts
+
+
+class GpuCollector(Collector):
+    """Each GPU's figures, asked for at every scrape; none without NVML, and no figure that a GPU does not tell."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._nvml, self._devices = _nvml()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Busy share and memory, by host and number of the GPU."""
+        labels = ("host", "gpu")
+        busy = GaugeMetricFamily("kvasir_gpu_busy_ratio", "Share of a moment in which a GPU computed.", labels=labels)
+        used = GaugeMetricFamily("kvasir_gpu_memory_used_bytes", "GPU memory in use.", labels=labels)
+        total = GaugeMetricFamily("kvasir_gpu_memory_total_bytes", "GPU memory.", labels=labels)
+        for number, device in enumerate(self._devices):
+            place = (self._host, str(number))
+            with suppress(Exception):
+                busy.add_metric(place, self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
+            with suppress(Exception):  # a GPU that shares the machine's memory has none of its own to tell of
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
+                used.add_metric(place, memory.used)
+                total.add_metric(place, memory.total)
+        yield from (family for family in (busy, used, total) if family.samples)
 
 
 class PowerMeter:

@@ -1,4 +1,4 @@
-"""Moments into Prometheus metrics. The one place that does so: workers report moments and know nothing of figures.
+"""Events into Prometheus metrics. The one place that does so: workers report events and know nothing of figures.
 
 Base units (seconds, bytes, tokens, joules), names as Prometheus asks for them. Labels are of few values: model, stage,
 lane, and words from closed lists; never a batch, a job, an item or an error's text. What a label may be is decided
@@ -15,9 +15,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from messages.cards import Role
 from messages.jobs import LANES, SHORT_PROMPT_TOKENS, STAGES
-from messages.lifecycle import Moment, Step
+from messages.lifecycle import Event, Step
+from messages.workers import Role
 
 # A chat answer takes a tenth of a second, a class's last job waits most of an hour.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
@@ -47,27 +47,28 @@ class Metrics:
         self._at = lru_cache(maxsize=None)(lambda metric, *labels: metric.labels(*labels))
         self._make_counters()
         self._make_histograms()
-        self._handlers: dict[Step, Callable[[Moment, str], None]] = {
+        self._handlers: dict[Step, Callable[[Event, str], None]] = {
             Step.PREFILL_STARTED: self._prefill_started,
             Step.KV_STORED: self._kv_stored,
             Step.STOLEN: self._stolen,
             Step.DECODE_STARTED: self._decode_started,
+            Step.KV_CHECKED: self._kv_checked,
             Step.FIRST_TOKEN: self._first_token,
             Step.ANSWERED: self._answered,
             Step.REPLIED: self._ended,
             Step.FAILED: self._failed,
             Step.EXPIRED: self._ended,
-            Step.RETRIED: lambda moment, model: self._retries.labels(model, _stage(moment)).inc(),
-            Step.REDELIVERED: lambda moment, model: self._redeliveries.labels(model, _stage(moment)).inc(),
-            Step.ISOLATED: lambda moment, model: self._suspects.labels(model, _stage(moment)).inc(),
-            Step.KV_GONE: lambda moment, model: self._kv_gone.labels(model).inc(),
+            Step.RETRIED: lambda event, model: self._retries.labels(model, _stage(event)).inc(),
+            Step.REDELIVERED: lambda event, model: self._redeliveries.labels(model, _stage(event)).inc(),
+            Step.ISOLATED: lambda event, model: self._suspects.labels(model, _stage(event)).inc(),
+            Step.KV_GONE: lambda event, model: self._kv_gone.labels(model).inc(),
         }
 
-    def __call__(self, moment: Moment) -> None:
-        """Count one moment. Steps that tell nothing new are passed over."""
-        handler = self._handlers.get(moment.step)
+    def __call__(self, event: Event) -> None:
+        """Count one event. Steps that tell nothing new are passed over."""
+        handler = self._handlers.get(event.step)
         if handler:
-            handler(moment, self._model(moment.model))
+            handler(event, self._model(event.model))
 
     def prepare(self, model: str, role: Role) -> None:
         """Start this model's series at zero: the rate of a series that begins with its first event misses that one."""
@@ -87,10 +88,12 @@ class Metrics:
             metric.labels(model)
 
     def _prepare_decode(self, model: str) -> None:
-        for source in ("handed_over", "evaluated"):
+        for source in ("transferred", "evaluated"):
             self._prompt_tokens.labels(model, source)
-        for outcome in ("kv", "none", "short"):
-            self._hand_overs.labels(model, outcome)
+        for outcome in ("verified", "none", "short"):
+            self._kv_transfers.labels(model, outcome)
+        for outcome in ("agrees", "differs"):
+            self._kv_check_seconds.labels(model, outcome)
         for question in QUESTIONS:
             self._answers.labels(model, question)
         for lane in LANES:
@@ -119,10 +122,10 @@ class Metrics:
         self._put_bytes = counter("kvasir_kv_put_bytes", "KV bytes written to the store.", "model")
         self._get_bytes = counter("kvasir_kv_get_bytes", "KV bytes read from the store or a worker's memory.", "model")
         self._prompt_tokens = counter(
-            "kvasir_decode_prompt_tokens", "Prompt tokens at decode: handed over, or evaluated.", "model", "source"
+            "kvasir_decode_prompt_tokens", "Prompt tokens at decode: transferred, or evaluated.", "model", "source"
         )
-        self._hand_overs = counter(
-            "kvasir_hand_overs",
+        self._kv_transfers = counter(
+            "kvasir_kv_transfers",
             "Answers from a KV cache (kv), without (none), of short prompts (short).",
             "model",
             "outcome",
@@ -144,6 +147,9 @@ class Metrics:
         self._prefill_seconds = seconds("prefill", "Prefill in the engine.", "model")
         self._put_seconds = seconds("kv_put", "From the last token computed until all KV was stored.", "model")
         self._get_seconds = seconds("kv_get", "KV cache from the store to the engine.", "model")
+        self._kv_check_seconds = seconds(
+            "kv_check", "Comparing a KV cache with one computed here; its count says how many.", "model", "outcome"
+        )
         self._ttft = seconds("ttft", "From submission to the first token, queues included.", "model", "lane")
         self._tpot = seconds("tpot", "Per token after the first.", "model", buckets=TOKEN_SECONDS)
         self._decode_seconds = seconds("decode", "Decode in the engine.", "model")
@@ -162,63 +168,67 @@ class Metrics:
             self._models.add(name)
             return name
 
-    def _prefill_started(self, moment: Moment, model: str) -> None:
-        waited_s = _number(moment.facts, "queue_s")
-        self._note_taken(moment, model, waited_s)
-        self._at(self._queue_wait, model, "prefill", _lane(moment)).observe(waited_s)
+    def _prefill_started(self, event: Event, model: str) -> None:
+        waited_s = _number(event.facts, "queue_s")
+        self._note_taken(event, model, waited_s)
+        self._at(self._queue_wait, model, "prefill", _lane(event)).observe(waited_s)
 
-    def _kv_stored(self, moment: Moment, model: str) -> None:
-        facts = moment.facts
+    def _kv_stored(self, event: Event, model: str) -> None:
+        facts = event.facts
         self._at(self._prefill_seconds, model).observe(_number(facts, "prefill_s"))
         self._at(self._put_seconds, model).observe(_number(facts, "put_s"))
         self._at(self._put_bytes, model).inc(_number(facts, "put_bytes"))
         self._at(self._prefill_tokens, model, "computed").inc(_number(facts, "computed_tokens"))
         self._at(self._prefill_tokens, model, "stored").inc(_number(facts, "restored_tokens"))
 
-    def _decode_started(self, moment: Moment, model: str) -> None:
-        self._note_taken(moment, model, _number(moment.facts, "queue_s"))
-        waited_s = _number(moment.facts, "waited_s")
-        self._at(self._queue_wait, model, "decode", _lane(moment)).observe(waited_s)
+    def _decode_started(self, event: Event, model: str) -> None:
+        self._note_taken(event, model, _number(event.facts, "queue_s"))
+        waited_s = _number(event.facts, "waited_s")
+        self._at(self._queue_wait, model, "decode", _lane(event)).observe(waited_s)
 
-    def _stolen(self, moment: Moment, model: str) -> None:
+    def _stolen(self, event: Event, model: str) -> None:
         """Where nobody was at home there is no waiting to compare with, and so no saving."""
-        unserved = _number(moment.facts, "end_there_s") >= NEVER_S
+        unserved = _number(event.facts, "end_there_s") >= NEVER_S
         self._at(self._steals, model, "unserved" if unserved else "home_busy").inc()
-        self._at(self._steal_saved, model).inc(0.0 if unserved else _number(moment.facts, "saving_s"))
+        self._at(self._steal_saved, model).inc(0.0 if unserved else _number(event.facts, "saving_s"))
 
-    def _first_token(self, moment: Moment, model: str) -> None:
-        self._at(self._ttft, model, _lane(moment)).observe(_number(moment.facts, "ttft_s"))
+    def _kv_checked(self, event: Event, model: str) -> None:
+        outcome = "differs" if event.facts.get("differs") else "agrees"
+        self._at(self._kv_check_seconds, model, outcome).observe(_number(event.facts, "seconds"))
 
-    def _answered(self, moment: Moment, model: str) -> None:
-        facts = moment.facts
-        tokens, handed_over = _number(facts, "completion_tokens"), _number(facts, "handed_over_tokens")
+    def _first_token(self, event: Event, model: str) -> None:
+        self._at(self._ttft, model, _lane(event)).observe(_number(event.facts, "ttft_s"))
+
+    def _answered(self, event: Event, model: str) -> None:
+        facts = event.facts
+        tokens, transferred = _number(facts, "completion_tokens"), _number(facts, "transferred_tokens")
         self._at(self._decode_tokens, model).inc(tokens)
         self._at(self._decode_seconds, model).observe(_number(facts, "decode_s"))
-        self._at(self._total, model, _lane(moment)).observe(_number(facts, "total_s"))
-        self._at(self._prompt_tokens, model, "handed_over").inc(handed_over)
+        self._at(self._total, model, _lane(event)).observe(_number(facts, "total_s"))
+        self._at(self._prompt_tokens, model, "transferred").inc(transferred)
         self._at(self._prompt_tokens, model, "evaluated").inc(_number(facts, "evaluated_tokens"))
         short = 0 < _number(facts, "prompt_tokens") <= SHORT_PROMPT_TOKENS
-        self._at(self._hand_overs, model, "kv" if handed_over else "short" if short else "none").inc()
-        if handed_over:
+        self._at(self._kv_transfers, model, "verified" if transferred else "short" if short else "none").inc()
+        if transferred:
             self._at(self._get_seconds, model).observe(_number(facts, "get_s"))
             self._at(self._get_bytes, model).inc(_number(facts, "get_bytes"))
         if tokens > 1:
             after_first_s = _number(facts, "total_s") - _number(facts, "ttft_s")
             self._at(self._tpot, model).observe(max(0.0, after_first_s) / (tokens - 1))
 
-    def _ended(self, moment: Moment, model: str) -> None:
-        state = _word(moment.facts, "state", STATES)
-        self._at(self._jobs, model, _stage(moment), state).inc()
+    def _ended(self, event: Event, model: str) -> None:
+        state = _word(event.facts, "state", STATES)
+        self._at(self._jobs, model, _stage(event), state).inc()
         if state == "succeeded":
-            _, _, question = str(moment.facts.get("item_id", "")).rpartition(".")
+            _, _, question = str(event.facts.get("item_id", "")).rpartition(".")
             self._at(self._answers, model, question if question in QUESTIONS else OTHER).inc()
 
-    def _failed(self, moment: Moment, model: str) -> None:
-        self._ended(moment, model)
-        self._at(self._dead_letters, model, _stage(moment)).inc()
+    def _failed(self, event: Event, model: str) -> None:
+        self._ended(event, model)
+        self._at(self._dead_letters, model, _stage(event)).inc()
 
-    def _note_taken(self, moment: Moment, model: str, age_s: float) -> None:
-        key = (model, _stage(moment), _lane(moment))
+    def _note_taken(self, event: Event, model: str, age_s: float) -> None:
+        key = (model, _stage(event), _lane(event))
         with self._lock:
             newest = max(self._clock() - age_s, self._taken_up_to.get(key, 0.0))
             self._taken_up_to[key] = newest
@@ -236,9 +246,9 @@ def _word(facts: Facts, name: str, known: tuple[str, ...]) -> str:
     return str(value) if value in known else OTHER
 
 
-def _stage(moment: Moment) -> str:
-    return _word(moment.facts, "stage", STAGES)
+def _stage(event: Event) -> str:
+    return _word(event.facts, "stage", STAGES)
 
 
-def _lane(moment: Moment) -> str:
-    return _word(moment.facts, "lane", LANES)
+def _lane(event: Event) -> str:
+    return _word(event.facts, "lane", LANES)

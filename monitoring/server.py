@@ -3,16 +3,20 @@
     /metrics   Prometheus text format
     /health    200 as long as the process lives: {"status", "model", "loaded", "backend"}, the keys of the old servers
     /ready     200 if a job could be worked on now, else 503: {"ready", "reasons"}
-    /status    the worker's card and what else is known, as JSON
+    /status    the worker's registration and what else is known, as JSON
 
-There is no login: it listens on loopback unless told otherwise, and tells no prompt, no answer and no name.
+There is no login: it listens on loopback unless told otherwise, and tells no prompt, no answer and no name. It holds
+32 connections, each for ten seconds; `/health` answers meanwhile.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -22,7 +26,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from messages.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-_REQUEST_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 32
+_REQUEST_TIMEOUT_S = 10.0  # of all of it: connecting, asking, reading the answer
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
@@ -85,13 +90,41 @@ class PageServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a reader who stays must not hold up a worker that leaves
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._since: dict[Any, float] = {}  # when each open connection came, the oldest first
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Whoever comes to a full house is let in, and whoever has been there longest leaves: readers take moments."""
+        self._since[request] = time.monotonic()
+        for oldest in list(self._since)[:-MAX_CONNECTIONS]:
+            self._cut(oldest)
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Twice a second: end what takes too long, whether it says nothing, or a byte now and then."""
+        for request, since in list(self._since.items()):
+            if time.monotonic() - since > _REQUEST_TIMEOUT_S:
+                self._cut(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """It was answered, or has been cut."""
+        self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def _cut(self, request: Any) -> None:
+        self._since.pop(request, None)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)  # its thread sees the end and leaves
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader who left in the middle is no news."""
 
 
 def _handler(page: Page) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         timeout = _REQUEST_TIMEOUT_S
 
         def do_GET(self) -> None:
@@ -106,7 +139,7 @@ def _handler(page: Page) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: Any) -> None:
             """Scrapes are not worth a line."""
 
-    return Handler
+    return PageHandler
 
 
 def _json(status: int, fields: Mapping[str, Any]) -> Answer:

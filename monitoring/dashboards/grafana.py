@@ -1,6 +1,6 @@
 """The panels as the JSON that Grafana is provisioned with.
 
-`python -m monitoring.dashboard` writes it anew; a test compares the file with this.
+`python -m monitoring.dashboards.grafana` writes it anew; a test compares the file with this.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from monitoring.panels import ROWS, Panel, Query, Row
+from monitoring.dashboards.panels import ROWS, Panel, PanelRow, Query
 
-FILE = Path(__file__).parent / "dashboards" / "queue-depth.json"
+FILE = Path(__file__).with_name("queue-depth.json")
 TITLE = "Kvasir: queue depth and flow"
 # The same in infra/deploy/compose/grafana/datasources: a dashboard that is provisioned can't ask for its source.
 DATASOURCE = {"type": "prometheus", "uid": "kvasir-prometheus"}
@@ -86,7 +86,7 @@ def _panels() -> Iterator[dict[str, Any]]:
         top += _HEIGHT
 
 
-def _placed(row: Row, top: int) -> Iterator[tuple[Panel, dict[str, int]]]:
+def _placed(row: PanelRow, top: int) -> Iterator[tuple[Panel, dict[str, int]]]:
     """A row's panels side by side; what does not divide evenly goes to the last."""
     width = _COLUMNS // len(row.panels)
     for index, panel in enumerate(row.panels):
