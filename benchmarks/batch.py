@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from infra.settings import load_settings
+from infra.config.settings import load_settings
 from kvasir.connect import connect
-from messages.jobs import Sampling, job_id
-from producers.batch import Batch, Counts, Entry
+from messages.jobs import Sampling, job_id, user_prompt
+from producers.batch.batch import Batch, BatchEntry, Counts
+from producers.batch.grade import Task
+from producers.batch.runner import Runner
 from producers.client import Client
-from producers.grade import Task
-from producers.prompts import Prompt
-from producers.runner import Runner
+from producers.prompts.prompt import Prompt
 from tests.support.processes import SIMULATED, Cluster, Worker
 from tests.support.waiting import wait_until
 
@@ -57,13 +57,13 @@ class Tasks:
     def __iter__(self) -> Iterator[Task]:
         for number in range(self._count):
             own = f"submission {number}: ".ljust(JOB_BYTES - len(SHARED), "x")
-            name = job_id(self._batch_id, f"item-{number}", MODEL, SHARED + own, SAMPLING)
+            name = job_id(self._batch_id, f"item-{number}", MODEL, user_prompt(SHARED, own), SAMPLING)
             yield Task("code", MODEL, Prompt(SHARED, own), SAMPLING, f"item-{number}", name)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[BatchEntry]:
         """Their lines in the manifest."""
         for number, task in enumerate(self):
-            yield Entry(task.job_id, task.item_id, MODEL, task.role, f"student_{number}.R")
+            yield BatchEntry(task.job_id, task.item_id, MODEL, task.role, f"student_{number}.R")
 
 
 class Quiet:

@@ -1,4 +1,4 @@
-"""What an engine's decode() costs over the library that it drives: 8 handed-over sequences at once, greedy, free text.
+"""What an engine's decode() costs over the library that it drives: 8 transferred sequences at once, greedy, free text.
 
 Another llama.cpp engine has prefilled 8 prompts of different lengths, and is closed again. Their KV caches lie in
 memory as canonical blocks. Then, in turns, a round each, both on warm models:
@@ -9,11 +9,11 @@ memory as canonical blocks. Then, in turns, a round each, both on warm models:
               appends them to lists.
     llamacpp  tokens_per_s: 8 threads call the engine's decode() with them.
               bare_tokens_per_s: 8 threads with a plain HTTP connection each restore a slot file, which is there before
-              the clock starts, and read the stream of the same /completion request; same server, same seats.
+              the clock starts, and read the stream of the same /completion request; same server, same slots.
 
 The clock runs from when all threads are ready until the last one has its whole answer. So an engine's time holds what
-its bare side is spared: importing the KV cache (for llama.cpp: building the slot file, writing it, clearing the seat),
-incremental text, and the hand-over of each token to the caller's thread. `ratio` is the median of the rounds' ratios,
+its bare side is spared: importing the KV cache (for llama.cpp: building the slot file, writing it, clearing the slot),
+incremental text, and the way of each token to the caller's thread. `ratio` is the median of the rounds' ratios,
 not the ratio of the medians: who else uses the machine slows both sides of one round. `equal` says whether every
 answer had the same tokens on both sides; with random weights a near tie may fall otherwise, as sums depend on which
 sequences happen to share a step.
@@ -55,14 +55,16 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks import harness
 from benchmarks.decode_models import Model, models
-from engines import mlx_kv, mlx_model, slotfile
-from engines.hf_prompt import HFPrompt
-from engines.hf_weights import open_folder
-from engines.llamacpp import LlamaCppEngine
-from engines.llamacpp_model import slot_shape
-from engines.llamacpp_start import start
+from engines.huggingface.prompt import HFPrompt
+from engines.huggingface.weights import open_folder
+from engines.llamacpp import slotfile
+from engines.llamacpp.engine import LlamaCppEngine
+from engines.llamacpp.model import slot_shape
+from engines.llamacpp.start import start
+from engines.mlx import kv as mlx_kv
+from engines.mlx import model as mlx_model
 from engines.registry import Engine, EngineOptions, open_engine
-from messages.jobs import Sampling
+from messages.jobs import Sampling, user_prompt
 from messages.kv import Block, KVCache, Window
 
 SEQUENCES = 8
@@ -74,7 +76,7 @@ Answer = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class Prefilled:
     """A prompt, and the KV cache of all its tokens but the last."""
 
     tokens: tuple[int, ...]
@@ -119,29 +121,29 @@ class Side(Protocol):
         """Unload."""
 
 
-def handed_over(gguf: Path, seed: int) -> list[HandedOver]:
+def transferred(gguf: Path, seed: int) -> list[Prefilled]:
     """Prompts of 90 to 620 tokens, prefilled in an engine that is gone when this returns."""
     engine = open_engine("llamacpp", EngineOptions(str(gguf), context=CONTEXT, slots=1))
     chosen = random.Random(seed)
     try:
         texts = [" ".join(chosen.choices(WORDS, k=60 * count)) for count in range(1, SEQUENCES + 1)]
         chosen.shuffle(texts)
-        return [_prefilled(engine, engine.tokenize(text, "", 0.0).ids) for text in texts]
+        return [_prefilled(engine, engine.tokenize(user_prompt(text, ""), 0.0).ids) for text in texts]
     finally:
         engine.close()
 
 
-def _prefilled(engine: Engine, tokens: tuple[int, ...]) -> HandedOver:
+def _prefilled(engine: Engine, tokens: tuple[int, ...]) -> Prefilled:
     blocks: list[Block | Window] = []
     engine.prefill(tokens[:-1], blocks.append)
     assert engine.info.layout is not None
-    return HandedOver(tokens, KVCache(engine.info.layout, tuple(each for each in blocks if isinstance(each, Block))))
+    return Prefilled(tokens, KVCache(engine.info.layout, tuple(each for each in blocks if isinstance(each, Block))))
 
 
 class MLX:
     """The mlx engine, and BatchGenerator over a second copy of the weights, in a thread of its own as the engine."""
 
-    def __init__(self, model: Model, batch: list[HandedOver]) -> None:
+    def __init__(self, model: Model, batch: list[Prefilled]) -> None:
         self._batch, self._num_tokens, self._folder = batch, model.answer_tokens["mlx"], str(model.folder)
         self._thread = ThreadPoolExecutor(1)  # MLX arrays belong to the thread that made them
         self._thread.submit(self._load).result()
@@ -164,7 +166,7 @@ class MLX:
     def _load(self) -> None:
         folder = open_folder(self._folder)
         self._end_ids = sorted(HFPrompt(folder.path).end_ids)
-        self._loaded = mlx_model.load(folder)
+        self._loaded = mlx_model.load(folder, CONTEXT)
         self._stream = mx.new_stream(mx.default_device())
 
     def _unload(self) -> None:
@@ -208,7 +210,7 @@ class MLX:
 class LlamaCpp:
     """The llamacpp engine, and its server over HTTP."""
 
-    def __init__(self, model: Model, batch: list[HandedOver]) -> None:
+    def __init__(self, model: Model, batch: list[Prefilled]) -> None:
         self._batch, self._num_tokens = batch, model.answer_tokens["llamacpp"]
         self._backing = start(EngineOptions(str(model.gguf), context=CONTEXT, slots=len(batch)))
         try:
@@ -229,10 +231,10 @@ class LlamaCpp:
 
     def bare(self) -> Timed:
         """See Side."""
-        return together([partial(self._restore_and_generate, seat) for seat in range(len(self._batch))])
+        return together([partial(self._restore_and_generate, slot) for slot in range(len(self._batch))])
 
     def _write_slot_files(self) -> None:
-        """One for each seat, laid out as the server itself does it."""
+        """One for each slot, laid out as the server itself does it."""
         assert self._backing.slot_folder is not None
         assert self._backing.gguf is not None
         connection = http.client.HTTPConnection(self._address)
@@ -241,16 +243,16 @@ class LlamaCpp:
         connection.close()
         probe = slotfile.parse((self._backing.slot_folder / "probe.slot").read_bytes())
         shape = slot_shape(self._backing.gguf, probe)
-        for seat, each in enumerate(self._batch):
+        for slot, each in enumerate(self._batch):
             state = slotfile.build(each.tokens[:-1], each.cache, shape, probe.streams)
-            (self._backing.slot_folder / f"seat-{seat}.slot").write_bytes(state)
+            (self._backing.slot_folder / f"slot-{slot}.slot").write_bytes(state)
 
-    def _restore_and_generate(self, seat: int) -> Answer:
+    def _restore_and_generate(self, slot: int) -> Answer:
         connection = http.client.HTTPConnection(self._address)
-        _post(connection, f"/slots/{seat}?action=restore", {"filename": f"seat-{seat}.slot"})
+        _post(connection, f"/slots/{slot}?action=restore", {"filename": f"slot-{slot}.slot"})
         body = {
-            "prompt": list(self._batch[seat].tokens),
-            "id_slot": seat,
+            "prompt": list(self._batch[slot].tokens),
+            "id_slot": slot,
             "cache_prompt": True,
             "n_predict": self._num_tokens,
             "stream": True,
@@ -287,14 +289,14 @@ def _post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any
         raise RuntimeError(f"{path} was answered {response.status}: {answer[:200]!r}")
 
 
-def through_engine(engine: Engine, batch: list[HandedOver], num_tokens: int) -> Timed:
+def through_engine(engine: Engine, batch: list[Prefilled], num_tokens: int) -> Timed:
     """Decode the batch from as many threads as it has sequences."""
     sampling = Sampling(max_tokens=num_tokens, temperature=0)
 
-    def decode(each: HandedOver) -> Answer:
+    def decode(each: Prefilled) -> Answer:
         answer = engine.decode(each.tokens, each.cache, sampling)
         if answer.evaluated_tokens != 1:
-            raise RuntimeError(f"the engine evaluated {answer.evaluated_tokens} prompt tokens: nothing was handed over")
+            raise RuntimeError(f"the engine evaluated {answer.evaluated_tokens} prompt tokens: nothing was transferred")
         return answer.tokens
 
     return together([partial(decode, each) for each in batch])
@@ -318,7 +320,7 @@ def together(calls: Sequence[Callable[[], Answer]]) -> Timed:
 SIDES: dict[str, type[MLX] | type[LlamaCpp]] = {"mlx": MLX, "llamacpp": LlamaCpp}
 
 
-def measure(name: str, model: Model, batch: list[HandedOver], num_rounds: int) -> list[tuple[Timed, Timed]]:
+def measure(name: str, model: Model, batch: list[Prefilled], num_rounds: int) -> list[tuple[Timed, Timed]]:
     """(engine, bare) of each round; which one goes first changes from round to round."""
     side = SIDES[name](model, batch)
     rounds = []
@@ -370,7 +372,7 @@ def main() -> int:
     rows = []
     with models(options.seed, options.quick) as chosen:
         for model in chosen:
-            batch = handed_over(model.gguf, options.seed)
+            batch = transferred(model.gguf, options.seed)
             lengths = [len(each.tokens) for each in batch]
             print(f"{model.name}: {SEQUENCES} sequences at once, prompts of {', '.join(map(str, lengths))} tokens")
             for name in model.answer_tokens:

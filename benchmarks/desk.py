@@ -78,7 +78,7 @@ def measure(folder: Path, size: int, clicks: int) -> dict[str, Any]:
         assignment = home / "big"
         start(assignment, config)
         wait_until(lambda: len(journal(assignment)) > 2, "the grading is under way", PATIENCE_S)
-        browser.open(desk.at(assignment, "Review"))
+        browser.open(f"{desk.at(assignment, 'Review')}&show=all")
         ready = f"{_WHOLE} && {_FORM} && !!({_BUTTON % json.dumps('Next')})"
         wait_until(lambda: browser.evaluate(ready), "the first submission can be reviewed", PATIENCE_S)
         times, memory = click_through(browser, desk, assignment, size, clicks)

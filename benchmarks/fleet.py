@@ -37,11 +37,11 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.fleet_cluster import Cast, Mac, Measured, run
-from benchmarks.fleet_draw import Kind, Prompt, draw
+from benchmarks.fleet_draw import DrawnPrompt, PromptKind, draw
 from kvasir.plan.bound import lower_bound
-from kvasir.plan.fleet import Job
+from kvasir.plan.fleet import PlannedJob
 from kvasir.plan.policy import Stealing
-from kvasir.plan.simulate import Run, simulate
+from kvasir.plan.simulate import SimulatedRun, simulate
 from kvasir.plan.workload import CODE_ANSWER_TOKENS, FEEDBACK_ANSWER_TOKENS
 from tests.support.services import Pair
 
@@ -79,17 +79,17 @@ MIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FleetRow:
     """One mix, drawn and simulated, and what became of it."""
 
     mix: Mix
     cast: Cast
-    prompts: list[Prompt]
+    prompts: list[DrawnPrompt]
     real: Measured
     alone: Measured | None
 
     @property
-    def ideal(self) -> Run:
+    def ideal(self) -> SimulatedRun:
         """With late workers at the moment at which they were really there."""
         return simulate(self.cast.fleet(self.real.joined_s), self._jobs(), Stealing())
 
@@ -111,14 +111,14 @@ class Row:
             "median_decode_s": statistics.median(result.decode.decode_s for _, result in self.real.results),
         }
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[PlannedJob]:
         return [prompt.job for prompt in self.prompts]
 
 
-def prepare(mix: Mix, submissions: int, decode_s: float, seed: int) -> tuple[Cast, list[Prompt]]:
+def prepare(mix: Mix, submissions: int, decode_s: float, seed: int) -> tuple[Cast, list[DrawnPrompt]]:
     """Who takes part, and the class, on a clock on which the median decode takes `decode_s` with `USUAL_SLOTS`."""
     answers = {"code": CODE_ANSWER_TOKENS, "feedback": FEEDBACK_ANSWER_TOKENS}
-    kinds = {role: Kind(role, answer, mix.spread) for role, answer in answers.items()}
+    kinds = {role: PromptKind(role, answer, mix.spread) for role, answer in answers.items()}
     # With one prompt of each submission it takes twice as many of them for as many jobs.
     prompts = [
         prompt
@@ -151,13 +151,13 @@ def _at(mac: Mac, makespan_s: float) -> Mac:
     return replace(mac, dies_s=dies_s, joins_s=mac.joins_s * makespan_s)
 
 
-def measure(pair: Pair, mix: Mix, submissions: int, decode_s: float, seed: int, alone: bool = True) -> Row:
+def measure(pair: Pair, mix: Mix, submissions: int, decode_s: float, seed: int, alone: bool = True) -> FleetRow:
     """One row: the run with stealing and, at the same time, the one without."""
     cast, prompts = prepare(mix, submissions, decode_s, seed)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as both:
         real = both.submit(run, pair, Path(name, "steal"), cast, prompts, True)
         plain = both.submit(run, pair, Path(name, "alone"), cast, prompts, False) if alone else None
-        return Row(mix, cast, prompts, real.result(), plain.result() if plain else None)
+        return FleetRow(mix, cast, prompts, real.result(), plain.result() if plain else None)
 
 
 def main() -> int:

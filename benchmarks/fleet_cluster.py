@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.fleet_draw import CONTEXT, SAMPLING, SHRINK, Kind, Prompt
-from infra.settings import load_settings
+from benchmarks.fleet_draw import CONTEXT, SAMPLING, SHRINK, DrawnPrompt, PromptKind
+from infra.config.settings import load_settings
 from kvasir.connect import connect
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
-from messages.jobs import JobResult
+from messages.jobs import JobResult, user_prompt
 from producers.client import Client
 from tests.support.processes import Cluster, Model, Worker
 from tests.support.services import Pair
@@ -45,7 +45,7 @@ class Mac:
 class Cast:
     """Who takes part: models by role, the Sparks' prefill rates by role, and the Macs."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, PromptKind]
     sparks: Mapping[str, float]
     macs: tuple[Mac, ...]
     scale: float
@@ -81,7 +81,7 @@ class Measured:
     joined_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def run(pair: Pair, folder: Path, cast: Cast, prompts: Sequence[Prompt], steal: bool) -> Measured:
+def run(pair: Pair, folder: Path, cast: Cast, prompts: Sequence[DrawnPrompt], steal: bool) -> Measured:
     """Start the workers, submit the class at once, and wait for its last answer. Raises if any job fails."""
     suffix = secrets.token_hex(3)
     named = _renamed(cast, suffix)
@@ -100,7 +100,7 @@ def _renamed(cast: Cast, suffix: str) -> Cast:
     return replace(cast, kinds=kinds)
 
 
-def _jobs(client: Client, prompts: Sequence[Prompt], suffix: str) -> list[tuple[str, str, Prompt]]:
+def _jobs(client: Client, prompts: Sequence[DrawnPrompt], suffix: str) -> list[tuple[str, str, DrawnPrompt]]:
     return [(f"fleet-{suffix}", f"{prompt.job.model}.{suffix}", prompt) for prompt in prompts]
 
 
@@ -128,7 +128,7 @@ class _Machines:
         started = [self._sparks[role].launch("prefill", self._cast.kinds[role].model) for role in self._cast.sparks]
         self._workers = {mac.name: self._launch(mac) for mac in self._cast.macs if mac.joins_s <= 0}
         for worker in [*started, *self._workers.values()]:
-            worker.wait_for_card()
+            worker.wait_until_registered()
         # A quorum queue's members need a moment to agree; what is measured starts after that.
         client_models = [kind.model for kind in self._cast.kinds.values()]
         wait_until(lambda: all(self._has_queue(model) for model in client_models), "the queues are there", 30)
@@ -136,11 +136,11 @@ class _Machines:
     def _has_queue(self, model: str) -> bool:
         return next(iter(self._macs.values())).has_queue(f"prefill.{model}.bulk")
 
-    def serve(self, client: Client, jobs: Sequence[tuple[str, str, Prompt]]) -> Measured:
+    def serve(self, client: Client, jobs: Sequence[tuple[str, str, DrawnPrompt]]) -> Measured:
         """Submit, and gather every result."""
         batch_id = jobs[0][0]
         made = [
-            client.new_job(batch_id, prompt.job.name, model, prompt.shared, prompt.own, SAMPLING)
+            client.new_job(batch_id, prompt.job.name, model, user_prompt(prompt.shared, prompt.own), SAMPLING)
             for batch_id, model, prompt in jobs
         ]
         client.broker.open_reply_queue(batch_id)
@@ -163,7 +163,7 @@ class _Machines:
         if mac.joins_s > 0:
             _sleep_until(started + mac.joins_s)
             worker = self._workers[mac.name] = self._launch(mac)
-            worker.wait_for_card()
+            worker.wait_until_registered()
             joined[mac.name] = time.monotonic() - started
         if mac.dies_s < math.inf:
             _sleep_until(started + mac.dies_s)
@@ -211,7 +211,7 @@ def _sleep_until(moment: float) -> None:
 
 
 def _check(results: Sequence[tuple[float, JobResult]], expected: int) -> None:
-    bad = [result for _, result in results if result.state != "succeeded" or result.decode.hand_over != "kv"]
+    bad = [result for _, result in results if result.state != "succeeded" or result.decode.kv_transfer != "verified"]
     if bad or len(results) != expected:
         reasons = {result.error.message if result.error else result.decode.why_none for result in bad}
         raise RuntimeError(

@@ -12,11 +12,11 @@ import random
 from dataclasses import dataclass, replace
 
 from engines.registry import EngineOptions
-from engines.simulated import CHARS_PER_TOKEN, SimulatedEngine, open_engine
+from engines.simulated.engine import CHARS_PER_TOKEN, SimulatedEngine, open_engine
 from kvasir.plan import workload
-from kvasir.plan.fleet import Job
+from kvasir.plan.fleet import PlannedJob
 from kvstore.blocks import shared_boundary
-from messages.jobs import Sampling
+from messages.jobs import Sampling, user_prompt
 
 SHRINK = 8
 CONTEXT = 8192
@@ -25,7 +25,7 @@ LAYOUT = "layers=2,kv_heads=1,head_dim=16"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PromptKind:
     """A model of the mix: how long its answers are."""
 
     model: str
@@ -39,15 +39,15 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class DrawnPrompt:
     """A job's text, and what the simulation knows of it."""
 
-    job: Job
+    job: PlannedJob
     shared: str
     own: str
 
 
-def draw(submissions: int, code: Kind, feedback: Kind, seed: int) -> list[Prompt]:
+def draw(submissions: int, code: PromptKind, feedback: PromptKind, seed: int) -> list[DrawnPrompt]:
     """The prompts of a class, longest first, with their true lengths after shrinking."""
     jobs = workload.drawn(submissions, "code", "feedback", seed)
     kinds = {"code": code, "feedback": feedback}
@@ -57,9 +57,9 @@ def draw(submissions: int, code: Kind, feedback: Kind, seed: int) -> list[Prompt
     return [_prompt(job, kinds[job.model].model, engines[job.model], shared[job.model], source) for job in jobs]
 
 
-def _prompt(job: Job, model: str, engine: SimulatedEngine, shared: str, source: random.Random) -> Prompt:
+def _prompt(job: PlannedJob, model: str, engine: SimulatedEngine, shared: str, source: random.Random) -> DrawnPrompt:
     own = _text(job.own_tokens, source)
-    tokens = engine.tokenize(shared, own, 0.0)
+    tokens = engine.tokenize(user_prompt(shared, own), 0.0)
     answer = engine.decode(tokens.ids, None, SAMPLING).completion_tokens
     assert engine.info.layout is not None
     kept = shared_boundary(engine.info.layout, tokens.shared)
@@ -72,7 +72,7 @@ def _prompt(job: Job, model: str, engine: SimulatedEngine, shared: str, source: 
         own_tokens=len(tokens.ids) - 1 - kept,
         answer_tokens=answer,
     )
-    return Prompt(truth, shared, own)
+    return DrawnPrompt(truth, shared, own)
 
 
 def _text(tokens: int, source: random.Random) -> str:

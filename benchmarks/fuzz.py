@@ -17,13 +17,14 @@ gets that far.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import struct
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,18 +36,18 @@ import pika
 
 from benchmarks import harness
 from benchmarks.batch import Quiet, Tasks
-from infra import topology
-from infra.broker import Message
-from infra.envelope import of_job
-from infra.rabbitmq import RabbitMQBroker
-from infra.rabbitmq.properties import CONTENT_TYPE, PERSISTENT
-from kvstore.best_effort import BestEffortBoard
-from kvstore.redis_board import RedisBoard
+from infra.broker import topology
+from infra.broker.base import Message
+from infra.broker.envelope import of_job
+from infra.broker.rabbitmq import RabbitMQBroker
+from infra.broker.rabbitmq.properties import CONTENT_TYPE, PERSISTENT
+from kvstore.cluster_state import BestEffortClusterState
+from kvstore.redis.cluster_state import RedisClusterState
 from messages import codec
-from messages.jobs import DecodeJob, PrefillJob, Sampling
-from producers.batch import Batch, Counts
+from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
+from producers.batch.batch import Batch, Counts
+from producers.batch.runner import Runner
 from producers.client import Client
-from producers.runner import Runner
 from tests.support.processes import SIMULATED, Cluster, Worker
 from tests.support.waiting import wait_until
 
@@ -56,10 +57,11 @@ JOBS, QUICK_JOBS = 500, 50
 OVERSIZED_EVERY = 2_000  # 13 MiB each: enough of them to be met, few enough for a laptop's disk
 LISTS = 1_100  # deeper than Python's stack
 DRAIN_S = 1800.0
+SETTLED_LOOKS = 8  # half a second apart; a settled group takes a hundredth of that
 
 
 @dataclass
-class Draft:
+class MessageDraft:
     """A message to spoil: its body, and its AMQP properties."""
 
     stage: topology.WorkStage
@@ -67,10 +69,11 @@ class Draft:
     properties: pika.BasicProperties
 
 
-Spoiler = Callable[[random.Random, Draft], None]
+FIELDS = ("v", "kind", *(field.name for field in dataclasses.fields(PrefillJob)))
+Spoiler = Callable[[random.Random, MessageDraft], None]
 
 
-def flip(rng: random.Random, draft: Draft) -> None:
+def flip(rng: random.Random, draft: MessageDraft) -> None:
     """A few bits."""
     spoilt = bytearray(draft.body)
     for _ in range(rng.randint(1, 8)):
@@ -78,67 +81,67 @@ def flip(rng: random.Random, draft: Draft) -> None:
     draft.body = bytes(spoilt)
 
 
-def cut(rng: random.Random, draft: Draft) -> None:
+def cut(rng: random.Random, draft: MessageDraft) -> None:
     """The end is missing; all of it, now and then."""
     draft.body = draft.body[: rng.randrange(len(draft.body))]
 
 
-def insert(rng: random.Random, draft: Draft) -> None:
+def insert(rng: random.Random, draft: MessageDraft) -> None:
     """Bytes that do not belong there."""
     at = rng.randrange(len(draft.body) + 1)
     draft.body = draft.body[:at] + rng.randbytes(rng.randint(1, 64)) + draft.body[at:]
 
 
-def double(rng: random.Random, draft: Draft) -> None:
+def double(rng: random.Random, draft: MessageDraft) -> None:
     """A piece twice."""
     start, end = sorted(rng.randrange(len(draft.body)) for _ in range(2))
     draft.body = draft.body[:end] + draft.body[start:]
 
 
-def noise(rng: random.Random, draft: Draft) -> None:
+def noise(rng: random.Random, draft: MessageDraft) -> None:
     """No message at all."""
     draft.body = rng.randbytes(rng.choice((0, 1, 2, 16, 300, 5000)))
 
 
-def deep(rng: random.Random, draft: Draft) -> None:
+def deep(rng: random.Random, draft: MessageDraft) -> None:
     """Nested as deep as a parser's stack is not."""
     draft.body = b"\x91" * rng.choice((100, 1_100, 100_000)) + b"\xc0"
 
 
-def lying_length(rng: random.Random, draft: Draft) -> None:
+def lying_length(rng: random.Random, draft: MessageDraft) -> None:
     """A container that promises four billion entries."""
     draft.body = rng.choice((b"\xdd", b"\xdf", b"\xdb", b"\xc6")) + b"\xff\xff\xff\xff" + rng.randbytes(40)
 
 
-def version(rng: random.Random, draft: Draft) -> None:
+def version(rng: random.Random, draft: MessageDraft) -> None:
     """Another version; a newer one waits for the upgrade."""
     _edit(draft, v=rng.choice((-1, 0, codec.VERSION + 1, 2**40, "1", None, True)))
 
 
-def kind(rng: random.Random, draft: Draft) -> None:
+def kind(rng: random.Random, draft: MessageDraft) -> None:
     """Another kind of message, or none."""
     _edit(draft, kind=rng.choice(("prefill", "decode", "result", "token", "card", "", 7, None, ["prefill"])))
 
 
-def field(rng: random.Random, draft: Draft) -> None:
+def field(rng: random.Random, draft: MessageDraft) -> None:
     """A field of another type, out of bounds, missing or unknown."""
     fields = msgpack.unpackb(draft.body)
     inner = fields["job"] if draft.stage == "decode" else fields
-    name = rng.choice(sorted(inner))
+    name = rng.choice(FIELDS)
     strange = (None, True, -1, 2**63, 1e308, float("nan"), "", "x" * 300, b"\xff", [], [[]], {}, {"a": {}}, "\ud7ff")
     if rng.random() < 0.2:
-        del inner[name]
+        inner.pop(name, None)  # one with its default is not sent
     else:
         inner[rng.choice((name, "unheard-of"))] = rng.choice(strange)
     draft.body = msgpack.packb(fields)
 
 
-def oversized(rng: random.Random, draft: Draft) -> None:
+def oversized(rng: random.Random, draft: MessageDraft) -> None:
     """More than we take, less than the broker takes."""
     draft.body += rng.randbytes(1024) * (13 * 1024)
 
 
-def headers(rng: random.Random, draft: Draft) -> None:
+def headers(rng: random.Random, draft: MessageDraft) -> None:
     """Counters and identity that lie, or are of strange types."""
     values = (-1, 0, 2**62, "many", "x" * 5000, None, True, [1, [2]], {"a": {"b": 1}}, datetime(9999, 12, 31), b"\xff")
     found = draft.properties.headers
@@ -147,21 +150,21 @@ def headers(rng: random.Random, draft: Draft) -> None:
     found[rng.choice(("x-death", "x-delivery-count", "x-first-death-queue", "kvasir-x"))] = rng.choice(values)
 
 
-def unreadable_headers(rng: random.Random, draft: Draft) -> None:
+def unreadable_headers(rng: random.Random, draft: MessageDraft) -> None:
     """A table that the broker takes and pika can't read: a date in the far future, or lists in lists in lists."""
     far = b"\x04when" + b"T" + struct.pack(">Q", 1 << 41)
     nested = b"".join(b"A" + struct.pack(">I", 5 * (LISTS - level - 1)) for level in range(LISTS))
     draft.properties = _Raw(rng.choice((far, b"\x04list" + nested)))
 
 
-def identity(rng: random.Random, draft: Draft) -> None:
+def identity(rng: random.Random, draft: MessageDraft) -> None:
     """Ids that are none."""
     strange = ("", "x" * 255, "a b", "../../etc", "\N{SNOWMAN}", "job\x00", "*", "%s{}")
     name = rng.choice(("message_id", "correlation_id", "reply_to", "type", "content_type"))
     setattr(draft.properties, name, rng.choice(strange))
 
 
-def bare(rng: random.Random, draft: Draft) -> None:
+def bare(rng: random.Random, draft: MessageDraft) -> None:
     """No properties at all, around nonsense."""
     draft.properties = pika.BasicProperties(delivery_mode=2)
     noise(rng, draft)
@@ -188,11 +191,11 @@ class _Raw(pika.BasicProperties):  # type: ignore[misc]
 _FLAGS = pika.BasicProperties.FLAG_HEADERS | pika.BasicProperties.FLAG_MESSAGE_ID
 
 
-def _edit(draft: Draft, **fields: Any) -> None:
+def _edit(draft: MessageDraft, **fields: Any) -> None:
     draft.body = msgpack.packb(msgpack.unpackb(draft.body) | fields)
 
 
-def drafts(seed: int, count: int) -> Iterator[tuple[str, Draft]]:
+def drafts(seed: int, count: int) -> Iterator[tuple[str, MessageDraft]]:
     """So many spoilt messages, each with its spoiler's name: the same for a seed."""
     rng = random.Random(seed)
     for number in range(count):
@@ -202,15 +205,15 @@ def drafts(seed: int, count: int) -> Iterator[tuple[str, Draft]]:
         yield spoiler.__name__, draft
 
 
-def _valid(rng: random.Random, number: int) -> Draft:
+def _valid(rng: random.Random, number: int) -> MessageDraft:
     ids = (f"fuzz-{number}", "fuzzed", f"item-{number}", MODEL)
     reply_to = rng.choice(("", "reply.fuzzed"))
-    prompt = ("Grade this. ", f"print({number})")
-    job = PrefillJob(*ids, *prompt, Sampling(8), submitted_at=time.time(), reply_to=reply_to)
+    prompt = user_prompt("Grade this. ", f"print({number})")
+    job = PrefillJob(*ids, prompt, Sampling(8), submitted_at=time.time(), reply_to=reply_to)
     stage = rng.choice(topology.WORK_STAGES)
     message = job if stage == "prefill" else DecodeJob(job.tokenized((1, 2, 3), 0), None, why_no_kv="fuzzed")
     body = codec.encode(message)
-    return Draft(stage, body, _properties(of_job(message).seal(body)))
+    return MessageDraft(stage, body, _properties(of_job(message).seal(body)))
 
 
 def _properties(sealed: Message) -> pika.BasicProperties:
@@ -249,7 +252,7 @@ def measure(folder: Path, messages: int, jobs: int, seed: int, broker_url: str, 
         batch = _BatchBeside(folder / "batch", jobs, broker_url, store_url)
         sent = publish(broker_url, seed, messages)
         counts = batch.counts()
-        _wait_drained(broker, workers)
+        _wait_settled(broker, workers)
         buried = _depth(broker, topology.DEAD_LETTERS) - before
         figures = {
             "messages": sent.total(),
@@ -283,23 +286,31 @@ class _BatchBeside:
 
     def _work(self) -> None:
         folder, jobs, broker_url, store_url = self._run
-        broker, board = RabbitMQBroker(broker_url, name="batch"), RedisBoard(store_url)
-        with Client(broker, BestEffortBoard(board), [MODEL]) as client, Batch(folder) as batch:
+        broker, cluster_state = RabbitMQBroker(broker_url, name="batch"), RedisClusterState(store_url)
+        with Client(broker, BestEffortClusterState(cluster_state), [MODEL]) as client, Batch(folder) as batch:
             tasks = Tasks(batch.batch_id, jobs)
             batch.plan(tasks.entries(), {"folder": "made up"})
             self._counts = Runner(batch, tasks, client, Quiet()).run(DRAIN_S)
         broker.close()
-        board.close()
+        cluster_state.close()
 
 
-def _wait_drained(broker: RabbitMQBroker, workers: list[Worker]) -> None:
+def _wait_settled(broker: RabbitMQBroker, workers: list[Worker]) -> None:
+    """Until the work queues are empty and nothing more arrives elsewhere.
+
+    A depth leaves out what workers hold unacked, some hundred messages each: empty queues alone are too early.
+    """
     queues = [spec.name for spec in topology.queues([MODEL]) if spec.exchange == topology.WORK]
-    queues.append(topology.DEATHS)
+    arriving = (topology.DEAD_LETTERS, *map(topology.retry_level, topology.RETRY_LEVELS_S))
+    looks: deque[tuple[int, ...]] = deque(maxlen=SETTLED_LOOKS)
 
-    def drained() -> bool:
-        return all(_depth(broker, queue) == 0 for queue in queues) or not all(worker.alive for worker in workers)
+    def settled() -> bool:
+        waiting = [_depth(broker, queue) for queue in (*queues, topology.DEATHS)]
+        looks.append((sum(waiting), *(_depth(broker, queue) for queue in arriving)))
+        still = len(looks) == SETTLED_LOOKS and len(set(looks)) == 1
+        return (still and not any(waiting)) or not all(worker.alive for worker in workers)
 
-    wait_until(lambda: drained() and drained(), "the workers have taken all of it", DRAIN_S, poll_s=0.5)
+    wait_until(settled, "the workers have settled all of it", DRAIN_S, poll_s=0.5)
 
 
 def _depth(broker: RabbitMQBroker, queue: str) -> int:

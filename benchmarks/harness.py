@@ -70,7 +70,9 @@ def store() -> AbstractContextManager[str]:
     return services.store()
 
 
-def fresh_process(module: str, *arguments: str, store_url: str = "", broker_url: str = "") -> dict[str, Any]:
+def fresh_process(
+    module: str, *arguments: str, store_url: str = "", broker_url: str = "", timeout_s: float = CHILD_TIMEOUT_S
+) -> dict[str, Any]:
     """Run a module in a Python of its own and return the JSON object that it prints last.
 
     URLs travel in the environment: a command line is everybody's to read, and they hold passwords.
@@ -81,7 +83,7 @@ def fresh_process(module: str, *arguments: str, store_url: str = "", broker_url:
         env=os.environ | {name: url for name, url in urls.items() if url},
         capture_output=True,
         text=True,
-        timeout=CHILD_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
     if done.returncode:

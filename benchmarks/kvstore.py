@@ -48,7 +48,7 @@ import redis
 
 from benchmarks import harness
 from kvstore.blocks import BlockRef, block_refs
-from kvstore.redis_store import RedisKVStore
+from kvstore.redis.store import RedisKVStore
 from messages.kv import Array, Block, KVLayout
 from tests.support import services
 
@@ -288,7 +288,7 @@ def measure(arguments: argparse.Namespace) -> None:
 Times = dict[str, list[dict[str, float]]]  # by way, one entry a round
 
 
-class Run:
+class StoreRun:
     """The parent's side: which children run, in which order."""
 
     def __init__(self, url: str, options: harness.Options) -> None:
@@ -349,7 +349,7 @@ def compare(options: harness.Options) -> None:
     """The whole benchmark."""
     print(harness.machine())
     with harness.store() as url:
-        run = Run(url, options)
+        run = StoreRun(url, options)
         times = run.times()
         found = figures(times, run.tokens * LAYOUT.token_bytes)
         extra = {f"extra_{what}_MB": run.memory(what) for what in ("put", "get")}

@@ -1,4 +1,4 @@
-"""Every prefill engine to every decode engine: whether the answer from a handed-over KV cache is the one without.
+"""Every prefill engine to every decode engine: whether the answer from a transferred KV cache is the one without.
 
 Tiny models with random weights (`matrix_models`), the same in a GGUF file and in folders: a dense Qwen3, a Qwen3-MoE,
 a Llama, and a gpt-oss whose window is 16 positions; and the demo model, which is trained. Weights are float32, and so
@@ -13,7 +13,9 @@ For each model and pair:
 
     equal             whether both answers have the tokens and the text of the decode engine's own cold run
     evaluated_tokens  prompt tokens that the decode engine evaluated, by its own counter: the most of both prompts
-    max_difference    between any number of the handed-over caches and of those that the decode engine itself prefills
+    max_difference    between any number of the transferred caches and of those that the decode engine itself prefills
+    first_divergence  the earliest position at which an answer parts from the cold run's; null: both are equal
+    margin            by how much the cold run preferred its token there, in its own logits
 
 `all_equal`: every pair was equal and evaluated 1 token (a sliding-window model through llama.cpp: 8 at most), and no
 model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`) or the loaded engines
@@ -21,8 +23,11 @@ say no to, with their sentence. Each pair is then given the longer prompt's cach
 (`matrix_mutations`), except the demo model's, whose answer leaves most of a prompt out of account; `caught`: the answer
 is another than the cold run's, or the engine refuses the cache.
 
-What this does not show: that answers of real models agree where a token is nearly a tie (there rounding decides, and
-text parts); GPUs, unless the engines find one; chat templates and tokenizers, since prompts are ids; YaRN,
+`--real` (make matrix) adds SmolLM2: trained, quantized weights, and prompts that nobody chose for their answers. There
+rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.
+`all_held`: as `all_equal`, but SmolLM2's answers may part at such a token.
+
+What this does not show: GPUs, unless the engines find one; chat templates and tokenizers, since prompts are ids; YaRN,
 by which a real gpt-oss stretches its RoPE.
 """
 
@@ -40,27 +45,31 @@ from typing import Any
 
 import redis
 
-from benchmarks import harness, matrix_models
+from benchmarks import harness, matrix_models, matrix_real
 from benchmarks.matrix_child import pair_name
 from engines.catalogue import BY_NAME
 
 ENGINES = ("llamacpp", "mlx", "transformers")
 MODELS = matrix_models.NAMES
+REAL = matrix_models.REAL
 QUICK_MODELS = ("gpt-oss",)  # the one that has most to go wrong: a window, experts, biases, sinks
+REAL_TIMEOUT_S = 3600.0  # for one engine's half: MLX on a CPU computes ten tokens a second
 MOST_WINDOWED = 8  # prompt tokens that llama.cpp may evaluate again of a sliding-window model
 
 Row = dict[str, Any]
 
 
-class Run:
+class MatrixRun:
     """Which children run, in which order, and what they found."""
 
-    def __init__(self, url: str, folder: Path, models: Sequence[str], seed: int) -> None:
+    def __init__(self, url: str, folder: Path, models: Sequence[str], seed: int, texts: int) -> None:
         self.id = f"matrix-{secrets.token_hex(6)}"
         self.found: dict[str, list[Row]] = {"pairs": [], "refused": [], "controls": []}
         self._url = url
         self._models = list(models)
         self._common = {"run": self.id, "folder": str(folder), "models": self._models, "seed": seed, "family": ENGINES}
+        self._common |= {"texts": texts}
+        self._timeout_s = REAL_TIMEOUT_S if REAL in models else harness.CHILD_TIMEOUT_S
 
     def all_pairs(self) -> None:
         """Choose prompts, prefill them with each engine, then decode with each."""
@@ -73,11 +82,16 @@ class Run:
             handed[engine] = done["layouts"]
             for model, reason in done["reasons"].items():
                 self._refuse([model], [engine], present, reason)
+        choices: dict[str, dict[str, list[int]]] = {}
         for engine in present:
             print(f"{engine} decodes", flush=True)
             done = self._child("decode", engine, numbers=numbers, handed=self._allowed(handed, engine))
             for key, rows in self.found.items():
                 rows += done[key]
+            choices[engine] = done["choices"]
+        for row in self.found["pairs"]:
+            if row["model"] == REAL:
+                row["engines_agree"] = matrix_real.share(choices[row["prefill"]], choices[row["decode"]])
 
     def delete_keys(self) -> None:
         """Leave nothing in the store."""
@@ -117,21 +131,25 @@ class Run:
 
     def _child(self, step: str, engine: str, **more: Any) -> dict[str, Any]:
         task = json.dumps(self._common | {"step": step, "engine": engine} | more)
-        return harness.fresh_process("benchmarks.matrix_child", task, store_url=self._url)
+        return harness.fresh_process("benchmarks.matrix_child", task, store_url=self._url, timeout_s=self._timeout_s)
 
 
 def is_held(row: Row) -> bool:
     """Whether a pair keeps the promise: the same text, and no more of the prompt evaluated than it has to be."""
-    windowed = row["model"] == "gpt-oss"
+    if row["model"] == matrix_models.REAL:
+        return matrix_real.is_held(row)
+    windowed = row["model"].startswith("gpt-oss")
     most = MOST_WINDOWED if windowed and row["decode"] == "llamacpp" else 1
     return bool(row["equal"] and row["evaluated_tokens"] <= most)
 
 
 def verdict(found: dict[str, list[Row]], models: Sequence[str]) -> dict[str, bool]:
-    """The two keys that sum it up; nothing compared is nothing proved."""
+    """The keys that sum it up; nothing compared is nothing proved."""
     pairs, controls = found["pairs"], found["controls"]
+    complete, held = {row["model"] for row in pairs} == set(models), all(map(is_held, pairs))
     return {
-        "all_equal": {row["model"] for row in pairs} == set(models) and all(map(is_held, pairs)),
+        "all_equal": complete and held and all(row["equal"] for row in pairs),
+        "all_held": complete and held,
         "all_caught": bool(controls) and all(row["caught"] for row in controls),
     }
 
@@ -141,6 +159,7 @@ def explain(found: dict[str, list[Row]]) -> None:
     for row in found["pairs"]:
         figures = row.get("failure") or (
             f"{row['evaluated_tokens']} prompt token(s) evaluated, caches differ by {row['max_difference']:.2g} at most"
+            + (f"; {matrix_real.figures(row)}" if row["model"] == REAL else "")
         )
         missed = _missed(found["controls"], pair_name(row))
         print(
@@ -156,13 +175,13 @@ def _missed(controls: list[Row], pair: str) -> list[str]:
     return [row["mutation"] for row in controls if row["pair"] == pair and not row["caught"]]
 
 
-def compare(models: Sequence[str], seed: int) -> None:
+def compare(models: Sequence[str], seed: int, texts: int) -> None:
     """The whole benchmark."""
     print(harness.machine())
     with harness.store() as url, tempfile.TemporaryDirectory(prefix="kvasir-matrix-") as folder:
         for model in models:
             matrix_models.write(Path(folder), model, seed)
-        run = Run(url, Path(folder), models, seed)
+        run = MatrixRun(url, Path(folder), models, seed, texts)
         try:
             run.all_pairs()
         finally:
@@ -174,9 +193,12 @@ def compare(models: Sequence[str], seed: int) -> None:
 def main() -> int:
     """Compare all pairs."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, help="only these (default: all)")
+    parser.add_argument("--models", nargs="*", choices=MODELS, help="only these (default: all)")
+    parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; half an hour)")
+    parser.add_argument("--texts", type=int, default=20, help="prompts for SmolLM2 (default: %(default)s)")
     arguments = parser.parse_args()
-    compare(arguments.models or (QUICK_MODELS if arguments.quick else MODELS), arguments.seed)
+    chosen = arguments.models if arguments.models is not None else QUICK_MODELS if arguments.quick else MODELS
+    compare([*chosen, *([REAL] if arguments.real else [])], arguments.seed, arguments.texts)
     return 0
 
 

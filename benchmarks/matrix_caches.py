@@ -10,12 +10,12 @@ import numpy as np
 from engines.family import family_fingerprint
 from engines.registry import Engine
 from kvstore.blocks import BlockRef, block_refs, window_ref
-from kvstore.redis_store import RedisKVStore
+from kvstore.redis.store import RedisKVStore
 from messages.kv import Array, Block, KVCache, KVLayout, Window, cast
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CachePlace:
     """Where one engine's KV caches of one model's prompts lie in the store. `family`: the engines that may read it."""
 
     run: str
@@ -35,7 +35,7 @@ class Place:
         store.put(self.fingerprint, self.layout, zip(self._refs(name, tokens), records, strict=True))
 
     def get(self, store: RedisKVStore, name: str, tokens: Sequence[int]) -> KVCache:
-        """Fetch it. Raises HandOverFailed."""
+        """Fetch it. Raises KVTransferFailed."""
         refs = self._refs(name, tokens)
         if not self.layout.window_layers:
             return KVCache(self.layout, tuple(store.get(self.fingerprint, self.layout, refs)))
@@ -50,7 +50,7 @@ class Place:
 
 
 def prefilled(engine: Engine, tokens: Sequence[int]) -> KVCache:
-    """The engine's own cache of all tokens but the last. Raises HandOverFailed if it gives none out."""
+    """The engine's own cache of all tokens but the last. Raises KVTransferFailed if it gives none out."""
     records: list[Block | Window] = []
     engine.prefill(tokens[:-1], records.append)
     assert engine.info.layout is not None

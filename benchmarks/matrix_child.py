@@ -1,6 +1,6 @@
 """One engine's half of the matrix, in a process of its own: `python -m benchmarks.matrix_child TASK`, a JSON object.
 
-`step` is "choose" (prompts), "prefill" or "decode"; each ends with one JSON object. See `Task` for the rest.
+`step` is "choose" (prompts), "prefill" or "decode"; each ends with one JSON object. See `ChildTask` for the rest.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, matrix_models
-from benchmarks.matrix_caches import Place, difference, prefilled
+from benchmarks import harness, matrix_models, matrix_real
+from benchmarks.matrix_caches import CachePlace, difference, prefilled
+from benchmarks.matrix_forced import first_difference, forced
 from benchmarks.matrix_mutations import spoiled
 from benchmarks.matrix_prompts import ANSWER_TOKENS, ANSWERED, LENGTHS, Numbers, choose, prompt
+from benchmarks.matrix_real import RealReceiver, cold_margin
 from engines.base import Answer
 from engines.registry import Engine, EngineOptions, open_engine
-from kvstore.redis_store import RedisKVStore
-from messages.errors import ConfigError, HandOverFailed, KvasirError
+from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text
+from kvstore.redis.store import RedisKVStore
+from messages.errors import ConfigError, KvasirError, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import KVCache, KVLayout
 from tests.support import services
@@ -33,7 +37,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Task:
+class ChildTask:
     """What a child is to do. `handed`: the layouts in which engines have prefilled, by engine and model."""
 
     step: str
@@ -45,6 +49,7 @@ class Task:
     family: tuple[str, ...]
     numbers: dict[str, Numbers] = field(default_factory=dict)
     handed: dict[str, dict[str, Row]] = field(default_factory=dict)
+    texts: int = 0  # how many of the real prompts
 
     def weights(self, model: str) -> Path:
         """What the engine loads."""
@@ -52,24 +57,26 @@ class Task:
 
     def prompts(self, model: str) -> dict[str, tuple[int, ...]]:
         """Ids of the model's prompts, by name."""
+        if model == matrix_models.REAL:
+            return matrix_real.prompts(self.texts)
         return {name: prompt(model, name, self.seed, self.numbers.get(model, {}).get(name, 0)) for name in LENGTHS}
 
-    def place(self, engine: str, model: str, layout: KVLayout) -> Place:
+    def place(self, engine: str, model: str, layout: KVLayout) -> CachePlace:
         """Where the caches lie that `engine` has prefilled."""
-        return Place(self.run, model, engine, tuple(self.family), layout)
+        return CachePlace(self.run, model, engine, tuple(self.family), layout)
 
-    def sources(self, model: str) -> list[Place]:
+    def sources(self, model: str) -> list[CachePlace]:
         """Where all caches of a model lie."""
-        layouts = {engine: of[model] for engine, of in self.handed.items() if model in of}
+        layouts = {engine: of[model]["layout"] for engine, of in self.handed.items() if model in of}
         return [self.place(engine, model, _layout(fields)) for engine, fields in layouts.items()]
 
 
 def _layout(fields: Row) -> KVLayout:
-    return KVLayout(**(fields | {"window_layers": tuple(fields["window_layers"])}))
+    return KVLayout(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
 @contextmanager
-def loaded(task: Task, model: str) -> Iterator[Engine]:
+def loaded(task: ChildTask, model: str) -> Iterator[Engine]:
     """A tiny model in the task's engine, as a worker would load it. Raises Unable."""
     options = EngineOptions(str(task.weights(model)), matrix_models.context_of(model), slots=1, threads=1)
     try:
@@ -80,46 +87,54 @@ def loaded(task: Task, model: str) -> Iterator[Engine]:
         yield engine
 
 
-def choose_prompts(task: Task) -> Row:
+def choose_prompts(task: ChildTask) -> Row:
     """The prompts to take for each model."""
-    chosen = {model: choose(model, task.weights(model), task.seed) for model in task.models}
+    tiny = [model for model in task.models if model != matrix_models.REAL]
+    chosen = {model: choose(model, task.weights(model), task.seed) for model in tiny}
     return {
         "numbers": {model: numbers for model, (numbers, _) in chosen.items()},
         "margins": {model: margin for model, (_, margin) in chosen.items()},
     }
 
 
-def prefill(task: Task, store: RedisKVStore) -> Row:
-    """The layouts of the models whose caches now lie in the store, and why others' do not."""
+def prefill(task: ChildTask, store: RedisKVStore) -> Row:
+    """Layouts, and what registrations say of the engine, for models whose caches now lie in the store; why others'
+    do not."""
     layouts, reasons = {}, {}
     for model in task.models:
         try:
-            layouts[model] = asdict(_prefill_model(task, store, model))
+            layouts[model] = _prefill_model(task, store, model)
         except Unable as error:
             reasons[model] = str(error)
     return {"layouts": layouts, "reasons": reasons}
 
 
-def _prefill_model(task: Task, store: RedisKVStore, model: str) -> KVLayout:
+def _prefill_model(task: ChildTask, store: RedisKVStore, model: str) -> Row:
     prompts = task.prompts(model)
     with loaded(task, model) as engine:
         if not engine.info.capabilities.exports_kv:
-            raise Unable(_why_none(engine, prompts["long"]))
+            raise Unable(_why_none(engine, max(prompts.values(), key=len)))
         for name, tokens in prompts.items():
             cache = prefilled(engine, tokens)
             task.place(task.engine, model, cache.layout).put(store, name, tokens, cache)
-        return cache.layout
+        return {"layout": asdict(cache.layout), "said": kv_text(engine.info)}
 
 
-def decode(task: Task, store: RedisKVStore) -> Row:
+def decode(task: ChildTask, store: RedisKVStore) -> Row:
     """Rows of the matrix: what each engine has prefilled of every model, decoded with this one."""
-    found: dict[str, list[Row]] = {"pairs": [], "refused": [], "controls": []}
+    found: dict[str, Any] = {"pairs": [], "refused": [], "controls": [], "choices": {}}
     for model in task.models:
         try:
             with loaded(task, model) as engine:
-                receiver = Receiver(engine, store, task.prompts(model))
+                receiver = _receiver(task, engine, store, model)
+                if isinstance(receiver, RealReceiver):
+                    found["choices"] = receiver.choices()
                 for source in task.sources(model):
                     named = _named(task, source)
+                    said = task.handed[source.engine][model]["said"]
+                    if reason := _different((source.engine, said), (task.engine, kv_text(engine.info))):
+                        found["refused"].append(named | {"reason": reason})
+                        continue
                     found["pairs"].append(named | receiver.compare(source))
                     if model != matrix_models.DEMO:  # which looks past what does not matter to its answer
                         found["controls"] += [{"pair": pair_name(named)} | row for row in receiver.controls(source)]
@@ -128,7 +143,26 @@ def decode(task: Task, store: RedisKVStore) -> Row:
     return found
 
 
-def _named(task: Task, source: Place) -> Row:
+def _receiver(task: ChildTask, engine: Engine, store: RedisKVStore, model: str) -> Receiver | RealReceiver:
+    prompts = task.prompts(model)
+    if not engine.info.capabilities.imports_kv:
+        raise Unable(_why_none(engine, max(prompts.values(), key=len)))
+    if model == matrix_models.REAL:
+        (own,) = (source for source in task.sources(model) if source.engine == task.engine)
+        return RealReceiver(engine, store, task.weights(model), prompts, own)
+    return Receiver(engine, store, task.weights(model), prompts)
+
+
+def _different(one: tuple[str, str], other: tuple[str, str]) -> str:
+    """Why a worker of the second engine would not join one of the first, though their weights are the same; "": it
+    would."""
+    if window := ignored_window(one, other):
+        return f"{window}; run one engine at both ends"
+    rope = different_rope(one, other)
+    return f"{rope}; {MEND_ROPE}" if rope else ""
+
+
+def _named(task: ChildTask, source: CachePlace) -> Row:
     return {"model": source.model, "prefill": source.engine, "decode": task.engine}
 
 
@@ -138,48 +172,61 @@ def pair_name(row: Row) -> str:
 
 
 class Unable(Exception):
-    """The engine can't load the model, or says that it hands over nothing."""
+    """The engine can't load the model, or says that it transfers KV nothing."""
 
 
 class Receiver:
     """A decode engine, its cold answers and its own caches."""
 
-    def __init__(self, engine: Engine, store: RedisKVStore, prompts: dict[str, tuple[int, ...]]) -> None:
-        """Raises Unable."""
-        if not engine.info.capabilities.imports_kv:
-            raise Unable(_why_none(engine, prompts["long"]))
+    def __init__(self, engine: Engine, store: RedisKVStore, weights: Path, prompts: dict[str, tuple[int, ...]]) -> None:
         self._engine = engine
+        self._weights = weights
         self._store = store
         self._prompts = prompts
         self._own = {name: prefilled(engine, prompts[name]) for name in ANSWERED}
         self._cold = {name: engine.decode(prompts[name], None, GREEDY) for name in ANSWERED}
 
-    def compare(self, source: Place) -> Row:
-        """Equality, the engine's counter, and the difference of the caches; a hand-over that fails is not equal."""
-        answers, differences = {}, []
+    def compare(self, source: CachePlace) -> Row:
+        """Equality, the engine's counter, and the difference of the caches; a KV transfer that fails is not equal."""
+        answers: dict[str, Answer] = {}
+        differences = []
         try:
             for name in ANSWERED:
                 cache = source.get(self._store, name, self._prompts[name])
                 answers[name] = self._engine.decode(self._prompts[name], cache, GREEDY)
                 differences.append(difference(cache, self._own[name]))
         except KvasirError as error:
-            return {"equal": False, "evaluated_tokens": None, "max_difference": None, "failure": str(error)}
+            keys = ("evaluated_tokens", "max_difference", "first_divergence", "margin")
+            return {"equal": False} | dict.fromkeys(keys) | {"failure": str(error)}
         return {
             "equal": all(self._is_cold(name, answer) for name, answer in answers.items()),
             "evaluated_tokens": max(answer.evaluated_tokens for answer in answers.values()),
             "max_difference": max(differences),
+            **self._parting(answers),
         }
 
-    def controls(self, source: Place) -> list[Row]:
+    def controls(self, source: CachePlace) -> list[Row]:
         """What becomes of the longer prompt's cache when it is spoiled."""
         cache, foreign = (source.get(self._store, name, self._prompts[name]) for name in ("long", "foreign"))
         wrong = spoiled(cache, foreign)
         return [{"mutation": name, "caught": self._catches(each)} for name, each in wrong.items()]
 
+    def _parting(self, answers: dict[str, Answer]) -> Row:
+        """Where an answer first parts from the cold one, and how far that one's choice lay ahead there."""
+        parted = {name: first_difference(self._cold[name].tokens, answer.tokens) for name, answer in answers.items()}
+        found = {name: position for name, position in parted.items() if position is not None}
+        if not found:
+            return {"first_divergence": None, "margin": None}
+        run = forced(self._engine, str(self._weights))
+        leads = [
+            cold_margin(partial(run, self._prompts[name], None), self._cold[name], answers[name], ()) for name in found
+        ]
+        return {"first_divergence": min(found.values()), "margin": max(leads)}
+
     def _catches(self, wrong: KVCache) -> bool:
         try:
             return any(self._parts(wrong, length) for length in (FIRST_TOKENS, ANSWER_TOKENS))
-        except HandOverFailed:
+        except KVTransferFailed:
             return True
 
     def _parts(self, wrong: KVCache, length: int) -> bool:
@@ -198,14 +245,14 @@ def _why_none(engine: Engine, tokens: tuple[int, ...]) -> str:
     """What the engine says when it is asked for a cache all the same."""
     try:
         prefilled(engine, tokens)
-    except HandOverFailed as error:
+    except KVTransferFailed as error:
         return str(error)
-    return f"this {engine.info.engine} engine hands over no KV cache"
+    return f"this {engine.info.engine} engine transfers no KV cache"
 
 
 def main() -> int:
     """Do the task."""
-    task = Task(**json.loads(sys.argv[1]))
+    task = ChildTask(**json.loads(sys.argv[1]))
     if task.step == "choose":
         harness.finish(**choose_prompts(task))
         return 0

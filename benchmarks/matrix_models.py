@@ -1,6 +1,7 @@
 """Tiny random models, each written twice with the same weights: for llama.cpp as GGUF, for MLX and PyTorch as folders.
 
-And the demo model, which is trained, and lies in both forms in examples/model.
+And the demo model, which is trained, and lies in both forms in examples/model; and SmolLM2, a real one (see
+`matrix_real`), downloaded where it is asked for.
 
 All weights are float32. Greedy text is stable under rounding because only 30 tokens, the small letters and a few
 signs, have a row of their own in the output matrix: half of an answer's tokens are ahead of the next best by a third
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,21 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.support import smollm2, smollm2_folders
+
 Array = NDArray[np.float32]
 Weights = dict[str, Array]
 
 DEMO = "kvasir-demo"
+REAL = "smollm2"
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "model"
 DEMO_TOKENIZER = _EXAMPLE / DEMO / "tokenizer.json"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 2, 16, 96
-CONTEXT, DEMO_CONTEXT = 1024, 2048
+CONTEXT, DEMO_CONTEXT, REAL_CONTEXT = 1024, 2048, 2048
 WINDOW = 16
 EXPERTS, EXPERTS_USED = 4, 2
 READ_BY_ROUTERS = 8  # the first features, which no layer writes to
-ROPE_THETA, RMS_EPSILON = 10_000.0, 1e-6
+ROPE_THETA, SLIDING_ROPE_THETA, RMS_EPSILON = 10_000.0, 2_000.0, 1e-6
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN = (*sorted(pre_tokenizers.ByteLevel.alphabet()), "th")  # with the one merge that a GGUF file must have
 MERGE = ("t", "h")
@@ -58,8 +62,15 @@ _GGUF_NAMES = {
     "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
     "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.experts.down_proj": "ffn_down_exps", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
+
+
+ORIGINAL_CONTEXT = CONTEXT // 4
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": ORIGINAL_CONTEXT}  # fmt: skip
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL_CONTEXT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,8 @@ class Kind:
     architecture: str  # in a GGUF file
     model_type: str  # in config.json
     layers: int
+    scaling: dict[str, Any] = field(default_factory=dict)  # of its RoPE, in the words of transformers 5
+    windowed: bool = False  # a qwen2 whose second layer attends to a window, for which llama.cpp has no word
 
 
 KINDS = {
@@ -76,22 +89,45 @@ KINDS = {
     "qwen3-moe": Kind("qwen3moe", "qwen3_moe", 2),
     "llama": Kind("llama", "llama", 2),
     "gpt-oss": Kind("gpt-oss", "gpt_oss", 4),  # every second layer, from the first, slides
+    "llama-llama3": Kind("llama", "llama", 2, _LLAMA3),
+    "llama-linear": Kind("llama", "llama", 2, {"rope_type": "linear", "factor": 4.0}),
+    "llama-yarn": Kind("llama", "llama", 2, _YARN),
+    "mistral": Kind("llama", "mistral", 2),
+    "qwen2": Kind("qwen2", "qwen2", 2),
+    "qwen2-window": Kind("qwen2", "qwen2", 2, windowed=True),
+    "olmo2": Kind("olmo2", "olmo2", 2),
+    "phi3": Kind("phi3", "phi3", 2),
+    "gemma3": Kind("gemma3", "gemma3_text", 6),  # the last layer sees all, by another RoPE
+    "gpt-oss-yarn": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": True}),
+    "gpt-oss-untruncated": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": False}),
+}
+
+# llama.cpp truncates YaRN's ramp whatever the folder says; MLX does not start with a window that it would ignore.
+DIFFERENT = ("gpt-oss-untruncated", "qwen2-window")
+NAMES = (*KINDS, DEMO)
+_NORMS = {
+    "olmo2": ("post_attention", "post_feedforward"),
+    "gemma3_text": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
 }
 
 
-NAMES = (*KINDS, DEMO)
-
-
 def write(folder: Path, name: str, seed: int) -> None:
-    """Write the model into `folder`, one file or folder for each engine: see `weights_for`. The demo model is there."""
-    if name == DEMO:
+    """Write the model into `folder`, one file or folder for each engine: see `weights_for`. The demo model is there;
+    SmolLM2 goes into the user's cache. Raises smollm2.ModelMissing."""
+    if name == REAL:
+        smollm2_folders.folder("f32")
+    if name in (DEMO, REAL):
         return
     kind = KINDS[name]
     weights = dict(_weights(kind, seed))
     for tensor, value in weights.items():
         if "o_proj" in tensor or "down_proj" in tensor:
             _leave_to_routers(tensor, value)
+    if kind.model_type == "phi3":
+        weights = _fused(weights)
     _write_gguf(weights_for("llamacpp", folder, name), kind, weights)
+    if kind.model_type == "gemma3_text":  # whose norms multiply by one more than is stored, except in llama.cpp
+        weights = {tensor: value - 1 if tensor.endswith("norm.weight") else value for tensor, value in weights.items()}
     _write_folder(weights_for("mlx", folder, name), kind, weights)
     _write_folder(weights_for("transformers", folder, name), kind, _as_pytorch(weights))
 
@@ -101,12 +137,14 @@ def weights_for(engine: str, folder: Path, name: str) -> Path:
     if name == DEMO:
         dtype = {"llamacpp": ".gguf", "mlx": "?dtype=float32", "transformers": "?dtype=f32"}
         return _EXAMPLE / f"{DEMO}{dtype[engine]}"
+    if name == REAL:
+        return smollm2.weights() if engine == "llamacpp" else smollm2_folders.folder("f32")
     return folder / (f"{name}.gguf" if engine == "llamacpp" else f"{name}-{engine}")
 
 
 def context_of(name: str) -> int:
     """The context to load a model with, in tokens."""
-    return DEMO_CONTEXT if name == DEMO else CONTEXT
+    return {DEMO: DEMO_CONTEXT, REAL: REAL_CONTEXT}.get(name, CONTEXT)
 
 
 def num_plain_tokens() -> int:
@@ -137,15 +175,16 @@ def _weights(kind: Kind, seed: int) -> Iterator[tuple[str, Array]]:
     """All weights, by the names that MLX reads."""
     source = _Source(seed)
     vocabulary = len(PLAIN) + len(SPECIALS)
-    yield "model.embed_tokens.weight", source.matrix(vocabulary, HIDDEN, scale=4)
+    loud = 4 / HIDDEN**0.5 if kind.model_type == "gemma3_text" else 4  # it multiplies embeddings by that root
+    yield "model.embed_tokens.weight", source.matrix(vocabulary, HIDDEN, scale=loud)
     yield "model.norm.weight", source.vector(HIDDEN, 1)
     output = source.matrix(vocabulary, HIDDEN, scale=4)
     output[[number for number in range(vocabulary) if not _readable(number)]] = 0  # loses against any positive score
     yield "lm_head.weight", output
     for layer in range(kind.layers):
         prefix = f"model.layers.{layer}."
-        yield f"{prefix}input_layernorm.weight", source.vector(HIDDEN, 1)
-        yield f"{prefix}post_attention_layernorm.weight", source.vector(HIDDEN, 1)
+        for norm in _NORMS.get(kind.model_type, ("input", "post_attention")):
+            yield f"{prefix}{norm}_layernorm.weight", source.vector(HIDDEN, 1)
         yield from _attention(source, kind, f"{prefix}self_attn.")
         yield from _feed_forward(source, kind, f"{prefix}mlp.")
 
@@ -165,9 +204,15 @@ def _attention(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[str, 
     for name, rows, scale in (("q", query, 2), ("k", key_value, 1), ("v", key_value, 1)):
         yield f"{prefix}{name}_proj.weight", source.matrix(rows, HIDDEN, scale=scale)
     yield f"{prefix}o_proj.weight", source.matrix(HIDDEN, query, scale=2)
-    if kind.model_type.startswith("qwen3"):
+    if kind.model_type.startswith(("qwen3", "gemma3")):
         yield f"{prefix}q_norm.weight", source.vector(HEAD_DIM, 2)
         yield f"{prefix}k_norm.weight", source.vector(HEAD_DIM, 1)
+    if kind.model_type == "olmo2":  # over all heads at once
+        yield f"{prefix}q_norm.weight", source.vector(query, 2)
+        yield f"{prefix}k_norm.weight", source.vector(key_value, 1)
+    if kind.model_type == "qwen2":
+        for name, rows in (("q", query), ("k", key_value), ("v", key_value)):
+            yield f"{prefix}{name}_proj.bias", source.vector(rows)
     if kind.model_type == "gpt_oss":
         for name, rows in (("q", query), ("k", key_value), ("v", key_value), ("o", HIDDEN)):
             yield f"{prefix}{name}_proj.bias", source.vector(rows)
@@ -191,6 +236,17 @@ def _feed_forward(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[st
     for expert in experts:
         for name, rows, columns in shapes:
             yield f"{prefix}{expert}{name}_proj.weight", source.matrix(rows, columns)
+
+
+def _fused(weights: Weights) -> Weights:
+    """With Q, K and V in one matrix, and gate and up in another, as a phi3 has them everywhere."""
+    found: Weights = {}
+    for name, value in weights.items():
+        for part, whole in (("q", "qkv"), ("k", "qkv"), ("v", "qkv"), ("gate", "gate_up"), ("up", "gate_up")):
+            if name.endswith(f".{part}_proj.weight"):
+                name = name.replace(f".{part}_proj", f".{whole}_proj")
+        found[name] = np.concatenate([found[name], value]) if name in found else value
+    return found
 
 
 def _as_pytorch(weights: Weights) -> Weights:
@@ -256,8 +312,19 @@ def _config(kind: Kind) -> dict[str, Any]:
         kinds = ["sliding_attention", "full_attention"] * kind.layers
         config |= {"sliding_window": WINDOW, "layer_types": kinds[: kind.layers], "swiglu_limit": 7.0}
         config |= {"num_local_experts": EXPERTS, "num_experts_per_tok": EXPERTS_USED}
-        # Plain RoPE: transformers takes a gpt-oss that says nothing for one stretched by YaRN.
-        config["rope_parameters"] = {"rope_type": "default", "rope_theta": ROPE_THETA}
+    if kind.model_type == "mistral":
+        config["sliding_window"] = None  # what says nothing has one of 4,096
+    if kind.windowed:
+        config |= {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}
+        config["layer_types"] = ["full_attention", "sliding_attention"]
+    if kind.model_type == "gemma3_text":
+        kinds = ["sliding_attention"] * 5 + ["full_attention"]
+        config |= {"sliding_window": WINDOW, "layer_types": kinds, "query_pre_attn_scalar": HEAD_DIM}
+        bases = {"full_attention": config.pop("rope_theta"), "sliding_attention": SLIDING_ROPE_THETA}
+        config["rope_parameters"] = {name: {"rope_type": "default", "rope_theta": base} for name, base in bases.items()}
+    elif kind.scaling or kind.model_type == "gpt_oss":
+        # Also where it is plain: transformers takes a gpt-oss that says nothing for one stretched by YaRN.
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")} | kind.scaling
     return config
 
 
@@ -293,8 +360,15 @@ def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
         writer.add_expert_count(EXPERTS)
         writer.add_expert_used_count(EXPERTS_USED)
         writer.add_expert_feed_forward_length(FEED_FORWARD)
-    if kind.architecture == "gpt-oss":
+    if kind.architecture in ("gpt-oss", "gemma3"):
         writer.add_sliding_window(WINDOW)
+    if kind.architecture == "gemma3":
+        writer.add_rope_freq_base_swa(SLIDING_ROPE_THETA)
+    if kind.scaling.get("rope_type") in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind.scaling["rope_type"]))
+        writer.add_rope_scaling_factor(kind.scaling["factor"])
+    if kind.scaling.get("rope_type") == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(ORIGINAL_CONTEXT)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
@@ -322,7 +396,18 @@ def _as_gguf(kind: Kind, weights: Weights) -> Weights:
             experts.setdefault(f"{stem}.experts.{rest}", []).append(value)
         else:
             found[_gguf_name(kind, name)] = _rotated_as_neighbours(kind, name, value)
+    if kind.scaling.get("rope_type") == "llama3":
+        found["rope_freqs.weight"] = _slowed(kind.scaling)
     return found | {_gguf_name(kind, name): np.stack(values) for name, values in experts.items()}
+
+
+def _slowed(scaling: dict[str, Any]) -> Array:
+    """By what llama.cpp is to divide each pair's frequency, as its converter writes it for a Llama 3.1."""
+    turns = ORIGINAL_CONTEXT / (2 * np.pi) * ROPE_THETA ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    part = np.clip((turns - low) / (high - low), 0, 1)
+    slowed: Array = (1 / ((1 - part) / scaling["factor"] + part)).astype(np.float32)
+    return slowed
 
 
 def _gguf_name(kind: Kind, name: str) -> str:
@@ -330,7 +415,9 @@ def _gguf_name(kind: Kind, name: str) -> str:
     parts = stem.removeprefix("model.").split(".", 2)
     if parts[0] != "layers":
         return f"{_GGUF_NAMES[parts[-1]]}.{suffix}"
-    own = {"post_attention_layernorm": "post_attention_norm" if kind.architecture == "gpt-oss" else "ffn_norm"}
+    own_norm = kind.architecture in ("gpt-oss", "olmo2", "gemma3")
+    after_attention = "post_attention_norm" if own_norm else "ffn_norm"
+    own = {"post_attention_layernorm": after_attention}
     return f"blk.{parts[1]}.{(own | _GGUF_NAMES)[parts[2]]}.{suffix}"
 
 

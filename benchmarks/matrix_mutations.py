@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.matrix_models import ROPE_THETA
-from engines.slotfile import to_interleaved
+from engines.llamacpp.slotfile import to_interleaved
 from messages.kv import Array, KVCache
 
 FOREIGN = "one foreign block"

@@ -22,8 +22,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks import matrix_models
-from engines.llamacpp_http import LlamaServer
-from engines.llamacpp_start import start
+from engines.llamacpp.http import LlamaServer
+from engines.llamacpp.start import start
 from engines.registry import EngineOptions
 from examples.model.assignments import make_class
 from examples.model.tokens import framed

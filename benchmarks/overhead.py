@@ -13,9 +13,9 @@
     kv_jobs_per_s, kv_ratio, kv_cpu_ms    the same jobs with `short_prompt_tokens = 0`: through the store
 
 A prompt of 1 KiB is short: it is tokenized, and goes on to decode without a KV cache. With `kv_` its KV cache (256
-tokens, 16 KiB) is stored block by block and read back. Both hand-overs are confirmed, and the result is stored before
-it is published; quorum queues hold the work. Dramatiq's messages carry the prompt alone, through classic queues. So
-the ratio is of the service, not of equal work.
+tokens, 16 KiB) is stored block by block and read back. Both stages' messages are confirmed, and the result is stored
+before it is published; quorum queues hold the work. Dramatiq's messages carry the prompt alone, through classic queues.
+So the ratio is of the service, not of equal work.
 
 What the figures do not show: a network, and larger KV caches (benchmarks.kvstore).
 """
@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from infra.settings import load_settings
+from infra.config.settings import load_settings
 from kvasir.connect import connect
-from messages.jobs import SHORT_PROMPT_TOKENS, HandOver, Lane, PrefillJob, Sampling
-from producers.client import Client
+from messages.jobs import SHORT_PROMPT_TOKENS, KVTransfer, Lane, PrefillJob, Sampling, user_prompt
+from producers.client import Client, Replies
 from tests.support import services
 from tests.support.processes import ROOT, Cluster, Model
 from tests.support.servers import Process
@@ -56,7 +56,7 @@ PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class JobRates:
     """Jobs a second, submitted and answered."""
 
     submit: float
@@ -97,12 +97,12 @@ def _cpu_s(sessions: Collection[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-class Ours:
-    """One prefill and one decode worker process, and a producer. `hand_over`: also of prompts this short."""
+class OurPair:
+    """One prefill and one decode worker process, and a producer. `kv_transfer`: also of prompts this short."""
 
-    def __init__(self, pair: Pair, folder: Path, stack: contextlib.ExitStack, hand_over: bool = False) -> None:
-        short = 0 if hand_over else SHORT_PROMPT_TOKENS
-        self._hand_over: HandOver = "kv" if hand_over else "none"
+    def __init__(self, pair: Pair, folder: Path, stack: contextlib.ExitStack, kv_transfer: bool = False) -> None:
+        short = 0 if kv_transfer else SHORT_PROMPT_TOKENS
+        self._kv_transfer: KVTransfer = "verified" if kv_transfer else "none"
         self._model = f"overhead.{secrets.token_hex(3)}"
         models = {self._model: Model("simulated", ENGINE, slots=SLOTS, short_prompt_tokens=short)}
         self._cluster = stack.enter_context(Cluster(folder, pair.broker_url, pair.store_url, models))
@@ -114,7 +114,7 @@ class Ours:
         """Both workers, ready."""
         workers = [self._cluster.launch("prefill", self._model), self._cluster.launch("decode", self._model)]
         for worker in workers:
-            worker.wait_for_card()
+            worker.wait_until_registered()
         self._workers = workers
 
     def stop(self) -> None:
@@ -125,7 +125,7 @@ class Ours:
     def latencies(self, count: int, lane: Lane) -> list[float]:
         """Seconds from publish to result, one job after the other."""
         batch_id = f"latency-{secrets.token_hex(4)}"
-        replies = self._client.replies(batch_id)
+        replies = Replies(self._client.broker, batch_id)
         try:
             return [self._latency(replies, job) for job in self._jobs(batch_id, count, lane)]
         finally:
@@ -137,10 +137,10 @@ class Ours:
         (reply,) = replies.take(PATIENCE_S)
         took = time.perf_counter() - started
         reply.delivery.ack()
-        _check(reply.result, self._hand_over)
+        _check(reply.result, self._kv_transfer)
         return took
 
-    def rates(self, count: int) -> Rates:
+    def rates(self, count: int) -> JobRates:
         """Submit all, then start the workers and wait for all answers."""
         batch_id = f"load-{secrets.token_hex(4)}"
         self._client.broker.open_reply_queue(batch_id)
@@ -154,16 +154,18 @@ class Ours:
         for result in self._client.gather(batch_id, [job.job_id for job in jobs], PATIENCE_S):
             stretch.answered(len(answered))
             answered.append(time.time())
-            _check(result, self._hand_over)
+            _check(result, self._kv_transfer)
         self.stop()
-        return Rates(count / submitted, steady_rate(answered, count), stretch.cpu_ms)
+        return JobRates(count / submitted, steady_rate(answered, count), stretch.cpu_ms)
 
     def _jobs(self, batch_id: str, count: int, lane: Lane) -> Iterator[PrefillJob]:
         for number in range(count):
-            yield self._client.new_job(batch_id, str(number), self._model, "", _prompt(), SAMPLING, lane=lane)
+            yield self._client.new_job(
+                batch_id, str(number), self._model, user_prompt("", _prompt()), SAMPLING, lane=lane
+            )
 
 
-class Peer:
+class ComparedPeer:
     """The same with Dramatiq: a process with one thread for the first stage, one with SLOTS for the second."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
@@ -177,8 +179,8 @@ class Peer:
 
         self._module = overhead_peer
 
-    def rates(self, count: int) -> Rates:
-        """As those of `Ours`."""
+    def rates(self, count: int) -> JobRates:
+        """As those of `OurPair`."""
         for queue in (self._module.PREFILL, self._module.DECODE):
             self._module.broker.declare_queue(queue, ensure=True)
         jobs = [self._module.pipeline(_prompt()) for _ in range(count)]
@@ -192,7 +194,7 @@ class Peer:
             for job in jobs:
                 answered.append(job.get_result(block=True, timeout=int(PATIENCE_S * 1000))["at"])
                 stretch.answered(len(answered) - 1)
-        return Rates(count / submitted, steady_rate(answered, count), stretch.cpu_ms)
+        return JobRates(count / submitted, steady_rate(answered, count), stretch.cpu_ms)
 
     @contextlib.contextmanager
     def _worker(self, queue: str, threads: int) -> Iterator[Process]:
@@ -228,8 +230,8 @@ def _prompt() -> str:
     return secrets.token_hex(PROMPT_BYTES // 2)
 
 
-def _check(result: Any, hand_over: HandOver) -> None:
-    if result.state != "succeeded" or result.decode.hand_over != hand_over:
+def _check(result: Any, kv_transfer: KVTransfer) -> None:
+    if result.state != "succeeded" or result.decode.kv_transfer != kv_transfer:
         raise RuntimeError(f"a job was not answered as meant: {result.state}, {result.error or result.decode.why_none}")
 
 
@@ -248,33 +250,33 @@ def main() -> int:
     with harness.pair() as pair, tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         bulk, now = _latencies(pair, folder / "latency", singles)
-        peer = Peer(pair, folder)
+        peer = ComparedPeer(pair, folder)
         stack.callback(peer.close)
-        ours, handed_over, theirs = [], [], []
+        ours, transferred, theirs = [], [], []
         for number in range(rounds):
             with contextlib.ExitStack() as round_:
-                ours.append(Ours(pair, folder / str(number), round_).rates(jobs))
-                handed_over.append(Ours(pair, folder / f"{number}-kv", round_, hand_over=True).rates(jobs))
+                ours.append(OurPair(pair, folder / str(number), round_).rates(jobs))
+                transferred.append(OurPair(pair, folder / f"{number}-kv", round_, kv_transfer=True).rates(jobs))
             theirs.append(peer.rates(jobs))
             print(
-                f"ours {ours[-1].answer:.0f}/s, with KV {handed_over[-1].answer:.0f}/s,"
+                f"ours {ours[-1].answer:.0f}/s, with KV {transferred[-1].answer:.0f}/s,"
                 f" Dramatiq {theirs[-1].answer:.0f}/s; submitted at {ours[-1].submit:.0f}/s and"
                 f" {theirs[-1].submit:.0f}/s",
                 flush=True,
             )
-    report(bulk, now, ours, handed_over, theirs, options)
+    report(bulk, now, ours, transferred, theirs, options)
     return 0
 
 
 def _latencies(pair: Pair, folder: Path, count: int) -> tuple[list[float], list[float]]:
     with contextlib.ExitStack() as stack:
-        ours = Ours(pair, folder, stack)
+        ours = OurPair(pair, folder, stack)
         ours.start()
         ours.latencies(20, "bulk")  # connections, caches
         return ours.latencies(count, "bulk"), ours.latencies(count, "now")
 
 
-def _ratio(ours: list[Rates], theirs: list[Rates]) -> float:
+def _ratio(ours: list[JobRates], theirs: list[JobRates]) -> float:
     return statistics.median(our.answer / their.answer for our, their in zip(ours, theirs, strict=True))
 
 
@@ -286,9 +288,9 @@ def _median(values: Iterable[float | None]) -> float | None:
 def report(
     bulk: list[float],
     now: list[float],
-    ours: list[Rates],
-    handed_over: list[Rates],
-    theirs: list[Rates],
+    ours: list[JobRates],
+    transferred: list[JobRates],
+    theirs: list[JobRates],
     options: harness.Options,
 ) -> None:
     """The figures, for people and as JSON."""
@@ -303,9 +305,9 @@ def report(
         jobs_per_s=statistics.median(each.answer for each in ours),
         dramatiq_jobs_per_s=statistics.median(each.answer for each in theirs),
         ratio=_ratio(ours, theirs),
-        kv_jobs_per_s=statistics.median(each.answer for each in handed_over),
-        kv_ratio=_ratio(handed_over, theirs),
-        kv_cpu_ms=_median(each.cpu_ms for each in handed_over),
+        kv_jobs_per_s=statistics.median(each.answer for each in transferred),
+        kv_ratio=_ratio(transferred, theirs),
+        kv_cpu_ms=_median(each.cpu_ms for each in transferred),
         submit_per_s=statistics.median(each.submit for each in ours),
         cpu_ms=_median(each.cpu_ms for each in ours),
         dramatiq_cpu_ms=_median(each.cpu_ms for each in theirs),

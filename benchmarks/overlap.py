@@ -5,7 +5,8 @@ KV cache has the size of Qwen3-30B-A3B's, 98,304 bytes a token, 786 MB in all. E
 prefill worker.
 
     upload_seconds    in which a put was under way, in the Uploader's thread
-    exposed_seconds   by which the hand-over ends later than the same prefill with nobody taking its blocks: waiting for
+    exposed_seconds   by which the KV transfer ends later than the same prefill with nobody taking its blocks: waiting
+    for
                       the last put, for a full queue, and computing that the upload slowed down
     hidden            1 - exposed_seconds / upload_seconds
     extra_MB          by which the process's peak memory grew meanwhile (VmHWM; Linux only): so much of a second copy of
@@ -14,7 +15,7 @@ prefill worker.
 Each is the median of the rounds. Both prefills are paced by the clock, so their difference is what uploading costs.
 
 What the figures do not show: a wire slower than the prefill (786 MB in 4 s are 1.6 Gbit/s), where the queue fills and
-prefill waits; an engine that hands over only at its end (llama.cpp), where nothing hides; the cost of copying blocks
+prefill waits; an engine that transfers KV only at its end (llama.cpp), where nothing hides; the cost of copying blocks
 out of an accelerator.
 """
 
@@ -29,9 +30,9 @@ from dataclasses import dataclass
 
 from benchmarks import harness
 from engines.registry import EngineOptions
-from engines.simulated import SimulatedEngine, open_engine
+from engines.simulated.engine import SimulatedEngine, open_engine
 from kvstore.blocks import BlockRef, block_refs
-from kvstore.redis_store import RedisKVStore
+from kvstore.redis.store import RedisKVStore
 from kvstore.uploader import Uploader
 from messages.kv import Block, KVLayout, Window
 
@@ -59,7 +60,7 @@ class Round:
     """One prefill without and one with an upload."""
 
     prefill_s: float
-    handed_over_s: float
+    transferred_s: float
     upload_s: float
     exposed_s: float
     extra_bytes: int | None
@@ -82,17 +83,17 @@ class Overlap:
         refs = block_refs(self._engine.info.fingerprint, self._layout, self._tokens, len(self._tokens), 0, job)
         try:
             prefill_s = _seconds(lambda: self._engine.prefill(self._tokens, _drop))
-            handed_over_s: list[float] = []
-            extra = harness.peak_growth(lambda: handed_over_s.append(_seconds(lambda: self._hand_over(store, refs))))
+            transferred_s: list[float] = []
+            extra = harness.peak_growth(lambda: transferred_s.append(_seconds(lambda: self._kv_transfer(store, refs))))
             if absent := store.missing(refs):
                 raise ValueError(f"{len(absent)} of {len(refs)} blocks were not stored")
         finally:
             store.delete(refs)
             store.close()
-        exposed_s = max(0.0, handed_over_s[0] - prefill_s)
-        return Round(prefill_s, handed_over_s[0], store.put_s, exposed_s, extra)
+        exposed_s = max(0.0, transferred_s[0] - prefill_s)
+        return Round(prefill_s, transferred_s[0], store.put_s, exposed_s, extra)
 
-    def _hand_over(self, store: TimedStore, refs: list[BlockRef]) -> None:
+    def _kv_transfer(self, store: TimedStore, refs: list[BlockRef]) -> None:
         by_start = {ref.start: ref for ref in refs}
         with Uploader(store, self._engine.info.fingerprint, self._layout) as uploader:
             self._engine.prefill(self._tokens, lambda record: uploader.put(_ref(by_start, record), record))
@@ -132,7 +133,7 @@ def report(rounds: list[Round], num_tokens: int, options: harness.Options) -> No
     """The figures, for people and as JSON."""
     for each in rounds:
         print(
-            f"prefill {each.prefill_s:.3f} s, with upload {each.handed_over_s:.3f} s;"
+            f"prefill {each.prefill_s:.3f} s, with upload {each.transferred_s:.3f} s;"
             f" uploading took {each.upload_s:.3f} s, of which {each.exposed_s:.3f} s were exposed"
         )
     extra = [each.extra_bytes for each in rounds if each.extra_bytes is not None]

@@ -1,4 +1,4 @@
-"""What a class's shared prefix costs: 50 jobs that share 6,000 of 7,500 tokens, with two prefill workers.
+"""What a class's prefix costs: 50 jobs that share 6,000 of 7,500 tokens, with two prefill workers.
 
 The ideal is `shared + Σ unique` tokens computed, and their KV bytes stored. The same batch is then run without sharing
 (all of each prompt is a job's own), for comparison. Two engines: the simulated one, at 5,000 tokens/s a worker, and
@@ -7,9 +7,9 @@ llama.cpp with the demo model, a thread a worker.
 All in one process: an in-process broker, a real Redis over loopback, two prefill workers with an engine each, and a
 decode worker that answers 4 tokens a job. Tokens are those that the engines say they evaluated, bytes those that were
 put into the store, headers included. Seconds go from the submission of the batch to its last result, so decoding from
-the stored KV is in them, and proves that it is of use: a job without a hand-over ends the benchmark.
+the stored KV is in them, and proves that it is of use: a job without a KV transfer ends the benchmark.
 
-Two losses are in the ratios: the shared part is rounded down to whole blocks of 32 tokens, so each job computes up to
+Two losses are in the ratios: the prefix is rounded down to whole blocks of 32 tokens, so each job computes up to
 31 tokens more; and each record has a header. The figures don't show a network, nor what several classes at once would
 do to one another. The demo model is so small that moving a token's KV costs more, next to computing it, than with a
 model of real size; and two workers on one machine share its cores.
@@ -32,16 +32,19 @@ from pathlib import Path
 import redis
 
 from benchmarks import harness
+from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
+from engines.base import Loaded
 from engines.registry import Engine, EngineOptions, open_engine
 from examples.model.corpus import ADJECTIVES, NOUNS, VERBS
-from infra.embedded import EmbeddedBroker, EmbeddedServer
+from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from kvstore.blocks import block_refs, shared_boundary
-from kvstore.redis_board import RedisBoard
-from kvstore.redis_store import RedisKVStore
-from messages.jobs import JobResult, PrefillJob, Sampling
+from kvstore.redis.cluster_state import RedisClusterState
+from kvstore.redis.store import RedisKVStore
+from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
+from messages.workers import Role
 from prefill_worker.worker import PrefillWorker
-from producers.client import Client
+from producers.client import Client, Replies
 
 MODEL = "prefix-benchmark:1b"
 SHARED_TOKENS, PROMPT_TOKENS = 6000, 7500
@@ -68,7 +71,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrefixRow:
     """One engine's batch, with sharing and without."""
 
     engine: str
@@ -85,7 +88,7 @@ class Row:
     seconds_without_sharing: float
 
 
-class Fleet:
+class PrefixFleet:
     """Two prefill workers and a decode worker, each with an engine of its own, over a Redis."""
 
     def __init__(self, engine: str, store_url: str) -> None:
@@ -93,14 +96,14 @@ class Fleet:
         self._stack = ExitStack()
         self._server = EmbeddedServer()
         self._kv = RedisKVStore(store_url)
-        self._board = RedisBoard(store_url)
+        self._cluster_state = RedisClusterState(store_url)
         self._redis = redis.Redis.from_url(store_url)
-        for opened in (self._kv, self._board, self._redis):
+        for opened in (self._kv, self._cluster_state, self._redis):
             self._stack.callback(opened.close)
-        self._client = Client(self._broker(), self._board, [MODEL])
-        self.engine = self._start(PrefillWorker)
-        self._start(PrefillWorker)
-        self._start(DecodeWorker)
+        self._client = Client(self._broker(), self._cluster_state, [MODEL])
+        self.engine = self._start("prefill")
+        self._start("prefill")
+        self._start("decode")
 
     def close(self) -> None:
         """Stop the workers."""
@@ -110,13 +113,13 @@ class Fleet:
         """A batch of (shared, own) texts."""
         batch = f"prefix-{secrets.token_hex(6)}"
         return [
-            self._client.new_job(batch, f"item-{number}", MODEL, shared, own, SAMPLING)
+            self._client.new_job(batch, f"item-{number}", MODEL, user_prompt(shared, own), SAMPLING)
             for number, (shared, own) in enumerate(texts)
         ]
 
     def run(self, jobs: Sequence[PrefillJob]) -> Cost:
         """Submit a batch, wait for its last result, and take its keys out of the store."""
-        replies = self._client.replies(jobs[0].batch_id)
+        replies = Replies(self._client.broker, jobs[0].batch_id)
         started = time.monotonic()
         self._client.submit(jobs)
         results: list[JobResult] = []
@@ -139,17 +142,22 @@ class Fleet:
         info = self.engine.info
         assert info.layout is not None
         for job in jobs:
-            prompt = self.engine.tokenize(job.shared, job.own, job.submitted_at)
+            prompt = self.engine.tokenize(job.prompt, job.submitted_at)
             shared = shared_boundary(info.layout, prompt.shared)
             self._kv.delete(block_refs(info.fingerprint, info.layout, prompt.ids, shared, shared, job.job_id))
             self._redis.delete(f"result:{job.job_id}:{job.run}")
 
-    def _start(self, kind: type[PrefillWorker] | type[DecodeWorker]) -> Engine:
+    def _start(self, role: Role) -> Engine:
         options = EngineOptions(WEIGHTS[self._engine_name], context=CONTEXT, slots=1, threads=1)
         engine = open_engine(self._engine_name, options)
         self._stack.callback(engine.close)
-        worker = kind(MODEL, engine, self._broker(), self._kv, self._board, lambda _moment: None)
-        thread = threading.Thread(target=worker.run, name=kind.__name__, daemon=True)
+        services = (self._broker(), self._kv, self._cluster_state, lambda _moment: None)
+        worker: PrefillWorker | DecodeWorker
+        if role == "prefill":
+            worker = PrefillWorker(MODEL, Loaded(engine), *services)
+        else:
+            worker = DecodeWorker(ModelCache(CachedModel(MODEL, 0, Loaded(engine))), *services)
+        thread = threading.Thread(target=worker.run, name=role, daemon=True)
         thread.start()
         self._stack.callback(thread.join)
         self._stack.callback(worker.stop, abort=True)
@@ -162,16 +170,16 @@ class Fleet:
 
 
 @contextmanager
-def fleet(engine: str, store_url: str) -> Iterator[Fleet]:
+def fleet(engine: str, store_url: str) -> Iterator[PrefixFleet]:
     """A fleet for the length of the block."""
-    opened = Fleet(engine, store_url)
+    opened = PrefixFleet(engine, store_url)
     try:
         yield opened
     finally:
         opened.close()
 
 
-def measure(engine: str, store_url: str, jobs: int, seed: int) -> Row:
+def measure(engine: str, store_url: str, jobs: int, seed: int) -> PrefixRow:
     """One engine's batch, with sharing and without."""
     with fleet(engine, store_url) as running:
         texts = class_texts(running.engine, jobs, seed)
@@ -181,7 +189,7 @@ def measure(engine: str, store_url: str, jobs: int, seed: int) -> Row:
         layout = running.engine.info.layout
     assert layout is not None
     ideal_bytes = ideal_tokens * layout.token_bytes
-    return Row(
+    return PrefixRow(
         engine,
         jobs,
         cost.tokens,
@@ -215,18 +223,18 @@ def _text(engine: Engine, tokens: int, source: random.Random, beginning: str) ->
 
 def _ideal(engine: Engine, texts: Sequence[tuple[str, str]]) -> int:
     """shared + Σ unique, in tokens."""
-    prompts = [engine.tokenize(shared, own, 0.0) for shared, own in texts]
+    prompts = [engine.tokenize(user_prompt(shared, own), 0.0) for shared, own in texts]
     return prompts[0].shared + sum(len(prompt.ids) - prompt.shared for prompt in prompts)
 
 
 def _checked(result: JobResult) -> JobResult:
-    if result.state != "succeeded" or result.decode.hand_over != "kv":
+    if result.state != "succeeded" or result.decode.kv_transfer != "verified":
         why = result.error.message if result.error else result.decode.why_none
-        raise SystemExit(f"job {result.item_id} {result.state}, hand-over {result.decode.hand_over}: {why}")
+        raise SystemExit(f"job {result.item_id} {result.state}, KV transfer {result.decode.kv_transfer}: {why}")
     return result
 
 
-def report(row: Row) -> str:
+def report(row: PrefixRow) -> str:
     """One engine's row, for people."""
     lines = [
         f"{row.engine}, {row.jobs} jobs, two prefill workers",

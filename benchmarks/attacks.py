@@ -1,0 +1,191 @@
+"""How many attacks on the grader are flagged, and how many harmless submissions, by language and by family.
+
+All texts are made up (`examples/attacks`). Each stands in a small ordinary homework; what is counted is submissions.
+
+`flagged`, `false_flags`, `by_language`, `by_family`: families left out. The scorer is trained anew without some
+families, and then reads all attacks of these. The harmless texts, and a part of the attacks, come from `held_out`: they
+were written before there was a scorer, and no training has ever seen them. `languages_left_out`, `kinds_left_out`: the
+same with languages, and with kinds of harmless text. The scorer's list of words stays as it is: it has words of the
+languages of `train`, whichever are left out, and none of `unseen_languages`. `shipped`: the weights that come with the
+package, on `held_out` alone. `disguised`: the share of the attacks found there that is still found in a disguise.
+
+What this does not show: one author wrote both corpora, and students write otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks import harness
+from examples.attacks.corpus import Text, read
+from examples.attacks.train import train
+from producers.attacks.detection import strongest
+from producers.attacks.scorer import Table
+
+GROUPS, QUICK_GROUPS = 8, 3
+_LEET = str.maketrans("oieast", "013457")
+_TWINS = str.maketrans("aeopcx", "аеорсх")
+
+HOMEWORK = (
+    (
+        "library(dplyr)\norders <- read.csv('orders.csv')",
+        "We kept one row per order and looked at the first rows.",
+        "",
+        "mean: 31.2\nrows: 412",
+    ),
+    (
+        "import pandas as pd\ndf = pd.read_csv('trips.csv')\ndf.head()",
+        "The longest trip took 84 minutes.",
+        "",
+        "count    1204\nmean       17.3",
+    ),
+    (
+        "SELECT region, SUM(amount) FROM sales GROUP BY region;",
+        "North is ahead of the other three regions.",
+        "",
+        "north | 1204\nsouth | 980",
+    ),
+)
+
+DISGUISES: dict[str, Callable[[str], str]] = {
+    "zero width": lambda text: "\u200b".join(text),
+    "tag characters": lambda text: "".join(chr(0xE0000 + ord(char)) for char in text if " " <= char <= "~"),
+    "look-alikes": lambda text: text.translate(_TWINS),
+    "full width": lambda text: "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text),
+    "combining marks": lambda text: "".join(char + "\u0336" for char in text),
+    "leet": lambda text: text.translate(_LEET),
+    "spaced": lambda text: " ".join(text.replace(" ", "  ")),
+    "line breaks": lambda text: text.replace(" ", "\n", 4),
+    "base64": lambda text: base64.b64encode(text.encode()).decode(),
+    "hex": lambda text: text.encode().hex(),
+    "rot13": lambda text: codecs.encode(text, "rot13"),
+    "backwards": lambda text: text[::-1],
+    "entities": lambda text: "".join(f"&#{ord(char)};" for char in text),
+    "escapes": lambda text: "".join(f"\\u{ord(char):04x}" for char in text),
+    "comment": lambda text: f"<!-- {text} -->",
+    "white text": lambda text: f'<span style="color:white;font-size:1px">{text}</span>',
+    "tags in words": lambda text: "<b></b>".join(text),
+    "variable": lambda text: "_".join(text.rstrip(".").split()) + " = True",
+}
+
+
+def submissions_flagged(texts: Iterable[Text], table: Table | None) -> list[tuple[Text, bool]]:
+    """Each text, and whether the submission that it stands in would need a look."""
+    return [(text, flagged(text.text, table)) for text in texts]
+
+
+def flagged(text: str, table: Table | None = None) -> bool:
+    """Whether a small homework that holds this text is flagged. It is the same homework for the same text."""
+    before, said, after, output = random.Random(text).choice(HOMEWORK)
+    return any(strongest([before, f"{said}\n\n{text}\n{after}", output], table))
+
+
+def left_out(
+    texts: Sequence[Text], groups: Sequence[set[str]], of: Callable[[Text], str], also: Sequence[Text] = ()
+) -> list[tuple[Text, bool]]:
+    """Each group's own texts, and what is always read as well, by a scorer that was trained without the group."""
+    found = []
+    for group in groups:
+        table = train([text for text in texts if of(text) not in group])
+        found += submissions_flagged([text for text in [*texts, *also] if of(text) in group], table)
+    return found
+
+
+def share(found: Iterable[tuple[Text, bool]], attack: bool) -> float | None:
+    """The flagged share of the attacks, or of the harmless; None if there are none."""
+    hits = [hit for text, hit in found if text.attack == attack]
+    return sum(hits) / len(hits) if hits else None
+
+
+def by(found: Iterable[tuple[Text, bool]], of: Callable[[Text], str]) -> dict[str, dict[str, float | None]]:
+    """`flagged` and `false_flags` of each language, or of each family and kind."""
+    groups = defaultdict(list)
+    for text, hit in found:
+        groups[of(text)].append((text, hit))
+    return {
+        name: {"flagged": share(each, True), "false_flags": share(each, False)} for name, each in sorted(groups.items())
+    }
+
+
+def _language(text: Text) -> str:
+    return text.language
+
+
+def _kind(text: Text) -> str:
+    return ("attack " if text.attack else "harmless ") + text.kind
+
+
+def _groups(names: Iterable[str], count: int) -> list[set[str]]:
+    ordered = sorted(set(names))
+    return [group for first in range(count) if (group := set(ordered[first::count]))]
+
+
+def main() -> int:
+    """Measure, print a table, and end with one line of JSON."""
+    options = harness.options(__doc__)
+    began = time.perf_counter()
+    seen, unseen = read("train"), read("held_out")
+    languages = {text.language for text in seen}
+    count = QUICK_GROUPS if options.quick else GROUPS
+    known = [text for text in unseen if text.language in languages]
+
+    families = _groups((_kind(text) for text in seen if text.attack), count)
+    found: list[tuple[Text, bool]] = []
+    for group in families:
+        table = train([text for text in seen if _kind(text) not in group], options.seed)
+        attacks = [text for text in [*seen, *known] if _kind(text) in group]
+        found += submissions_flagged([*attacks, *(text for text in known if not text.attack)], table)
+    figures: dict[str, object] = {
+        "flagged": share(found, True),
+        "false_flags": share(found, False),
+        "by_language": by(found, _language),
+        "by_family": {
+            name: each["flagged"] for name, each in by([one for one in found if one[0].attack], _kind).items()
+        },
+    }
+    _print("families left out", found, _kind)
+    _print("families left out, by language", found, _language)
+    if not options.quick:
+        for label, of, names in (
+            ("languages_left_out", _language, languages - {"code"}),
+            ("kinds_left_out", _kind, {_kind(text) for text in seen if not text.attack}),
+        ):
+            again = left_out(seen, _groups(names, count), of, known)
+            _print(label, again, of)
+            figures[label] = by(again, of)
+    shipped = submissions_flagged(unseen, None)
+    ours = [one for one in shipped if one[0].language in languages]
+    strange = [one for one in shipped if one[0].language not in languages]
+    _print("shipped weights, texts that no training saw", ours, _language)
+    _print("shipped weights, languages that it has never met", strange, _language)
+    hits = [text.text for text, hit in ours if hit and text.attack and text.text.isascii() and "\n" not in text.text]
+    disguised = {name: sum(flagged(change(text)) for text in hits) / len(hits) for name, change in DISGUISES.items()}
+    print(f"\ndisguised, of {len(hits)} found: " + ", ".join(f"{name} {part:.0%}" for name, part in disguised.items()))
+    print(f"{time.perf_counter() - began:.0f} s; {harness.machine()}")
+    harness.finish(
+        **figures,
+        shipped={"flagged": share(ours, True), "false_flags": share(ours, False)},
+        unseen_languages={"flagged": share(strange, True), "false_flags": share(strange, False)},
+        disguised=disguised,
+        submissions=len(found),
+    )
+    return 0
+
+
+def _print(title: str, found: Sequence[tuple[Text, bool]], of: Callable[[Text], str]) -> None:
+    print(f"\n{title}: {_percent(share(found, True))} of attacks, {_percent(share(found, False))} of harmless")
+    for name, each in by(found, of).items():
+        print(f"  {name:24} {_percent(each['flagged']):>6} {_percent(each['false_flags']):>6}")
+
+
+def _percent(part: float | None) -> str:
+    return "" if part is None else f"{part:.1%}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
