@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import topology
-from infra.rabbitmq import RabbitMQBroker
+from infra.broker import topology
+from infra.broker.rabbitmq import RabbitMQBroker
 from tests.support.homework import assert_each_once, journal, tiny, tiny_class
 from tests.support.processes import SIMULATED, Cluster
 from tests.support.waiting import wait_until
@@ -35,10 +35,10 @@ def test_cancelling_stops_what_runs_and_leaves_a_result_for_every_job(cluster: C
     homework = tiny_class(tmp_path / "homework", size=6)
     workers = [cluster.launch(role, cluster.models[0]) for role in ("prefill", "decode")]
     for worker in workers:
-        worker.wait_for_card()
+        worker.wait_until_registered()
     decode = workers[1]
     assert cluster.run("submit", *tiny(homework, out)).code == 0
-    wait_until(lambda: decode.card.busy == 2, "both slots are busy", timeout_s=60)
+    wait_until(lambda: decode.registration.busy == 2, "both slots are busy", timeout_s=60)
 
     # When it is cancelled
     began = time.monotonic()
@@ -49,7 +49,7 @@ def test_cancelling_stops_what_runs_and_leaves_a_result_for_every_job(cluster: C
     assert "12 jobs" in cancelled.stdout
     assert [row["state"] for row in journal(out)] == ["cancelled"] * 12
     assert_each_once(out)
-    wait_until(lambda: decode.card.busy == 0, "the slots are free", timeout_s=30)
+    wait_until(lambda: decode.registration.busy == 0, "the slots are free", timeout_s=30)
     log.info("%.1f s from the command's start until the last decode had stopped", time.monotonic() - began)
 
     # And what was queued is gone, with no answer to anybody
@@ -60,7 +60,7 @@ def test_cancelling_stops_what_runs_and_leaves_a_result_for_every_job(cluster: C
     finally:
         broker.close()
     for worker in workers:
-        assert not [moment for moment in worker.moments() if moment.get("event") in ("replied", "failed", "cancelled")]
+        assert not [event for event in worker.events() if event.get("event") in ("replied", "failed", "cancelled")]
     assert cluster.run("watch", str(out), "--json").json()["jobs"]["cancelled"] == 12
     assert_each_once(out)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import topology
+from infra.broker import topology
 from tests.support.homework import assert_each_once, journal, tiny, tiny_class
 from tests.support.processes import SIMULATED, Cluster
 from tests.support.waiting import wait_until
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url
     with Cluster(folder, broker_url, store_url, models) as made:
         workers = [made.launch(role, made.models[0]) for role in ("prefill", "decode")]
         for worker in workers:
-            worker.wait_for_card()
+            worker.wait_until_registered()
         yield made
 
 
@@ -101,7 +101,7 @@ def test_status_tells_who_works_on_what(cluster: Cluster) -> None:
 
     served = [worker for worker in state["workers"] if worker["model"] == cluster.models[0]]
     assert {worker["role"] for worker in served} == {"prefill", "decode"}
-    assert all(worker["hands_over"] for worker in served)
+    assert all(worker["transfers_kv"] for worker in served)
     assert state["queues"][topology.work_queue("decode", cluster.models[0], "bulk")] == 0
     assert cluster.models[0] not in state["unserved"]
     assert table.code == 0
@@ -117,7 +117,7 @@ def test_an_answer_is_the_same_streamed_printed_and_as_json(cluster: Cluster) ->
     text = as_json.json()["text"]
     assert text
     assert printed.stdout == streamed.stdout == text + "\n"
-    assert as_json.json()["decode"]["hand_over"] == "kv"
+    assert as_json.json()["decode"]["kv_transfer"] == "verified"
     assert not cluster.has_queue(topology.reply_queue(as_json.json()["batch_id"]))
 
 
@@ -129,7 +129,7 @@ def test_an_answer_streamed_from_a_worker_that_is_killed_begins_again_on_another
     with Cluster(tmp_path / "cluster", broker_url, store_url, {model_name: slow}) as cluster:
         workers = [cluster.launch(role, model_name) for role in ("prefill", "decode")]
         for worker in workers:
-            worker.wait_for_card()
+            worker.wait_until_registered()
         asking = cluster.start("ask", "What is a churn rate?", "--model", model_name, "--stream")
         wait_until(lambda: len(asking.text()) > 20, "some of the answer is there", timeout_s=60)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from infra import topology
-from infra.endings import submit_message
-from infra.rabbitmq import RabbitMQBroker
+from infra.broker import topology
+from infra.broker.envelope import submit_message
+from infra.broker.rabbitmq import RabbitMQBroker
 from messages import codec
 from messages.jobs import PrefillJob, TokenEvent
 from tests.support.homework import assert_each_once, journal, outcomes, same_batch, tiny, tiny_class
@@ -65,7 +65,7 @@ def test_killing_a_decode_worker_in_the_middle_of_an_answer_changes_no_result(
         slow.worker("prefill", slow.models[0])
         decodes = [slow.launch("decode", slow.models[0]) for _ in range(2)]
         for worker in decodes:
-            worker.wait_for_card()
+            worker.wait_until_registered()
 
         # When the holder of a delivery with tokens produced is killed
         job, victim = tokens.wait_for_holder(decodes)
@@ -76,7 +76,7 @@ def test_killing_a_decode_worker_in_the_middle_of_an_answer_changes_no_result(
         assert outcomes(out) == outcomes(undisturbed)
         assert_each_once(out)
         survivor = next(worker for worker in decodes if worker is not victim)
-        returned = {moment["job"] for moment in survivor.moments("redelivered") if moment.get("returns", 0) >= 1}
+        returned = {event["job"] for event in survivor.events("redelivered") if event.get("returns", 0) >= 1}
         assert job in returned
         wait_until(lambda: tokens.poll().begun_again(job), f"the tokens of {job} began again")
 
@@ -88,9 +88,9 @@ def test_a_worker_told_to_leave_hands_its_jobs_on_and_none_counts_as_returned(
     out = same_batch(undisturbed, tmp_path / "disturbed")
     prefill = slow.launch("prefill", slow.models[0])
     leaving = slow.worker("decode", slow.models[0], "--grace", "0.5", "--weights", SLOWER)
-    prefill.wait_for_card()
+    prefill.wait_until_registered()
     grading = slow.start("grade", *tiny(homework, out))
-    wait_until(lambda: leaving.card.busy == 2, "both slots are taken", timeout_s=60)
+    wait_until(lambda: leaving.registration.busy == 2, "both slots are taken", timeout_s=60)
 
     # When it is told to leave, and another one comes
     assert leaving.terminate(timeout_s=20) == 0
@@ -100,8 +100,8 @@ def test_a_worker_told_to_leave_hands_its_jobs_on_and_none_counts_as_returned(
     assert grading.wait() == 0, grading.text()
     assert outcomes(out) == outcomes(undisturbed)
     assert_each_once(out)
-    wait_until(lambda: len(staying.moments("answered")) == 6, "its log names all six")
-    assert not [moment for moment in staying.moments("redelivered") if moment.get("returns", 0)]
+    wait_until(lambda: len(staying.events("answered")) == 6, "its log names all six")
+    assert not [event for event in staying.events("redelivered") if event.get("returns", 0)]
 
 
 @dataclass
@@ -159,7 +159,7 @@ class _Tokens:
             if pieces.ended or not 3 <= pieces.last_index <= 60:
                 continue
             claimed = str(self._store.get(f"claim:{job_id}:1") or "")
-            holders = [worker for worker in workers if f".{worker.pid}." in claimed and worker.card.busy]
+            holders = [worker for worker in workers if f".{worker.pid}." in claimed and worker.registration.busy]
             if holders:
                 return job_id, holders[0]
         return None
@@ -191,7 +191,7 @@ def two_models(tmp_path: Path, broker_url: str, store_url: str, model_name: str)
 def _serve(cluster: Cluster, model: str) -> None:
     workers = [cluster.launch(role, model) for role in ("prefill", "decode")]
     for worker in workers:
-        worker.wait_for_card()
+        worker.wait_until_registered()
 
 
 def _grade_up_to_the_middle(cluster: Cluster, arguments: list[str], out: Path) -> Running:

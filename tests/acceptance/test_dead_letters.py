@@ -35,7 +35,7 @@ def _fail_everything(cluster: Cluster, homework: Path, out: Path) -> None:
         cluster.launch(role, model, "--context", "64") for model in cluster.models for role in ("prefill", "decode")
     ]
     for worker in workers:
-        worker.wait_for_card()
+        worker.wait_until_registered()
     done = cluster.run("grade", *tiny(homework, out, "--feedback-model", cluster.models[1]))
     assert done.code == 1, done.stderr
     assert [row["state"] for row in journal(out)] == ["failed"] * 6
@@ -103,10 +103,11 @@ def test_dropping_asks_first_and_takes_only_what_was_named(cluster: Cluster, hom
     dropped = cluster.run("dead", "drop", *mine, "--model", cluster.models[0], "--yes", "--json")
     table = cluster.run("dead", "list", *mine)
 
-    assert (unnamed.code, unconfirmed.code) == (2, 130)
+    assert (unnamed.code, unconfirmed.code) == (2, 1)
     assert "or say --all" in unnamed.stderr
     assert len(shown.json()) == 6
-    assert all(letter["error"] == "ContextExceeded" and letter["own"] for letter in shown.json())
+    assert {letter["error"] for letter in shown.json()} == {"ContextExceeded"}
+    assert all([part["scope"] for part in letter["prompt"]] == ["class", "own"] for letter in shown.json())
     assert dropped.json() == {"dropped": 3, "left": 0}
     assert "3 dead letters: 3 ContextExceeded" in table.stdout
     assert cluster.models[1] in table.stdout

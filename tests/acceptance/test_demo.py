@@ -53,11 +53,11 @@ def test_the_report_says_that_these_are_no_real_grades(demo: Demo) -> None:
     assert "https://" not in page
 
 
-def test_every_answer_of_the_demo_came_through_a_real_hand_over(demo: Demo) -> None:
+def test_every_answer_of_the_demo_came_through_a_real_kv_transfer(demo: Demo) -> None:
     answers = [row for row in journal(demo.out) if row["state"] == "succeeded"]
 
     assert len(answers) == 28
-    assert {row["decode"]["hand_over"] for row in answers} == {"kv"}
+    assert {row["decode"]["kv_transfer"] for row in answers} == {"verified"}
     assert {row["decode"]["evaluated_tokens"] for row in answers} == {1}
     assert min(row["decode"]["prompt_tokens"] for row in answers) >= 1000
 

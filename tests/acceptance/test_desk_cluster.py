@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import load_settings
-from kvasir.desk import Desk
+from infra.config.settings import load_settings
+from kvasir.desk.backend import DeskBackend
 from producers.desk.assignments import Inputs, grade_command, grading, resume_interrupted, save_inputs
 from tests.support.desk_page import cut_off
 from tests.support.homework import assert_each_once, journal, tiny_class
@@ -32,7 +32,7 @@ def test_a_batch_goes_on_while_desk_and_grading_are_gone_and_is_gathered_later(
         for name, value in cluster.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(os.environ["PYTHONPATH"])
-        desk = Desk(load_settings(config=cluster.config), cluster.config, tmp_path / "home")
+        desk = DeskBackend(load_settings(config=cluster.config), cluster.config, tmp_path / "home")
         prefill, decode = cluster.worker("prefill", model_name), cluster.worker("decode", model_name)
 
         grading(folder).start(grade_command(desk, inputs, folder))
@@ -40,21 +40,24 @@ def test_a_batch_goes_on_while_desk_and_grading_are_gone_and_is_gathered_later(
         cut_off(folder)
         gathered = len(journal(folder))
         assert gathered < 12
-        wait_until(lambda: decode.card.done == 12, "the workers have done the rest by themselves", PATIENCE_S)
+        wait_until(lambda: decode.registration.done == 12, "the workers have done the rest by themselves", PATIENCE_S)
         seen = desk.fleet()
-        resumed = resume_interrupted([folder])
+        resumed = resume_interrupted(desk)
         wait_until(lambda: len(journal(folder)) == 12, "the results are gathered", PATIENCE_S)
 
-        assert resumed == [folder]
-        assert {card.worker_id for card in seen.workers} == {prefill.card.worker_id, decode.card.worker_id}
+        assert resumed == [(folder, "")]
+        assert {registration.worker_id for registration in seen.workers} == {
+            prefill.registration.worker_id,
+            decode.registration.worker_id,
+        }
         assert seen.waiting is not None
         assert set(seen.waiting.values()) == {0}
-        assert decode.card.done == 12, "something was decoded twice"
+        assert decode.registration.done == 12, "something was decoded twice"
         assert_each_once(folder)
         wait_until(lambda: not grading(folder).alive, "the grading has ended", PATIENCE_S)
 
 
 def test_without_a_cluster_there_is_no_fleet(tmp_path: Path) -> None:
-    desk = Desk(load_settings(environ={}), None, tmp_path)
+    desk = DeskBackend(load_settings(environ={}), None, tmp_path)
 
     assert (desk.is_cluster, desk.fleet().workers, desk.fleet().problem) == (False, (), "")

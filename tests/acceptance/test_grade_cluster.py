@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from infra import topology
+from infra.broker import topology
 from tests.support.homework import Demo, assert_each_once, example, journal, outcomes, same_batch
 from tests.support.processes import ROOT, Cluster, Done, Worker
 from tests.support.waiting import wait_until
@@ -38,7 +38,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url:
     with Cluster(folder, broker_url, store_url, ROOT / "examples/demo.toml") as cluster:
         workers = [cluster.launch(role, MODEL) for role in ("prefill", "decode", "decode")]
         for worker in workers:
-            worker.wait_for_card()
+            worker.wait_until_registered()
         done = cluster.run("grade", *example(out), timeout_s=400)
         yield Graded(cluster, workers[0], (workers[1], workers[2]), out, done)
 
@@ -52,16 +52,16 @@ def test_a_cluster_gives_the_same_grades_as_one_process(graded: Graded, demo: De
 
 def test_every_prompt_was_prefilled_in_one_process_and_decoded_in_another(graded: Graded) -> None:
     answers = [row for row in journal(graded.out) if row["state"] == "succeeded"]
-    decoders = {worker.card.worker_id for worker in graded.decodes}
+    decoders = {worker.registration.worker_id for worker in graded.decodes}
 
     assert len(answers) == 28
-    assert {row["prefill"]["worker_id"] for row in answers} == {graded.prefill.card.worker_id}
+    assert {row["prefill"]["worker_id"] for row in answers} == {graded.prefill.registration.worker_id}
     assert {row["decode"]["worker_id"] for row in answers} == decoders
-    assert {row["decode"]["hand_over"] for row in answers} == {"kv"}
+    assert {row["decode"]["kv_transfer"] for row in answers} == {"verified"}
     assert {row["decode"]["evaluated_tokens"] for row in answers} == {1}
 
 
-def test_the_class_shares_its_prefix_so_later_prompts_compute_only_their_own_part(graded: Graded) -> None:
+def test_the_class_shares_its_prefix_so_later_prompts_compute_only_their_suffix(graded: Graded) -> None:
     answers = [row for row in journal(graded.out) if row["state"] == "succeeded"]
 
     resumed = [row for row in answers if row["prefill"]["restored_tokens"] > 1000]
@@ -98,7 +98,9 @@ def test_workers_leave_on_sigterm_with_nothing_unacknowledged(graded: Graded) ->
     assert codes == [0, 0, 0]
     assert graded.cluster.left_over() == {}
     pids = {worker.pid for worker in (graded.prefill, *graded.decodes)}
-    assert not [card for card in graded.cluster.board.cards() if card.pid in pids]
+    assert not [
+        registration for registration in graded.cluster.cluster_state.registrations() if registration.pid in pids
+    ]
 
 
 def _owners(client: redis.Redis) -> set[str]:

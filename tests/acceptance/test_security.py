@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from infra import topology
-from infra.permissions import PERMISSIONS, Role, set_permissions
-from infra.rabbitmq import RabbitMQBroker
+from infra.broker import topology
+from infra.broker.rabbitmq import RabbitMQBroker
+from infra.deploy.permissions import PERMISSIONS, Role, set_permissions
 from messages.errors import ConfigError
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.homework import journal, tiny, tiny_class

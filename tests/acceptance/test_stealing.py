@@ -29,9 +29,9 @@ def test_a_model_whose_own_decode_workers_are_gone_is_served_by_one_that_may_ste
 
     assert asked.code == 0, asked.stderr
     assert asked.stdout.strip()
-    # The answer may be here before the line in the log, and the card, which is renewed once a second
-    wait_until(lambda: len(thief.moments("stolen")) == 1, "its log tells of the theft")
-    wait_until(lambda: thief.card.resident == (home, other), "its card names both models")
+    # The answer may be here before the line in the log, and the registration, which is renewed once a second
+    wait_until(lambda: len(thief.events("stolen")) == 1, "its log tells of the theft")
+    wait_until(lambda: thief.registration.resident == (home, other), "its registration names both models")
 
 
 def test_a_model_that_is_not_configured_can_not_be_stolen(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import load_settings
+from infra.config.settings import load_settings
 from kvasir.connect import connect
 from messages.jobs import JobResult, Sampling
 from tests.support.processes import SIMULATED, Cluster, Done, Model
@@ -15,7 +15,9 @@ from tests.support.processes import SIMULATED, Cluster, Done, Model
 pytestmark = pytest.mark.system  # each process takes seconds to start
 
 MODEL = "pairs:1b"
-OTHER_MODEL = "lone:1b"  # the cards of killed workers stay a while, and would refuse other weights of the same name
+OTHER_MODEL = (
+    "lone:1b"  # the registrations of killed workers stay a while, and would refuse other weights of the same name
+)
 SHAPES = "sim:scale=0,seed=1"
 DEMO_FILE = Path(__file__).parents[2] / "examples" / "model" / "kvasir-demo.gguf"
 

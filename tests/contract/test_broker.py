@@ -12,10 +12,10 @@ from typing import Any
 import pika
 import pytest
 
-from infra import topology
-from infra.broker import Address, Broker, Consumer, Delivery, Depth, Message
-from infra.embedded import EmbeddedBroker, EmbeddedServer
-from infra.rabbitmq import RabbitMQBroker
+from infra.broker import topology
+from infra.broker.base import Address, Broker, Consumer, Delivery, Depth, Message
+from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
+from infra.broker.rabbitmq import RabbitMQBroker
 from messages.errors import BatchError, BrokerUnavailable, NoQueue
 from tests.support.waiting import wait_until
 
@@ -333,7 +333,7 @@ def test_deliveries_of_a_closed_consumer_can_be_acked_until_the_broker_closes(si
 def test_unacked_messages_come_back_counted_after_a_close(site: Site, broker: Broker) -> None:
     publish(broker, site.work, 2)
     receive(broker.consume(site.work.key, prefetch=2), 1)  # the other one has arrived, too, and counts as well
-    wait_until(lambda: broker.depth(site.work.key).ready == 0, "both have been handed over")
+    wait_until(lambda: broker.depth(site.work.key).ready == 0, "both have been transferred")
     broker.close()
     again = receive(site.client().consume(site.work.key, prefetch=2), 2)
     assert numbers(again) == ["job-0", "job-1"]
@@ -493,7 +493,7 @@ def test_a_private_queue_takes_token_events_and_is_there_again_after_a_cut(site:
     assert broker.depth(name) is None
 
 
-def test_a_bell_reaches_every_private_queue_and_nobody_minds_if_there_is_none(site: Site, broker: Broker) -> None:
+def test_a_wakeup_reaches_every_private_queue_and_nobody_minds_if_there_is_none(site: Site, broker: Broker) -> None:
     broker.publish_lossy(Address("kvasir.nothing", ""), message(1))
     listeners = [site.client() for _ in range(2)]
     consumers = [
@@ -505,7 +505,7 @@ def test_a_bell_reaches_every_private_queue_and_nobody_minds_if_there_is_none(si
         broker.publish_lossy(Address(topology.CONTROL, ""), message(2))
         return all(consumer.receive(0.2) is not None for consumer in consumers)
 
-    wait_until(rings, "both hear the bell")
+    wait_until(rings, "both receive the wakeup")
 
 
 def test_a_consumer_waits_for_its_deleted_queue_to_be_declared_again(site: Site, broker: Broker) -> None:

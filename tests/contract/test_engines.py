@@ -5,15 +5,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from engines.base import Answer
-from engines.hand_over_proof import prove
+from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
-from messages.errors import Cancelled, ContextExceeded, EngineUnavailable, HandOverFailed, InvalidSchema
-from messages.jobs import Sampling
+from engines.sketch import compare
+from engines.sketching import sketch_of
+from messages.errors import Cancelled, ContextExceeded, EngineUnavailable, InvalidSchema, KVTransferFailed
+from messages.jobs import Part, Sampling, user_prompt
 from messages.kv import Block, KVCache, KVLayout
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
@@ -40,7 +43,7 @@ class Pair:
     decode: Engine
 
     def prompt(self, own: str) -> tuple[int, ...]:
-        return self.prefill.tokenize(SHARED, own, 0.0).ids
+        return self.prefill.tokenize(user_prompt(SHARED, own), 0.0).ids
 
     def cache(self, tokens: tuple[int, ...]) -> KVCache:
         return KVCache(layout_of(self.prefill), tuple(blocks_of(self.prefill, tokens[:-1])))
@@ -75,7 +78,7 @@ def pair(request: pytest.FixtureRequest, weights: dict[str, str]) -> Iterator[Pa
     decode.close()
 
 
-def test_an_answer_from_a_handed_over_cache_is_the_answer_of_a_cold_run(pair: Pair) -> None:
+def test_an_answer_from_a_transferred_cache_is_the_answer_of_a_cold_run(pair: Pair) -> None:
     # Given a prompt of more than 1,000 tokens, prefilled by one engine
     tokens = pair.prompt("def main(): pass")
     assert len(tokens) > 1000
@@ -88,23 +91,63 @@ def test_an_answer_from_a_handed_over_cache_is_the_answer_of_a_cold_run(pair: Pa
     assert warm.tokens
 
 
-def test_the_hand_over_proof_accepts_two_engines_with_the_same_weights(pair: Pair) -> None:
+def test_the_kv_transfer_proof_accepts_two_engines_with_the_same_weights(pair: Pair) -> None:
     assert prove(pair.prefill, pair.decode) == ""
 
 
-def test_the_first_shared_ids_are_those_of_every_prompt_with_this_shared_part(pair: Pair) -> None:
-    # Given prompts whose own part begins in different ways
+def test_two_engines_with_the_same_weights_make_the_same_sketch_to_the_bit(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two engines that can't read one another's file
+    made = []
+    for number, engine in enumerate((pair.prefill, pair.decode)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
+        made.append(sketch_of(engine))
+    if pair.prefill.info.engine == "simulated":
+        assert made == [None, None]  # it checks every bit of what it gets instead
+        return
+    # Then the class's blocks of one are the other's
+    one, other = made
+    assert one
+    assert other
+    assert (one.name, one.tokens, one.engine) == (other.name, 2047, pair.prefill.info.engine)
+    assert compare(one, other) == replace(compare(one, other), why="", rounded=False)
+    assert pair.prefill.info.build
+
+
+def test_the_first_shared_ids_are_those_of_every_prompt_with_this_prefix(pair: Pair) -> None:
+    # Given prompts whose suffix begins in different ways
     owns = ("x", " x", "\n\nx", "42", "", "é", ".")
-    prompts = [pair.prefill.tokenize(SHARED, own, 0.0) for own in owns]
-    # Then their ids agree up to `shared`, which covers nearly all of the shared part
+    prompts = [pair.prefill.tokenize(user_prompt(SHARED, own), 0.0) for own in owns]
+    # Then their ids agree up to `shared`, which covers nearly all of the prefix
     shared = min(prompt.shared for prompt in prompts)
     assert len({prompt.ids[:shared] for prompt in prompts}) == 1
     assert shared > 0.95 * min(len(prompt.ids) for prompt in prompts)
     assert len({prompt.shared for prompt in prompts}) == 1
 
 
+def test_a_conversation_shares_what_is_the_class_s_and_nothing_of_anybody_s_own(pair: Pair) -> None:
+    # Given conversations whose class-wide part is the system's message, or ends within the user's first
+    system, asked = Part("system", SHARED, "class"), Part("user", "Grade this: ", "class")
+    owns = ("x", " x", "\n\nx", "42", "é", ".")
+    for before in ((system,), (system, asked)):
+        prompts = [pair.prefill.tokenize((*before, Part("user", own)), 0.0) for own in owns]
+        shared = {prompt.shared for prompt in prompts}
+        # Then they share one beginning, nearly all of it, and both engines say the same
+        assert len(shared) == 1
+        assert len({prompt.ids[: max(shared)] for prompt in prompts}) == 1
+        assert max(shared) > 0.95 * min(len(prompt.ids) for prompt in prompts)
+        assert pair.decode.tokenize((*before, Part("user", "x")), 0.0) == prompts[0]
+    # And roles are part of a prompt
+    said = (system, Part("user", "a"), Part("assistant", "b"), Part("user", "c"))
+    texts = [said, (*said[:2], Part("user", "b"), said[3]), (Part("user", SHARED, "class"), *said[1:])]
+    assert len({pair.prefill.tokenize(prompt, 0.0).ids for prompt in texts}) == 3
+
+
 def test_both_engines_tokenize_alike(pair: Pair) -> None:
-    assert pair.prefill.tokenize(SHARED, "own", 5.0) == pair.decode.tokenize(SHARED, "own", 5.0)
+    assert pair.prefill.tokenize(user_prompt(SHARED, "own"), 5.0) == pair.decode.tokenize(
+        user_prompt(SHARED, "own"), 5.0
+    )
 
 
 def test_a_prefill_resumed_from_a_stored_prefix_computes_only_the_rest(pair: Pair) -> None:
@@ -228,7 +271,7 @@ def test_a_cache_of_another_layout_is_refused(pair: Pair) -> None:
     other = open_engine("simulated", EngineOptions(f"sim:scale=0,layers=2,kv_heads=8,head_dim=8,context={CONTEXT}"))
     cache = KVCache(layout_of(other), tuple(blocks_of(other, tokens[:-1])))
     # Then it is not decoded from
-    with pytest.raises(HandOverFailed, match="layout"):
+    with pytest.raises(KVTransferFailed, match="layout"):
         pair.decode.decode(tokens, cache, GREEDY)
 
 
@@ -236,7 +279,7 @@ def test_a_cache_that_does_not_cover_the_prompt_is_refused(pair: Pair) -> None:
     tokens = pair.prompt("short")
     cache = pair.cache(tokens)
     for covered in (KVCache(cache.layout, cache.blocks[:-1]), pair.cache((*tokens, 7))):
-        with pytest.raises(HandOverFailed, match="covers"):
+        with pytest.raises(KVTransferFailed, match="covers"):
             pair.decode.decode(tokens, covered, GREEDY)
 
 
@@ -244,11 +287,13 @@ def test_a_cache_that_does_not_cover_the_prompt_is_refused(pair: Pair) -> None:
 def test_closing_ends_a_decode_in_progress_with_engine_unavailable(name: str, weights: dict[str, str]) -> None:
     # Given an engine at work
     engine = open_engine(name, EngineOptions(weights[name], context=CONTEXT, slots=1, threads=1))
-    tokens = engine.tokenize("", "work", 0.0).ids
+    tokens = engine.tokenize(user_prompt("", "work"), 0.0).ids
     sampling = Sampling(max_tokens=3000, temperature=1.5, top_p=1, json_schema="")
+    closing = threading.Thread(target=engine.close)
     # When it is closed while it streams
     with pytest.raises(EngineUnavailable):
-        engine.decode(tokens, None, sampling, on_text=lambda _: engine.close())
+        engine.decode(tokens, None, sampling, on_text=lambda _: closing.ident or closing.start())
+    closing.join()
     # Then it stays closed, and closing again is harmless
     engine.close()
     with pytest.raises(EngineUnavailable):

@@ -11,10 +11,10 @@ import pytest
 
 from kvstore.base import TTL_S
 from kvstore.blocks import BlockRef
-from messages.errors import HandOverFailed
+from messages.errors import KVTransferFailed
 from messages.kv import Block, DType, KVCache, KVLayout
 from tests.support.kv_samples import layout, records_of, refs_of, same_bits, window
-from tests.support.rooms import KINDS, Room, open_room
+from tests.support.stores import KINDS, Room, open_room
 
 TOKENS = 203  # six whole blocks and a part: more than are asked for ahead
 
@@ -125,7 +125,7 @@ def test_a_record_expires_a_ttl_after_its_put(room: Room, stored: Stored) -> Non
     room.let_pass(61)
 
     assert room.kv.missing(stored.refs) == stored.refs
-    with pytest.raises(HandOverFailed, match=r"position 0 .* is not in the store"):
+    with pytest.raises(KVTransferFailed, match=r"position 0 .* is not in the store"):
         room.kv.get(stored.fingerprint, stored.layout, stored.refs)
 
 
@@ -165,18 +165,18 @@ def test_reading_a_window_sets_its_ttl_anew(room: Room) -> None:
 def test_one_missing_block_fails_the_whole_read_and_nothing_else(room: Room, stored: Stored) -> None:
     room.kv.delete([stored.refs[1]])
 
-    with pytest.raises(HandOverFailed, match=r"position 32 .* is not in the store"):
+    with pytest.raises(KVTransferFailed, match=r"position 32 .* is not in the store"):
         room.kv.get(stored.fingerprint, stored.layout, stored.refs)
 
     (next_one,) = room.kv.get(stored.fingerprint, stored.layout, stored.refs[2:3])
     assert same_bits(next_one.data, stored.blocks[2].data)
 
 
-def test_a_missing_window_fails_the_hand_over(room: Room) -> None:
+def test_a_missing_window_fails_the_kv_transfer(room: Room) -> None:
     lay = layout(window=16)
     ref, _ = window(lay, refs_of(lay, TOKENS, fingerprint=room.token)[-1])
 
-    with pytest.raises(HandOverFailed, match="is not in the store"):
+    with pytest.raises(KVTransferFailed, match="is not in the store"):
         room.kv.get_window(room.token, lay, ref)
 
 
@@ -200,7 +200,7 @@ def test_a_record_of_something_else_is_refused(
     lay = dataclasses.replace(stored.layout, **_fields(KVLayout, foreign))
     ref = dataclasses.replace(stored.refs[0], **_fields(BlockRef, foreign))
 
-    with pytest.raises(HandOverFailed, match=f"has {reason} "):
+    with pytest.raises(KVTransferFailed, match=f"has {reason} "):
         room.kv.get(fingerprint, lay, [ref])
 
 
@@ -213,7 +213,7 @@ def test_a_window_is_not_taken_for_a_block(room: Room) -> None:
     ref, record = window(lay, refs_of(lay, TOKENS, fingerprint=room.token)[-1])
     room.kv.put(room.token, lay, [(ref, record)])
 
-    with pytest.raises(HandOverFailed, match="has kind 'window', not 'block'"):
+    with pytest.raises(KVTransferFailed, match="has kind 'window', not 'block'"):
         room.kv.get(room.token, lay, [ref])
 
 
@@ -226,7 +226,7 @@ def test_a_damaged_record_is_refused_and_its_neighbours_are_not(
     value = room.raw(stored.refs[1].key)
     room.plant(stored.refs[1].key, damage(value) if damage is not bytes else b"")
 
-    with pytest.raises(HandOverFailed, match=r"position 32"):
+    with pytest.raises(KVTransferFailed, match=r"position 32"):
         room.kv.get(stored.fingerprint, stored.layout, stored.refs)
 
     others = [stored.refs[0], *stored.refs[2:]]
@@ -236,7 +236,7 @@ def test_a_damaged_record_is_refused_and_its_neighbours_are_not(
 def test_threads_put_and_get_at_once(room: Room) -> None:
     lay = layout("bf16")
 
-    def hand_over(number: int) -> bool:
+    def kv_transfer(number: int) -> bool:
         refs = refs_of(lay, TOKENS, fingerprint=room.token, job=f"job-{number}")
         records = records_of(lay, refs)
         room.kv.put(room.token, lay, records)
@@ -246,7 +246,7 @@ def test_threads_put_and_get_at_once(room: Room) -> None:
         return same and room.kv.missing(refs) == refs
 
     with ThreadPoolExecutor(6) as threads:
-        assert all(threads.map(hand_over, range(60)))
+        assert all(threads.map(kv_transfer, range(60)))
 
 
 def test_usage_grows_with_what_is_stored(room: Room) -> None:

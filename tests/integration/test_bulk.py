@@ -14,8 +14,8 @@ import redis
 
 from kvstore.blocks import BlockRef
 from kvstore.connect import connect
-from kvstore.redis_store import RedisKVStore
-from messages.errors import HandOverFailed, KvasirError, StoreUnavailable
+from kvstore.redis.store import RedisKVStore
+from messages.errors import KvasirError, KVTransferFailed, StoreUnavailable
 from messages.kv import Block, KVLayout
 from tests.support.kv_samples import FINGERPRINT, raised_by, records_of, refs_of, same_bits
 from tests.support.servers import HOST, RedisServer, free_port
@@ -151,7 +151,7 @@ def test_a_get_given_up_halfway_leaves_no_replies_to_the_next(server: RedisServe
     _put(store)
     store.delete(REFS[:1])
 
-    assert "is not in the store" in raised_by(lambda: _get(store), HandOverFailed)  # with others' values on their way
+    assert "is not in the store" in raised_by(lambda: _get(store), KVTransferFailed)  # with others' values on their way
 
     assert len(store.get(FINGERPRINT, LAYOUT, REFS[1:])) == len(REFS) - 1
     store.close()
@@ -195,7 +195,7 @@ def test_a_redis_flushed_in_the_middle_of_a_put_or_a_get_is_a_miss(server: Redis
     store.put(FINGERPRINT, LAYOUT, records())
 
     assert store.missing(REFS)[0] == REFS[0]
-    assert "is not in the store" in raised_by(lambda: _get(store), HandOverFailed)
+    assert "is not in the store" in raised_by(lambda: _get(store), KVTransferFailed)
     client.close()
     store.close()
 

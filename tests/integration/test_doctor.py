@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from infra.rabbitmq import RabbitMQBroker
-from kvasir.doctor_services import check_link, check_publishing
+from infra.broker.rabbitmq import RabbitMQBroker
+from kvasir.doctor.services import check_link, check_publishing
 from tests.support.processes import SIMULATED, Cluster, Done, config_text, environment, run
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
@@ -84,20 +84,20 @@ def test_a_job_goes_through_every_live_pair_and_leaves_nothing(
     # Given a prefill worker and two decode workers
     with Cluster(tmp_path, broker_url, store_url, {model_name: SIMULATED}) as cluster:
         workers = [cluster.worker(role, model_name) for role in ("prefill", "decode", "decode")]
-        prefill, *decodes = (worker.card for worker in workers)
+        prefill, *decodes = (worker.registration for worker in workers)
         with redis.Redis.from_url(store_url) as client:
             before = list(client.scan_iter("result:*"))
         # When all pairs are tried
         done = cluster.run("doctor", "--try", "--json")
-        # Then each was met, or is named; and all that ran handed over
+        # Then each was met, or is named; and all that ran transferred
         assert done.code == 0, done.stdout + done.stderr
         trials, findings = done.json()["trials"], done.json()["findings"]
         met = {(trial["prefill"], trial["decode"]) for trial in trials}
         assert met
         assert len(met) + len(findings) == 2
         assert met <= {(prefill.worker_id, decode.worker_id) for decode in decodes}
-        assert {(trial["level"], trial["hand_over"], trial["evaluated_tokens"]) for trial in trials} == {
-            ("ok", "kv", 1)
+        assert {(trial["level"], trial["kv_transfer"], trial["evaluated_tokens"]) for trial in trials} == {
+            ("ok", "verified", 1)
         }
         assert all(trial["put_bytes_per_s"] > 0 and trial["get_bytes_per_s"] > 0 for trial in trials)
         # And no job, no result and no record is left

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from engines.hand_over_proof import prove
-from engines.llama_server import Launch, LlamaServerProcess, arguments, device_in
+from engines.llamacpp.server import Launch, LlamaServerProcess, arguments, device_in
+from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import ConfigError, EngineUnavailable
-from messages.jobs import Sampling
+from messages.jobs import Sampling, user_prompt
 from tests.support import llama_server_program
 from tests.support.tiny_gguf import write_gguf
 from tests.support.waiting import wait_until
 
 GREEDY = Sampling(max_tokens=8, temperature=0)
+LONG = Sampling(max_tokens=200, temperature=0)
+ENDLESS = {"prompt": "Who was Kvasir?", "n_predict": 400, "ignore_eos": True, "stream": True}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -38,7 +40,7 @@ def load(weights: str) -> Engine:
     return open_engine("llamacpp", EngineOptions(weights, context=1024, slots=2, threads=1))
 
 
-def test_a_server_of_our_own_hands_over_and_decodes_as_the_one_in_the_process(weights: Path, on_path: Path) -> None:
+def test_a_server_of_our_own_transfers_kv_and_decodes_as_the_one_in_the_process(weights: Path, on_path: Path) -> None:
     program, package = load(f"llama-server:{weights}"), load(str(weights))
     assert prove(program, package) == prove(package, program) == ""
     assert (program.info.device, program.info.slots) == ("cpu", 2)
@@ -63,6 +65,61 @@ def test_a_server_that_dies_is_started_again_and_its_jobs_can_be_tried_again(
     second = process.pid
     process.close()
     assert not alive(second)
+
+
+def test_a_server_that_hangs_is_killed_and_started_again_and_its_jobs_can_be_tried_again(
+    weights: Path, on_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a running server with an answer under way
+    process = LlamaServerProcess(str(on_path), Launch(weights, 512, 1, tmp_path, 1, health_s=0.5))
+    first = process.pid
+    # When it stops, in the middle
+    with caplog.at_level(logging.WARNING), pytest.raises(EngineUnavailable):
+        stop_in_the_middle_of_an_answer(process)
+    # Then the answer ended as a transient error, and another server answers in its place
+    wait_until(lambda: process.pid != first, "another process was started", timeout_s=20)
+    wait_until(lambda: answers(process), "the server answers again", timeout_s=20)
+    assert not alive(first)
+    assert "has not answered /health for 0.5 s" in caplog.text
+    process.close()
+
+
+def test_a_server_that_is_not_ours_and_hangs_ends_its_jobs_as_transient_errors(
+    weights: Path, on_path: Path, tmp_path: Path
+) -> None:
+    # Given an engine on a server that somebody else started
+    process = LlamaServerProcess(str(on_path), Launch(weights, 2048, 2, tmp_path, 1))
+    engine = load(f"{process.server.url}?slots={tmp_path}&model={weights}&health_s=0.5")
+    tokens = engine.tokenize(user_prompt("", "Who was Kvasir?"), 0.0).ids
+    expected = engine.decode(tokens, None, GREEDY).text
+    # When that stops in the middle of an answer
+    with pytest.raises(EngineUnavailable, match="does not answer"):
+        engine.decode(tokens, None, LONG, on_text=lambda _: os.kill(process.pid, signal.SIGSTOP))
+    # Then it is left alone, and serves again once it goes on
+    assert alive(process.pid)
+    os.kill(process.pid, signal.SIGCONT)
+    wait_until(lambda: decodes(engine, tokens, expected), "it decodes again", timeout_s=20)
+    engine.close()
+    process.close()
+
+
+@pytest.mark.parametrize("patience", ["no", "0", "99999"])
+def test_a_patience_that_is_none_is_refused(weights: Path, on_path: Path, patience: str) -> None:
+    with pytest.raises(ConfigError, match="health_s must be seconds"):
+        load(f"llama-server:{weights}?health_s={patience}")
+
+
+def stop_in_the_middle_of_an_answer(process: LlamaServerProcess) -> None:
+    for number, _ in enumerate(process.server.stream("/completion", ENDLESS)):
+        if number == 0:
+            os.kill(process.pid, signal.SIGSTOP)
+
+
+def decodes(engine: Engine, tokens: tuple[int, ...], expected: str) -> bool:
+    try:
+        return engine.decode(tokens, None, GREEDY).text == expected
+    except EngineUnavailable:
+        return False
 
 
 def answers(process: LlamaServerProcess) -> bool:
@@ -100,7 +157,7 @@ def test_without_the_package_the_program_on_path_is_used_and_dies_with_its_worke
     script = f"""
 import os, signal, sys
 sys.modules["xllamacpp"] = None
-from engines.llamacpp_start import start
+from engines.llamacpp.start import start
 from engines.registry import EngineOptions
 backing = start(EngineOptions({str(weights)!r}, context=256, slots=1, threads=1))
 print(backing.release[-1].__self__.pid, flush=True)

@@ -1,9 +1,10 @@
-"""The MLX engine on models that llama.cpp has too: hand-over both ways, the running batch, and how it fails."""
+"""The MLX engine on models that llama.cpp has too: KV transfer both ways, the running batch, and how it fails."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engines.hand_over_proof import prove
+from engines.logprobs import TOP, logprob_gap
+from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
-from messages.errors import Cancelled, ConfigError, EngineUnavailable, HandOverFailed, InvalidSchema
-from messages.jobs import Sampling
+from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidSchema, KVTransferFailed
+from messages.jobs import Sampling, user_prompt
 from messages.kv import Block, KVCache, Window
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
@@ -81,6 +83,25 @@ def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     pair.llamacpp.close()
 
 
+@pytest.mark.parametrize("receiver", ["mlx", "llamacpp"])
+def test_both_engines_expect_the_same_next_token_whoever_computed_the_kv_cache(twins: Twins, receiver: str) -> None:
+    own, other = (twins.mlx, twins.llamacpp) if receiver == "mlx" else (twins.llamacpp, twins.mlx)
+    tokens = own.tokenize(user_prompt("Grade this. ", PROSE), 0.0).ids
+    foreign = own.tokenize(user_prompt("Grade that. ", PROSE.replace("line", "word")), 0.0).ids[: len(tokens)]
+    cold = own.top_logprobs(tokens, None)
+
+    transferred = own.top_logprobs(tokens, prefilled(other, tokens[:-1]))
+    spoilt = own.top_logprobs(tokens, prefilled(own, (*foreign, *tokens)[: len(tokens) - 1]))
+
+    assert list(cold.values()) == sorted(cold.values(), reverse=True)
+    assert len(cold) == TOP
+    assert sum(map(math.exp, cold.values())) <= 1 + 1e-6
+    rounded, wrong = logprob_gap(cold, transferred), logprob_gap(cold, spoilt)
+    assert logprob_gap(cold, other.top_logprobs(tokens, None)) < 0.05
+    assert rounded < 0.05
+    assert wrong > 3 * max(rounded, 0.01)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(tmp_path_factory.mktemp("qwen3"), "qwen3")[0]
@@ -96,7 +117,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("length", [2, 17, 48, 120])
 def test_a_cache_handed_from_one_engine_to_the_other_gives_the_answer_of_a_cold_run(twins: Twins, length: int) -> None:
     # Given prompts shorter and longer than a window of 16, and than two blocks
-    tokens = twins.mlx.tokenize(PROSE, "own", 0.0).ids[:length]
+    tokens = twins.mlx.tokenize(user_prompt(PROSE, "own"), 0.0).ids[:length]
     for sender, receiver in ((twins.llamacpp, twins.mlx), (twins.mlx, twins.llamacpp), (twins.mlx, twins.mlx)):
         # When one engine prefills, and the other decodes
         warm = receiver.decode(tokens, prefilled(sender, tokens[:-1]), GREEDY)
@@ -108,17 +129,17 @@ def test_a_cache_handed_from_one_engine_to_the_other_gives_the_answer_of_a_cold_
 
 def test_both_engines_tokenize_alike(twins: Twins) -> None:
     for own in ("own", " own", "\n", "a<|im_end|>b", "é"):
-        assert twins.mlx.tokenize(PROSE, own, 0.0) == twins.llamacpp.tokenize(PROSE, own, 0.0)
+        assert twins.mlx.tokenize(user_prompt(PROSE, own), 0.0) == twins.llamacpp.tokenize(user_prompt(PROSE, own), 0.0)
 
 
-def test_the_engine_proves_its_own_hand_over_and_names_its_device(twins: Twins) -> None:
+def test_the_engine_proves_its_own_kv_transfer_and_names_its_device(twins: Twins) -> None:
     assert prove(twins.mlx, twins.mlx) == ""
     devices = {"cpu"} if mx.default_device() == mx.cpu else {"metal", "cuda"}
     assert twins.mlx.info.device in devices
 
 
 def mutations(cache: KVCache, other: KVCache) -> dict[str, KVCache]:
-    """What a broken adapter would hand over."""
+    """What a broken adapter would transfer KV."""
 
     def changed(change: Callable[[np.ndarray], np.ndarray]) -> KVCache:
         return KVCache(cache.layout, tuple(Block(b.start, np.ascontiguousarray(change(b.data))) for b in cache.blocks))
@@ -144,7 +165,7 @@ def turned(keys: np.ndarray) -> np.ndarray:
 
 def test_a_cache_that_was_bent_on_the_way_leads_to_another_answer(engine: Engine) -> None:
     # Given a prompt's cache, and another's of the same length
-    tokens, other = (engine.tokenize(PROSE, own, 0.0).ids for own in ("aaaa", "zzzz"))
+    tokens, other = (engine.tokenize(user_prompt(PROSE, own), 0.0).ids for own in ("aaaa", "zzzz"))
     other = other[:4] + tuple(reversed(other[4:90])) + other[90:]
     cold = engine.decode(tokens, None, GREEDY)
     # Then whatever an adapter might do wrong shows
@@ -154,7 +175,7 @@ def test_a_cache_that_was_bent_on_the_way_leads_to_another_answer(engine: Engine
 
 def test_blocks_come_out_while_later_ones_are_not_yet_computed(engine: Engine) -> None:
     # Given a prompt of more than three chunks, and a stop that is set at the first block
-    tokens = (engine.tokenize(PROSE, "", 0.0).ids * 30)[:2000]
+    tokens = (engine.tokenize(user_prompt(PROSE, ""), 0.0).ids * 30)[:2000]
     stop = threading.Event()
     seen: list[int] = []
 
@@ -170,7 +191,7 @@ def test_blocks_come_out_while_later_ones_are_not_yet_computed(engine: Engine) -
 
 
 def test_a_prefill_resumed_anywhere_emits_every_block_after_first(engine: Engine) -> None:
-    tokens = (engine.tokenize(PROSE, "", 0.0).ids * 5)[:600]
+    tokens = (engine.tokenize(user_prompt(PROSE, ""), 0.0).ids * 5)[:600]
     whole = prefilled(engine, tokens)
     for position, first in ((64, 64), (64, 0), (50, 32), (600, 576), (600, 600)):
         # Given the cache of a prefix that ends at `position`, within a block or at its end
@@ -188,23 +209,23 @@ def test_a_prefill_resumed_anywhere_emits_every_block_after_first(engine: Engine
 
 
 def test_a_prefix_longer_than_the_prompt_is_refused(engine: Engine) -> None:
-    tokens = engine.tokenize(PROSE, "", 0.0).ids[:64]
-    with pytest.raises(HandOverFailed, match="covers 64 tokens"):
+    tokens = engine.tokenize(user_prompt(PROSE, ""), 0.0).ids[:64]
+    with pytest.raises(KVTransferFailed, match="covers 64 tokens"):
         engine.prefill(tokens[:40], lambda _: None, resume=prefilled(engine, tokens))
 
 
 def test_answers_that_join_and_leave_a_running_batch_are_those_they_are_alone(tmp_path: Path) -> None:
-    # Given a gpt-oss with windows of 16, and prompts of 3 to 120 tokens, handed over or not, with answers of 1 to 40
+    # Given a gpt-oss with windows of 16, and prompts of 3 to 120 tokens, transferred or not, with answers of 1 to 40
     engine = load(tiny(tmp_path, "gpt-oss", layers=4)[0])
-    whole = engine.tokenize(PROSE, "", 0.0).ids
+    whole = engine.tokenize(user_prompt(PROSE, ""), 0.0).ids
     jobs = [
         (whole[start : start + length], length % 2 == 0, Sampling(max_tokens=answer, temperature=0))
         for start, (length, answer) in enumerate([(90, 40), (3, 1), (16, 24), (17, 30), (120, 5), (41, 12), (50, 20)])
     ]
 
     def answer(job: tuple[tuple[int, ...], bool, Sampling]) -> tuple[int, ...]:
-        tokens, handed_over, sampling = job
-        cache = prefilled(engine, tokens[:-1]) if handed_over else None
+        tokens, transferred, sampling = job
+        cache = prefilled(engine, tokens[:-1]) if transferred else None
         return engine.decode(tokens, cache, sampling).tokens
 
     alone = [answer(job) for job in jobs]
@@ -218,7 +239,7 @@ def test_answers_that_join_and_leave_a_running_batch_are_those_they_are_alone(tm
 
 def test_free_and_constrained_and_random_answers_share_a_batch(engine: Engine) -> None:
     # Given answers that differ in all that sampling knows
-    tokens = engine.tokenize(PROSE, "grade", 0.0).ids
+    tokens = engine.tokenize(user_prompt(PROSE, "grade"), 0.0).ids
     kinds = [
         GREEDY,
         Sampling(max_tokens=60, temperature=1.0, seed=3, json_schema=GRADE),
@@ -237,7 +258,7 @@ def test_free_and_constrained_and_random_answers_share_a_batch(engine: Engine) -
 
 def test_sampling_means_what_it_says(engine: Engine) -> None:
     # Given one prompt
-    tokens = engine.tokenize(PROSE, "x", 0.0).ids
+    tokens = engine.tokenize(user_prompt(PROSE, "x"), 0.0).ids
 
     def tokens_of(**how: float) -> tuple[int, ...]:
         return engine.decode(tokens, None, Sampling(max_tokens=12, **how)).tokens  # type: ignore[arg-type]
@@ -251,7 +272,7 @@ def test_sampling_means_what_it_says(engine: Engine) -> None:
 
 def test_a_stop_word_ends_the_answer_before_it(engine: Engine) -> None:
     # Given what the model says freely
-    tokens = engine.tokenize(PROSE, "x", 0.0).ids
+    tokens = engine.tokenize(user_prompt(PROSE, "x"), 0.0).ids
     free = engine.decode(tokens, None, Sampling(max_tokens=40, temperature=0))
     word = free.text[10:14]
     # When a part of that is a stop word
@@ -267,7 +288,7 @@ def test_a_schema_that_is_given_up_on_while_decoding_ends_that_answer_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a constraint that has become too hard after three tokens
-    tokens = engine.tokenize(PROSE, "x", 0.0).ids
+    tokens = engine.tokenize(user_prompt(PROSE, "x"), 0.0).ids
     accepted: list[int] = []
 
     def give_up(_: object, token: int) -> None:
@@ -275,7 +296,7 @@ def test_a_schema_that_is_given_up_on_while_decoding_ends_that_answer_only(
         if len(accepted) == 3:
             raise InvalidSchema("too hard")
 
-    monkeypatch.setattr("engines.constrain.Constraint.accept", give_up)
+    monkeypatch.setattr("engines.huggingface.constrain.Constraint.accept", give_up)
     # When it runs beside a free answer
     with ThreadPoolExecutor(2) as threads:
         free = threads.submit(engine.decode, tokens, None, Sampling(max_tokens=60, temperature=0))
@@ -299,14 +320,14 @@ def out_of_memory(*_: object) -> mx.array:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [("engines.mlx_kv.fill", out_of_memory), ("engines.mlx.sampler_for", lambda _: out_of_memory)],
+    [("engines.mlx.kv.fill", out_of_memory), ("engines.mlx.engine.sampler_for", lambda _: out_of_memory)],
     ids=["while a cache is put in", "while the batch decodes"],
 )
 def test_a_failure_inside_mlx_is_an_unavailable_engine_which_works_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, place: str, value: object
 ) -> None:
     # Given a prompt and its cache, and an MLX that fails
-    tokens = engine.tokenize(PROSE, "x", 0.0).ids
+    tokens = engine.tokenize(user_prompt(PROSE, "x"), 0.0).ids
     cache = prefilled(engine, tokens[:-1])
     with monkeypatch.context() as patched:
         patched.setattr(place, value)
@@ -339,7 +360,7 @@ def test_a_model_in_bfloat16_hands_bit_patterns_over(folder: Path) -> None:
     engine = load(f"{folder}?dtype=bfloat16")
     assert engine.info.layout is not None
     assert engine.info.layout.dtype == "bf16"
-    tokens = engine.tokenize(PROSE, "", 0.0).ids
+    tokens = engine.tokenize(user_prompt(PROSE, ""), 0.0).ids
     cache = prefilled(engine, tokens[:-1])
     assert cache.blocks[0].data.dtype == np.uint16
     warm, cold = engine.decode(tokens, cache, GREEDY), engine.decode(tokens, None, GREEDY)
@@ -365,9 +386,9 @@ def test_a_model_whose_keys_are_not_known_here_decodes_but_hands_nothing_over(
     assert "layer by layer" in caplog.text
     assert not engine.info.capabilities.exports_kv
     assert (engine.info.layout, engine.info.fingerprint) == (None, "")
-    tokens = engine.tokenize("hello", "", 0.0).ids
+    tokens = engine.tokenize(user_prompt("hello", ""), 0.0).ids
     assert engine.decode(tokens, None, GREEDY).evaluated_tokens == len(tokens)
-    with pytest.raises(HandOverFailed, match="layer by layer"):
+    with pytest.raises(KVTransferFailed, match="layer by layer"):
         engine.prefill(tokens, lambda _: None)
     engine.close()
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from engines.hand_over_proof import prove
-from engines.ollama import OllamaEngine, model_stops, parse_weights
+from engines.ollama.engine import OllamaEngine, model_stops, parse_weights
+from engines.proof import prove
 from engines.registry import EngineOptions, open_engine
-from infra.settings import load_settings
+from infra.config.settings import load_settings
 from kvasir.connect import connect
-from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, InvalidSchema
-from messages.jobs import JobResult, Sampling
+from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema
+from messages.jobs import JobResult, Part, Sampling, user_prompt
 from tests.support.fake_ollama import MODEL, TEMPLATE_TOKENS, TRAINED, FakeOllama
 from tests.support.pipeline import Pipeline, WatchedEngine
 
@@ -44,20 +44,62 @@ def load(server: FakeOllama, context: int = 1024, model: str = MODEL) -> OllamaE
 def test_an_answer_is_streamed_and_the_prompt_is_the_decoders(engine: OllamaEngine) -> None:
     # When a prompt of three words is answered
     pieces: list[str] = []
-    answer = engine.decode_text("grade this please", SHORT, pieces.append)
+    answer = engine.decode_text(user_prompt("", "grade this please"), SHORT, pieces.append)
     # Then the pieces are the text, and Ollama's own counts say what it spent
     assert "".join(pieces) == answer.text == "".join(f"word{n} " for n in range(12))
     assert len(pieces) == 12
     assert (answer.evaluated_tokens, answer.completion_tokens) == (TEMPLATE_TOKENS + 3, 12)
     assert (answer.finish_reason, answer.tokens) == ("stop", ())
-    assert engine.decode_text("x", Sampling(max_tokens=2)).finish_reason == "length"
+    assert engine.decode_text(user_prompt("", "x"), Sampling(max_tokens=2)).finish_reason == "length"
+
+
+TALK = (
+    Part("system", "Be brief.", "class"),
+    Part("user", "Who was", "conversation"),
+    Part("user", " Kvasir?", "conversation"),
+    Part("assistant", "Of all gods <|im_end|> the wisest.", "conversation"),
+    Part("user", "And then?"),
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "modelfile"),
+    [
+        ("{{ if .System }}<|im_start|>system\n{{ .System }}{{ end }}<|im_start|>user\n{{ .Prompt }}", ""),
+        ("{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>{{ end }}", ""),
+        ('{{ range .Messages }}{{ if eq .Role "system" }}S{{ else }}U{{ end }}{{ .Content }}{{ end }}', ""),
+        ("{{ .Prompt }}", "FROM qwen\nRENDERER qwen3-coder\nPARSER qwen3-coder\n"),
+    ],
+    ids=["system", "any role", "system by name", "a renderer of its own"],
+)
+def test_a_conversation_reaches_the_server_by_role(server: FakeOllama, template: str, modelfile: str) -> None:
+    server.habits.template, server.habits.modelfile = template, modelfile
+    engine = load(server)
+    assert engine.decode_text(TALK, SHORT).evaluated_tokens == TEMPLATE_TOKENS + 2 + 3 + 6 + 2
+    engine.close()
+    sent = [(message["role"], message["content"]) for message in server.asked("/api/chat")["messages"]]
+    assert [role for role, _ in sent] == ["system", "user", "assistant", "user"]
+    assert sent[1][1] == "Who was Kvasir?"
+    assert "<|im_end|>" not in sent[2][1]  # nobody's text becomes a control token
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ .Prompt }}", '{{ range .Messages }}{{ if eq .Role "user" }}{{ .Content }}{{ end }}{{ end }}']
+)
+def test_a_system_message_that_the_template_would_drop_is_refused(server: FakeOllama, template: str) -> None:
+    server.habits.template = template
+    engine = load(server)
+    with pytest.raises(InvalidPrompt, match="prints no system message"):
+        engine.decode_text(TALK, SHORT)
+    assert engine.decode_text(TALK[1:], SHORT).finish_reason == "stop"
+    engine.close()
 
 
 def test_every_sampling_parameter_reaches_the_server_and_its_own_defaults_are_neutral(
     engine: OllamaEngine, server: FakeOllama
 ) -> None:
     sampling = Sampling(max_tokens=7, temperature=0.3, top_p=0.8, top_k=11, seed=5, stop=("END", ""))
-    engine.decode_text("hello", sampling)
+    engine.decode_text(user_prompt("", "hello"), sampling)
     asked = server.asked("/api/chat")
     assert asked["options"] == {
         "num_ctx": 1024,
@@ -75,7 +117,7 @@ def test_every_sampling_parameter_reaches_the_server_and_its_own_defaults_are_ne
     }
     assert (asked["truncate"], asked["shift"], asked["keep_alive"]) == (False, False, "60m")
     assert asked["messages"] == [{"role": "user", "content": "hello"}]
-    engine.decode_text("hello", SHORT)
+    engine.decode_text(user_prompt("", "hello"), SHORT)
     assert "stop" not in server.asked("/api/chat")["options"]
 
 
@@ -84,16 +126,16 @@ def test_a_schema_travels_as_the_format_and_a_server_that_ignores_it_is_found_ou
 ) -> None:
     schema = {"type": "object", "properties": {"points": {"type": "integer"}}}
     sampling = Sampling(max_tokens=64, json_schema=json.dumps(schema))
-    assert json.loads(engine.decode_text("grade", sampling).text) == {"points": 3}
+    assert json.loads(engine.decode_text(user_prompt("", "grade"), sampling).text) == {"points": 3}
     assert server.asked("/api/chat")["format"] == schema
     server.habits.keeps_schemas = False
     with pytest.raises(InvalidSchema, match="did not keep"):
-        engine.decode_text("grade", sampling)
+        engine.decode_text(user_prompt("", "grade"), sampling)
 
 
 def test_a_schema_that_can_not_be_enforced_is_refused(engine: OllamaEngine) -> None:
     with pytest.raises(InvalidSchema, match="Unrecognized schema"):
-        engine.decode_text("grade", Sampling(max_tokens=8, json_schema='{"type": "nonsense"}'))
+        engine.decode_text(user_prompt("", "grade"), Sampling(max_tokens=8, json_schema='{"type": "nonsense"}'))
 
 
 @pytest.mark.parametrize(
@@ -107,17 +149,20 @@ def test_a_prompt_longer_than_the_context_is_an_error_and_never_cut(
     for name, value in habits.items():
         setattr(server.habits, name, value)
     with pytest.raises(ContextExceeded):
-        engine.decode_text("def mean(values: list[float]) -> float: " * 400, SHORT)
+        engine.decode_text(user_prompt("", "def mean(values: list[float]) -> float: " * 400), SHORT)
 
 
 def test_prompt_and_answer_must_fit_together(engine: OllamaEngine) -> None:
     prompt = "word " * 900
     fitting = 1024 - 900 - TEMPLATE_TOKENS
-    assert engine.decode_text(prompt, Sampling(max_tokens=fitting)).evaluated_tokens == 900 + TEMPLATE_TOKENS
+    assert (
+        engine.decode_text(user_prompt("", prompt), Sampling(max_tokens=fitting)).evaluated_tokens
+        == 900 + TEMPLATE_TOKENS
+    )
     with pytest.raises(ContextExceeded, match="909 tokens"):
-        engine.decode_text(prompt, Sampling(max_tokens=fitting + 1))
+        engine.decode_text(user_prompt("", prompt), Sampling(max_tokens=fitting + 1))
     with pytest.raises(ContextExceeded, match="2,000 tokens to answer"):
-        engine.decode_text("hi", Sampling(max_tokens=2000))
+        engine.decode_text(user_prompt("", "hi"), Sampling(max_tokens=2000))
 
 
 def test_a_decode_is_stopped_while_the_server_is_silent(engine: OllamaEngine, server: FakeOllama) -> None:
@@ -132,37 +177,37 @@ def test_a_decode_is_stopped_while_the_server_is_silent(engine: OllamaEngine, se
 
     # When it is stopped
     with pytest.raises(Cancelled):
-        engine.decode_text("go", SHORT, stop_now, stop)
+        engine.decode_text(user_prompt("", "go"), SHORT, stop_now, stop)
     # Then no more came, and the engine works on
     assert pieces == ["word0 "]
     server.habits.hang.set()
-    assert engine.decode_text("go", SHORT).completion_tokens == 12
+    assert engine.decode_text(user_prompt("", "go"), SHORT).completion_tokens == 12
 
 
 def test_closing_ends_a_decode_in_progress_and_unloads_nothing(engine: OllamaEngine, server: FakeOllama) -> None:
     server.habits.hang.clear()
     with pytest.raises(EngineUnavailable, match="closed"):
-        engine.decode_text("go", SHORT, lambda _: engine.close())
+        engine.decode_text(user_prompt("", "go"), SHORT, lambda _: engine.close())
     engine.close()
     with pytest.raises(EngineUnavailable, match="closed"):
-        engine.decode_text("go", SHORT)
+        engine.decode_text(user_prompt("", "go"), SHORT)
     assert all(body.get("keep_alive") != 0 for _, body in server.requests)
 
 
 def test_what_may_pass_is_an_unavailable_engine(engine: OllamaEngine, server: FakeOllama) -> None:
     server.habits.fails_with = (500, "model runner has unexpectedly stopped")
     with pytest.raises(EngineUnavailable, match="unexpectedly stopped"):
-        engine.decode_text("go", SHORT)
+        engine.decode_text(user_prompt("", "go"), SHORT)
     server.habits.fails_with = None
     server.habits.done_reason = "unload"
     with pytest.raises(EngineUnavailable, match="unload"):
-        engine.decode_text("go", SHORT)
+        engine.decode_text(user_prompt("", "go"), SHORT)
     server.models.clear()
     with pytest.raises(EngineUnavailable, match="not found"):
-        engine.decode_text("go", SHORT)
+        engine.decode_text(user_prompt("", "go"), SHORT)
     server.close()
     with pytest.raises(EngineUnavailable, match="does not answer"):
-        engine.decode_text("go", SHORT)
+        engine.decode_text(user_prompt("", "go"), SHORT)
 
 
 def test_what_is_wrong_at_the_start_is_said_in_one_sentence(server: FakeOllama) -> None:
@@ -205,7 +250,7 @@ def test_the_device_is_where_ollama_put_the_model(server: FakeOllama, caplog: py
 def test_it_declares_that_it_hands_nothing_over(engine: OllamaEngine) -> None:
     assert "gives no KV cache out" in prove(engine, engine)
     assert (engine.info.layout, engine.info.fingerprint) == (None, "")
-    assert engine.tokenize("a", "b", 0.0).ids == ()
+    assert engine.tokenize(user_prompt("a", "b"), 0.0).ids == ()
     assert engine.count_tokens("word " * 100) > 20
 
 
@@ -221,7 +266,7 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
     assert (result.state, len(result.text.split())) == ("succeeded", 12)
     assert "".join(event.text for event in events if not isinstance(event, JobResult)) == result.text
     report = result.decode
-    assert (report.engine, report.hand_over) == ("ollama", "none")
+    assert (report.engine, report.kv_transfer) == ("ollama", "none")
     assert report.why_none == "the ollama engine gives no KV cache out"
     assert report.evaluated_tokens == report.prompt_tokens == TEMPLATE_TOKENS + 3
     assert (result.prefill.engine, result.prefill.computed_tokens) == ("ollama", 0)
@@ -237,6 +282,6 @@ def test_a_job_that_passed_as_text_is_tokenized_by_a_decoder_of_another_engine(e
         result = pipeline.run(job)
         # Then its answer is that engine's, which did the prompt
         assert result.text == pipeline.undisturbed_text(job)
-        assert (result.decode.hand_over, result.decode.engine) == ("none", "simulated")
+        assert (result.decode.kv_transfer, result.decode.engine) == ("none", "simulated")
         assert result.decode.why_none == "engine ollama exports no KV cache"
         assert result.decode.evaluated_tokens == result.decode.prompt_tokens > 10

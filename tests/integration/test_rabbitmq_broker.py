@@ -15,9 +15,9 @@ import pika
 import pytest
 from pika import exceptions as pika_errors
 
-from infra import topology
-from infra.broker import Address, Message
-from infra.rabbitmq import RabbitMQBroker, connection, errors
+from infra.broker import topology
+from infra.broker.base import Address, Message
+from infra.broker.rabbitmq import RabbitMQBroker, connection, errors
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.support.servers import RabbitMQServer, free_port

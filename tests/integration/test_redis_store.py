@@ -12,11 +12,11 @@ import pytest
 import redis
 from redis import exceptions
 
-from kvstore.bulk import bulk_target
 from kvstore.connect import Stores, connect
-from kvstore.memory import MemoryBoard, MemoryKVStore
-from kvstore.redis_client import errors_mapped, place
-from kvstore.redis_store import RedisKVStore
+from kvstore.memory import MemoryClusterState, MemoryKVStore
+from kvstore.redis.bulk import bulk_target
+from kvstore.redis.client import errors_mapped, place
+from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError, KvasirError, StoreUnavailable
 from messages.kv import KVLayout
 from tests.support.kv_samples import FINGERPRINT, layout, raised_by, records_of, refs_of, same_bits
@@ -39,7 +39,7 @@ def _works(stores: Stores) -> bool:
     stores.kv.put(FINGERPRINT, LAYOUT, RECORDS)
     got = stores.kv.get(FINGERPRINT, LAYOUT, REFS)
     same = all(same_bits(block.data, put.data) for block, (_, put) in zip(got, RECORDS, strict=True))
-    return same and stores.board.claim("job", 1, "worker", 30)
+    return same and stores.cluster_state.claim("job", 1, "worker", 30)
 
 
 def test_a_killed_redis_is_reported_and_used_again_when_it_is_back(server: RedisServer) -> None:
@@ -56,10 +56,10 @@ def test_a_killed_redis_is_reported_and_used_again_when_it_is_back(server: Redis
         lambda: stores.kv.usage(),
         lambda: plain.put(FINGERPRINT, LAYOUT, RECORDS),
         lambda: plain.get(FINGERPRINT, LAYOUT, REFS),
-        lambda: stores.board.now(),
-        lambda: stores.board.cards(),
-        lambda: stores.board.claim("job", 1, "worker", 30),
-        lambda: stores.board.put_result("job", 1, b"body"),
+        lambda: stores.cluster_state.now(),
+        lambda: stores.cluster_state.registrations(),
+        lambda: stores.cluster_state.claim("job", 1, "worker", 30),
+        lambda: stores.cluster_state.put_result("job", 1, b"body"),
     ):
         sentence = raised_by(action, StoreUnavailable)
         assert f"127.0.0.1:{server.port}" in sentence
@@ -115,19 +115,19 @@ def test_a_full_redis_refuses_blocks_with_a_clear_sentence_and_keeps_what_it_has
         store.close()
 
 
-def test_the_board_works_while_the_store_is_full() -> None:
+def test_the_cluster_state_works_while_the_store_is_full() -> None:
     with RedisServer(max_memory="32mb") as server:
         stores = connect(server.url)
         client = redis.Redis.from_url(server.url)
         _fill(client)
 
-        stores.board.put_result("job", 1, b"body")
-        stores.board.cancel("batch")
+        stores.cluster_state.put_result("job", 1, b"body")
+        stores.cluster_state.cancel("batch")
 
-        assert stores.board.get_result("job", 1) == b"body"
-        assert stores.board.is_cancelled("batch")
-        assert stores.board.claim("job", 1, "worker", 30)
-        assert not stores.board.claim("job", 1, "other", 30)
+        assert stores.cluster_state.get_result("job", 1) == b"body"
+        assert stores.cluster_state.is_cancelled("batch")
+        assert stores.cluster_state.claim("job", 1, "worker", 30)
+        assert not stores.cluster_state.claim("job", 1, "other", 30)
         assert raised_by(partial(client.set, "tiny", b"x", ex=60), REFUSED), "the store was full all the time"
         client.close()
         stores.close()
@@ -166,7 +166,7 @@ def test_memory_needs_no_server_and_is_new_each_time() -> None:
     assert _works(one)
 
     assert isinstance(one.kv, MemoryKVStore)
-    assert isinstance(one.board, MemoryBoard)
+    assert isinstance(one.cluster_state, MemoryClusterState)
     assert two.kv.missing(REFS) == REFS
     one.close()
     two.close()

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import redis
 
-from infra.broker import Depth
-from infra.embedded import EmbeddedBroker
-from infra.settings import load_settings
-from kvasir import query_commands
+from engines.base import Loaded
+from infra.broker.base import Depth
+from infra.broker.embedded.broker import EmbeddedBroker
+from infra.config.settings import load_settings
+from kvasir.commands import query as query_commands
 from kvstore.blocks import block_refs
-from kvstore.redis_board import RedisBoard
+from kvstore.redis.cluster_state import RedisClusterState
 from messages.jobs import JobResult, PrefillJob
 from messages.lifecycle import Step
 from prefill_worker.admission import high_water_mark
@@ -61,9 +62,9 @@ def test_a_store_full_of_last_weeks_shared_blocks_makes_room_for_this_weeks() ->
         jobs = class_of(pipeline, 6)
         results = pipeline.run_all(jobs, CLEARED_WITHIN_S)
 
-        # Then all of it is handed over, and not all of last week's had to go for it
+        # Then all of it is transferred, and not all of last week's had to go for it
         assert_all_right(pipeline, jobs, results)
-        assert [result.decode.hand_over for result in results] == ["kv"] * len(jobs)
+        assert [result.decode.kv_transfer for result in results] == ["verified"] * len(jobs)
         assert 0 < len(pipeline.keys("kv:last-week:*")) < before
 
 
@@ -81,10 +82,12 @@ def test_two_prefills_that_hold_half_their_kv_at_a_full_store_both_end() -> None
         halves = {job.job_id: lambda job=job: pipeline.keys(f"kv:*:{job.job_id}:*") for job in jobs}
         wait_until(lambda: all(keys() for keys in halves.values()), "both have stored something")
 
-        # When somebody else fills the store to its last byte
+        # When somebody else fills the store to its last byte, and what the first of them gives up too
         fill_to_the_brim(pipeline.redis)
-        for gate in gates:
-            gate.open()
+        gates[0].open()
+        wait_until(lambda: not all(keys() for keys in halves.values()), "one has given up what it had stored")
+        fill_to_the_brim(pipeline.redis)
+        gates[1].open()
 
         # Then both go on without
         results = pipeline.all_results(jobs, CLEARED_WITHIN_S)
@@ -133,9 +136,9 @@ def test_a_prompt_larger_than_the_whole_budget_goes_on_without_and_holds_nobody_
         # When all are submitted
         results = pipeline.run_all(jobs, CLEARED_WITHIN_S)
 
-        # Then all end well, and only the big one without a hand-over
+        # Then all end well, and only the big one without a KV transfer
         assert_all_right(pipeline, jobs, results)
-        assert [result.decode.hand_over for result in results] == ["kv", "none", "kv"]
+        assert [result.decode.kv_transfer for result in results] == ["verified", "none", "verified"]
         assert "more than the" in results[1].decode.why_none
 
 
@@ -145,7 +148,7 @@ def test_a_decode_depth_wrongly_read_as_zero_costs_time_and_no_job() -> None:
         start_blind_prefill(pipeline)
         jobs = class_of(pipeline, 8)
         pipeline.submit(*jobs)
-        wait_until(lambda: Step.REDELIVERED in [moment.step for moment in pipeline.moments], "a job found no room")
+        wait_until(lambda: Step.REDELIVERED in [event.step for event in pipeline.events], "a job found no room")
         assert pipeline.ready(work("decode")) >= 2
 
         # When it throws away a part of the class's prefix, which they all need
@@ -165,15 +168,15 @@ class BlindBroker(EmbeddedBroker):
 
 def start_blind_prefill(pipeline: RedisPipeline) -> None:
     engine, broker = WatchedEngine(WEIGHTS), BlindBroker(pipeline.server)
-    args = (MODEL, engine, broker, pipeline.kv, pipeline.board, pipeline.observe)
+    args = (MODEL, Loaded(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
     pipeline.workers.append(Started(lambda: PrefillWorker(*args), engine, broker))
 
 
 def test_status_tells_what_is_reserved_and_where_prefill_stops() -> None:
-    with RedisServer(max_memory="100mb") as server, closing(RedisBoard(server.url)) as board:
+    with RedisServer(max_memory="100mb") as server, closing(RedisClusterState(server.url)) as cluster_state:
         # Given a prefill under way
         settings = load_settings(environ={"KVASIR_BROKER_URL": "amqp://localhost", "KVASIR_STORE_URL": server.url})
-        board.reserve("worker-1", 30_000_000, 1 << 40, 60)
+        cluster_state.reserve("worker-1", 30_000_000, 1 << 40, 60)
 
         # When status looks at the store, and says so in a sentence
         store = query_commands.store_state(settings)

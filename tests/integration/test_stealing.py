@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from decode_worker.residency import Loaded, Stealable
+from decode_worker.stealing.models import LoadedModel, Stealable
 from messages.errors import ConfigError
 from messages.jobs import DecodeReport, JobResult
 from messages.lifecycle import Step
@@ -37,11 +37,18 @@ def fleet(broker_url: str, store_url: str, models: tuple[str, str]) -> Iterator[
 def measured(fleet: Fleet, model: str, seconds: dict[Member, float]) -> None:
     """These workers have measured how long a job of 20 tokens takes them, and everybody knows."""
     for member, seconds_each in seconds.items():
-        member.worker._pace.note(model, DecodeReport(completion_tokens=20, decode_s=seconds_each))
-    told = {member.worker_id for member in seconds if member.card.model == model}
+        member.worker._choice.throughput.note(model, DecodeReport(completion_tokens=20, decode_s=seconds_each))
+    told = {member.worker_id for member in seconds if member.registration.model == model}
     wait_until(
-        lambda: told <= {card.worker_id for card in fleet.board.cards() if card.measured(model)[0]},
-        "the cards say how fast they are",
+        lambda: (
+            told
+            <= {
+                registration.worker_id
+                for registration in fleet.cluster_state.registrations()
+                if registration.measured(model)[0]
+            }
+        ),
+        "the registrations say how fast they are",
     )
 
 
@@ -61,16 +68,16 @@ def test_an_idle_worker_takes_jobs_of_another_model_and_their_results_name_it(fl
     # When they are decoded
     results = fleet.results(jobs)
 
-    # Then both have worked, from the handed-over KV caches
+    # Then both have worked, from the transferred KV caches
     assert set(done_by(results)) == {thief.worker_id, worker.worker_id}
-    assert {(result.state, result.decode.hand_over) for result in results.values()} == {("succeeded", "kv")}
+    assert {(result.state, result.decode.kv_transfer) for result in results.values()} == {("succeeded", "verified")}
 
     # and every theft is counted, with its reason in figures, and its saving
     stolen = fleet.seen(Step.STOLEN, busy)
-    assert thief.card.stolen == len(stolen) == done_by(results)[thief.worker_id]
-    assert all(moment.facts["waiting_s"] > moment.facts["cost_s"] for moment in stolen)
-    assert all(moment.facts["saving_s"] > 0 for moment in stolen)
-    assert thief.card.resident == (home, busy)
+    assert thief.registration.stolen == len(stolen) == done_by(results)[thief.worker_id]
+    assert all(event.facts["waiting_s"] > event.facts["cost_s"] for event in stolen)
+    assert all(event.facts["saving_s"] > 0 for event in stolen)
+    assert thief.registration.resident == (home, busy)
 
 
 def test_a_worker_with_work_of_its_own_does_that_first(fleet, models):
@@ -88,9 +95,9 @@ def test_a_worker_with_work_of_its_own_does_that_first(fleet, models):
     fleet.results(others)
 
     # Then it began all of its own before the first of the other
-    begun = [moment.model for moment in fleet.moments if moment.step is Step.DECODE_STARTED]
+    begun = [event.model for event in fleet.events if event.step is Step.DECODE_STARTED]
     assert begun == [home] * 4 + [busy] * 8
-    assert thief.card.stolen == 8
+    assert thief.registration.stolen == 8
 
 
 @pytest.mark.system  # some six seconds
@@ -109,8 +116,8 @@ def test_a_worker_that_would_be_slower_than_the_wait_steals_nothing_and_its_refu
 
     # Then it left them all
     assert set(done_by(results)) == {worker.worker_id}
-    assert thief.card.stolen == 0
-    assert thief.card.not_stolen > 0
+    assert thief.registration.stolen == 0
+    assert thief.registration.not_stolen > 0
     assert fleet.seen(Step.STOLEN, busy) == []
 
 
@@ -121,7 +128,7 @@ def test_the_crash_of_a_thief_loses_nothing(fleet, models):
     jobs = fleet.jobs(busy, 3)
     fleet.prefilled(jobs)
     thief = fleet.start_decode(home, weights(60), others=[fleet.stealable(busy, weights(60))])
-    wait_until(lambda: thief.card.jobs, "it decodes a stolen job")
+    wait_until(lambda: thief.registration.jobs, "it decodes a stolen job")
 
     # When it is gone, and a worker of that model is there
     thief.crash()
@@ -135,7 +142,7 @@ def test_a_model_with_other_weights_than_its_workers_is_not_stolen_and_the_home_
     # Given a model that this machine has in another version, as its loader finds out
     home, busy = models
 
-    def load() -> Loaded:
+    def load() -> LoadedModel:
         raise ConfigError("worker x serves busy with other weights")
 
     for model in models:
@@ -143,7 +150,7 @@ def test_a_model_with_other_weights_than_its_workers_is_not_stolen_and_the_home_
     thief = fleet.start_decode(home, PREFILL, others=[Stealable(busy, 0, load)])
     jobs = fleet.jobs(busy, 3)
     fleet.prefilled(jobs)
-    wait_until(lambda: thief.worker._residency.candidates() == [], "it has tried once, and tries no more")
+    wait_until(lambda: thief.worker._model_cache.candidates() == [], "it has tried once, and tries no more")
 
     # When there is work for it, and a worker for the others
     own = fleet.jobs(home, 2)
@@ -153,7 +160,7 @@ def test_a_model_with_other_weights_than_its_workers_is_not_stolen_and_the_home_
 
     # Then neither has touched the other's
     assert set(done_by(fleet.results(jobs))) == {worker.worker_id}
-    assert thief.card.resident == (home,)
+    assert thief.registration.resident == (home,)
 
 
 def test_a_stolen_job_of_foreign_weights_is_answered_without_its_kv_cache(fleet, models):
@@ -166,7 +173,7 @@ def test_a_stolen_job_of_foreign_weights_is_answered_without_its_kv_cache(fleet,
     fleet.start_decode(home, PREFILL, others=[fleet.stealable(busy, "sim:scale=0,seed=2")])
 
     (result,) = fleet.results(jobs).values()
-    assert (result.state, result.decode.hand_over) == ("succeeded", "none")
+    assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
     assert "this worker's model is" in result.decode.why_none
 
 
@@ -188,7 +195,7 @@ def test_a_slow_worker_leaves_the_last_job_to_a_faster_one(fleet, models):
 
 @pytest.mark.system  # some six seconds
 def test_what_the_faster_worker_does_not_take_is_taken_after_all(fleet, models):
-    # Given a fast worker that is stuck: its card is up, and it takes nothing
+    # Given a fast worker that is stuck: its registration is up, and it takes nothing
     _, busy = models
     fleet.start_prefill(busy)
     slow, fast = fleet.start_decode(busy, weights(0.8)), fleet.start_decode(busy, weights(0.1))

@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 
 from kvstore.base import TTL_S
-from kvstore.block_cache import CachedKVStore
 from kvstore.blocks import BlockRef
-from kvstore.redis_store import RedisKVStore
+from kvstore.cache import CachedKVStore
+from kvstore.redis.store import RedisKVStore
 from messages.jobs import PrefillJob
 from messages.kv import Block, KVLayout
 from tests.support.pipeline import WatchedEngine
@@ -19,7 +19,7 @@ from tests.support.redis_pipeline import InterruptedStore, RedisPipeline, Spoili
 from tests.support.servers import HOST, RedisServer
 from tests.support.waiting import wait_until
 
-IN_THE_PREFIX, IN_THE_OWN_PART = 3, 8  # records put: six blocks are shared, three the job's own
+IN_THE_PREFIX, IN_THE_SUFFIX = 3, 8  # records put: six blocks are shared, three the job's own
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ Harm = Callable[[RedisServer, RedisPipeline], None]
 
 @pytest.mark.parametrize("harm", [kill, flush, fill])
 @pytest.mark.parametrize(
-    ("during", "records"), [("put", IN_THE_PREFIX), ("put", IN_THE_OWN_PART), ("get", 0)], ids=["prefix", "own", "get"]
+    ("during", "records"), [("put", IN_THE_PREFIX), ("put", IN_THE_SUFFIX), ("get", 0)], ids=["prefix", "own", "get"]
 )
 def test_a_store_that_fails_in_the_middle_costs_no_answer(
     server: RedisServer, harm: Harm, during: str, records: int
@@ -70,9 +70,9 @@ def test_a_store_that_fails_in_the_middle_costs_no_answer(
         assert kv.interrupted
         assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
 
-        # and once the store is well again, so is the hand-over
+        # and once the store is well again, so is the KV transfer
         mend(server, pipeline)
-        assert_handed_over(pipeline, pipeline.job("the next one wrote " * 20))
+        assert_transferred(pipeline, pipeline.job("the next one wrote " * 20))
 
 
 @pytest.mark.parametrize(("command", "let_pass"), [("SET", 0), ("SET", 3), ("GETEX", 0), ("GETEX", 3), ("GETEX", 1000)])
@@ -88,16 +88,16 @@ def test_a_store_that_answers_garbage_costs_no_answer(server: RedisServer, comma
             # When a job is run
             (result,) = pipeline.run_all([job])
 
-            # Then it ends as undisturbed, and the next one is handed over: no reply was taken for another one's
+            # Then it ends as undisturbed, and the next one is transferred: no reply was taken for another one's
             assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
             assert proxy.spoiled.is_set()
-            assert_handed_over(pipeline, pipeline.job("the next one wrote " * 20))
+            assert_transferred(pipeline, pipeline.job("the next one wrote " * 20))
 
 
-def assert_handed_over(pipeline: RedisPipeline, job: PrefillJob) -> None:
+def assert_transferred(pipeline: RedisPipeline, job: PrefillJob) -> None:
     (result,) = pipeline.run_all([job])
     assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
-    assert (result.decode.hand_over, result.decode.evaluated_tokens) == ("kv", 1)
+    assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
 
 
 class CountingStore(RedisKVStore):
@@ -125,7 +125,7 @@ def test_a_rubric_crosses_the_network_once_per_decode_worker(server: RedisServer
         results = pipeline.run_all(jobs)
 
         # Then each got the class's blocks once, and every job's own blocks went to one of them
-        assert [result.decode.hand_over for result in results] == ["kv"] * len(jobs)
+        assert [result.decode.kv_transfer for result in results] == ["verified"] * len(jobs)
         assert all(decoder.engine.decoded for decoder in decoders)
         shared = [ref for ref in pipeline.refs(jobs[0]) if ref.shared]
         own = [ref for job in jobs for ref in pipeline.refs(job) if not ref.shared]
@@ -170,7 +170,7 @@ def test_a_cancelled_batch_leaves_no_blocks_of_its_own(server: RedisServer) -> N
 
         # Then their blocks go
         pipeline.nothing_is_left()
-        assert pipeline.own_keys() == []
+        wait_until(lambda: not pipeline.own_keys(), "the blocks are deleted, after the ack")
         assert pipeline.shared_keys()
 
 

@@ -40,7 +40,7 @@ QUIET = (
 _OPTIONS = ("--headless=new", *QUIET, "--remote-debugging-pipe")
 
 # Run in a Python of its own: puts the two ends where Chromium looks for them, and becomes Chromium.
-_HAND_OVER = """
+_PASS_PIPES = """
 import fcntl, os, sys
 first, second, *command = sys.argv[1:]
 high = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in (first, second)]
@@ -99,9 +99,11 @@ class Browser:
         self._number = 0
         self._buffer = b""
         self._session = ""
+        self._tabs: list[str] = []
+        self._size = width, height
         self._process, self._write, self._read = _start(folder / "profile", width, height)
         try:
-            self._attach(width, height)
+            self._attach()
         except BaseException:
             self.close()
             raise
@@ -146,6 +148,29 @@ class Browser:
     def open(self, url: str) -> None:
         """Go there."""
         self.call("Page.navigate", url=url)
+
+    def reload(self) -> None:
+        """Load the page anew, as F5 does."""
+        self.evaluate("window.before = true")
+        self.call("Page.reload")
+
+        def loaded() -> bool:
+            try:
+                return bool(self.evaluate("!window.before && document.readyState === 'complete'"))
+            except BrowserFailed:  # between the two
+                return False
+
+        self._until(loaded, "the page is loaded anew", PATIENCE_S)
+
+    def back(self, steps: int = 1) -> None:
+        """As the browser's own button does; fewer than 0 steps go forward."""
+        self.evaluate(f"history.go({-steps})")
+
+    def tab(self, number: int) -> None:
+        """Turn to another tab of the same window, from 0; the next number opens one."""
+        if number == len(self._tabs):
+            self._attach_to(self._of_browser("Target.createTarget", url="about:blank")["targetId"])
+        self._session = self._tabs[number]
 
     def click(self, label: str, nth: int = 0, timeout_s: float = PATIENCE_S) -> None:
         """Press the button, option or tab that says exactly this, once it can be pressed."""
@@ -224,15 +249,26 @@ class Browser:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _attach(self, width: int, height: int) -> None:
+    def _attach(self) -> None:
         pages = [each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "page"]
         target = pages[0]["targetId"] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._attach_to(target)
+        self._of_browser("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
+
+    def _attach_to(self, target: str) -> None:
+        self._session = self._of_browser("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._tabs.append(self._session)
         self.call("Page.enable")
+        width, height = self._size
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        session, self._session = self._session, ""  # downloads are the browser's, not the page's
-        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
-        self._session = session
+
+    def _of_browser(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A command that is the browser's, not a page's."""
+        session, self._session = self._session, ""
+        try:
+            return self.call(method, **parameters)
+        finally:
+            self._session = session
 
     def _until(self, condition: Any, description: str, timeout_s: float) -> None:
         try:
@@ -253,7 +289,7 @@ def _start(profile: Path, width: int, height: int) -> tuple[subprocess.Popen[byt
     command = [program, *_OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}", "about:blank"]
     ends = [str(command_read), str(answer_write)]
     process = subprocess.Popen(
-        [sys.executable, "-c", _HAND_OVER, *ends, *command],
+        [sys.executable, "-c", _PASS_PIPES, *ends, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from messages.jobs import DecodeReport, JobResult, PrefillReport
-from producers import grade
-from producers.batch import Batch
-from producers.grade import Assignment, GradeRequest, RoleModel
+from producers.batch import grade
+from producers.batch.batch import Batch
+from producers.batch.grade import Assignment, GradeRequest, RoleModel
 from tests.support.homework import tiny_class
 
 
@@ -39,15 +39,17 @@ def plan(out: Path, request: GradeRequest) -> Assignment:
     return assignment
 
 
-def answer(out: Path, assignment: Assignment, numbers: Sequence[int], points: int = 2) -> None:
-    """Journal answers for these submissions, each criterion with `points`."""
+def answer(
+    out: Path, assignment: Assignment, numbers: Sequence[int], points: int = 2, evidence: str = "sum(values)"
+) -> None:
+    """Journal answers for these submissions, each criterion with `points` and this quote."""
     tasks = [task for number in numbers for task in assignment.items[number].tasks]
     with Batch(out) as batch:
-        batch.journal.record(_result(batch.batch_id, assignment, task, points) for task in tasks)
+        batch.journal.record(_result(batch.batch_id, assignment, task, points, evidence) for task in tasks)
 
 
-def _result(batch_id: str, assignment: Assignment, task: grade.Task, points: int) -> JobResult:
-    said = {"evidence": "sum(values)", "points": points, "feedback": "Fine."}
+def _result(batch_id: str, assignment: Assignment, task: grade.Task, points: int, evidence: str) -> JobResult:
+    said = {"evidence": evidence, "points": points, "feedback": "Fine."}
     text: dict[str, Any] = {criterion.id: said for criterion in assignment.rubric.for_model(task.role)}
     if task.role == "feedback":
         text["summary"] = "Good work."
@@ -61,5 +63,5 @@ def _result(batch_id: str, assignment: Assignment, task: grade.Task, points: int
         json.dumps(text),
         "stop",
         prefill=PrefillReport(prefill_s=2.0, computed_tokens=1000),
-        decode=DecodeReport(hand_over="kv", completion_tokens=100, decode_s=4.0),
+        decode=DecodeReport(kv_transfer="verified", completion_tokens=100, decode_s=4.0),
     )

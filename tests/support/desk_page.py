@@ -7,15 +7,23 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from infra.config.settings import load_settings
+from kvasir.class_run import request_from
+from kvasir.options import ClassFiles
 from producers.desk import assignments
 from producers.desk.assignments import Inputs, grading
+from producers.desk.rounds import rounds
 from tests.support.browser import Browser
+from tests.support.desk import answer, plan
+from tests.support.homework import RUBRIC, tiny_class
 from tests.support.processes import ROOT, Model, command, config_text, environment
 from tests.support.waiting import wait_until
 
@@ -30,6 +38,7 @@ class DeskPage:
         """`folder` takes the log; `home` the assignments."""
         folder.mkdir(parents=True, exist_ok=True)
         self.home = home or folder / "home"
+        self.config = config
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"desk-{self.port}.log"
@@ -52,7 +61,8 @@ class DeskPage:
     def __exit__(self, *_exc: object) -> None:
         self.kill()
         for folder in self.home.glob("*/"):
-            cut_off(folder)
+            for place in (folder, *rounds(folder)):
+                cut_off(place)
 
     @property
     def pid(self) -> int:
@@ -101,6 +111,17 @@ def new_assignment(desk: DeskPage, title: str, work: Path, rubric: str) -> Path:
     folder = assignments.create(desk.home, title)
     kept = assignments.save_rubric(folder, "rubric.yaml", rubric.encode())
     assignments.save_inputs(folder, Inputs(title, str(work), str(kept)))
+    return folder
+
+
+def graded_assignment(desk: DeskPage, size: int, doubtful: Sequence[int] = ()) -> Path:
+    """A class of `tiny_class` with four points for everybody, and no process for it; `doubtful` ones need review."""
+    work = tiny_class(Path(tempfile.mkdtemp(dir=desk.home.parent)) / "class", size)
+    folder = new_assignment(desk, "Means", work / "submissions", RUBRIC)
+    rubric = Path(assignments.read_inputs(folder).rubric)
+    assignment = plan(folder, request_from(load_settings(config=desk.config), ClassFiles(work / "submissions", rubric)))
+    answer(folder, assignment, [number for number in range(size) if number not in doubtful])
+    answer(folder, assignment, doubtful, evidence="nowhere to be found")
     return folder
 
 

@@ -29,6 +29,9 @@ class Habits:
     keeps_schemas: bool = True
     loads_context: int = 0  # 0: what was asked for
     size_vram: int = 18_000_000_000
+    vocabulary: tuple[tuple[str, int], ...] = ()  # text and GGUF's type of each token; (): an old server tells nothing
+    template: str = "{{ .Prompt }}"
+    modelfile: str = ""
     fails_with: tuple[int, str] | None = None
     done_reason: str = ""
     hang: threading.Event = field(default_factory=threading.Event)  # cleared: a chat stops after its first piece
@@ -127,9 +130,13 @@ class _Handler(BaseHTTPRequestHandler):
         sizes = {"size": 18_000_000_000, "size_vram": self.fake.habits.size_vram}
         return [{"model": MODEL, "name": MODEL, "context_length": self.fake.context, **sizes}]
 
-    def _show(self, _body: dict[str, Any]) -> None:
-        info = {"general.architecture": "qwen3moe", "qwen3moe.context_length": TRAINED}
-        self._json(200, {"model_info": info, "parameters": _PARAMETERS, "template": "{{ .Prompt }}"})
+    def _show(self, body: dict[str, Any]) -> None:
+        info: dict[str, Any] = {"general.architecture": "qwen3moe", "qwen3moe.context_length": TRAINED}
+        if self.fake.habits.vocabulary:
+            columns = zip(*self.fake.habits.vocabulary, strict=True) if body.get("verbose") else (None, None)
+            info |= dict(zip(("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"), columns, strict=True))
+        told = {"template": self.fake.habits.template, "modelfile": self.fake.habits.modelfile}
+        self._json(200, {"model_info": info, "parameters": _PARAMETERS, **told})
 
     def _generate(self, body: dict[str, Any]) -> None:
         self._load(body)
@@ -153,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.fake.context = min(TRAINED, self.fake.habits.loads_context or body["options"]["num_ctx"])
 
     def _count(self, body: dict[str, Any]) -> int:
-        return TEMPLATE_TOKENS + len(body["messages"][0]["content"].split())
+        return TEMPLATE_TOKENS + sum(len(message["content"].split()) for message in body["messages"])
 
     def _cut(self, body: dict[str, Any], count: int) -> int:
         context, habits = self.fake.context, self.fake.habits

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from decode_worker.residency import Loaded, Stealable
+from decode_worker.stealing.models import CachedModel, ModelCache, Stealable
 from decode_worker.worker import DecodeWorker
+from engines.base import Loaded
 from engines.registry import EngineOptions
-from engines.simulated import SimulatedEngine, parse_weights
-from infra import topology
-from infra.rabbitmq import RabbitMQBroker
-from kvstore.redis_board import RedisBoard
-from kvstore.redis_store import RedisKVStore
-from messages.cards import WorkerCard
-from messages.jobs import JobResult, PrefillJob, Sampling
-from messages.lifecycle import Moment, Step
-from monitoring.events import PathChecker
+from engines.simulated.engine import SimulatedEngine, parse_weights
+from infra.broker import topology
+from infra.broker.rabbitmq import RabbitMQBroker
+from kvstore.redis.cluster_state import RedisClusterState
+from kvstore.redis.store import RedisKVStore
+from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
+from messages.lifecycle import Event, Step
+from messages.workers import WorkerInfo
 from prefill_worker.worker import PrefillWorker
 from producers.client import Client
+from tests.support.path_checker import PathChecker
 from tests.support.waiting import wait_until
 
 PREFILL = "sim:scale=0"
@@ -61,10 +63,10 @@ class Member:
         return str(self.worker.worker_id)
 
     @property
-    def card(self) -> WorkerCard:
+    def registration(self) -> WorkerInfo:
         """What it says of itself, now."""
-        card: WorkerCard = self.worker.card()
-        return card
+        registration: WorkerInfo = self.worker.registration()
+        return registration
 
     def crash(self) -> None:
         """Its connections are cut and it does nothing more: what it holds goes back to the broker."""
@@ -87,12 +89,12 @@ class Fleet:
         self._store_url = store_url
         self.models = list(models)
         self.kv = RedisKVStore(store_url)
-        self.board = RedisBoard(store_url)
-        self.moments: list[Moment] = []
+        self.cluster_state = RedisClusterState(store_url)
+        self.events: list[Event] = []
         self.checker = PathChecker(unseen_copies=True)
         self.members: list[Member] = []
         self.broker = RabbitMQBroker(broker_url, "fleet")
-        self.client = Client(self.broker, self.board, self.models, self.observe)
+        self.client = Client(self.broker, self.cluster_state, self.models, self.observe)
 
     def __enter__(self) -> Self:
         return self
@@ -104,28 +106,32 @@ class Fleet:
             member.leave()
         self.broker.close()
         self.kv.close()
-        self.board.close()
+        self.cluster_state.close()
         if error is None:
             assert self.checker.illegal() == []
 
-    def observe(self, moment: Moment) -> None:
-        self.moments.append(moment)
-        self.checker(moment)
+    def observe(self, event: Event) -> None:
+        self.events.append(event)
+        self.checker(event)
 
     def stealable(self, model: str, text: str = PREFILL, slots: int = 1, size_bytes: int = 0) -> Stealable:
         """A model that a decode worker may load."""
         return Stealable(model, size_bytes, lambda: Loaded(engine(text, slots)))
 
     def start_prefill(self, model: str, text: str = PREFILL) -> Member:
-        return self._start(PrefillWorker, model, engine(text))
+        return self._start(partial(PrefillWorker, model, Loaded(engine(text))))
 
-    def start_decode(self, model: str, text: str = PREFILL, slots: int = 1, **more: Any) -> Member:
-        return self._start(DecodeWorker, model, engine(text, slots), **more)
+    def start_decode(self, model: str, text: str = PREFILL, slots: int = 1, others: Sequence[Stealable] = ()) -> Member:
+        return self._start(
+            partial(DecodeWorker, ModelCache(CachedModel(model, 0, Loaded(engine(text, slots))), others))
+        )
 
     def job(self, model: str, own: str, tokens: int = 20, **fields: Any) -> PrefillJob:
         """A job whose answer has `tokens` tokens at most; the batch is the model's."""
         batch = "batch-" + model.replace(":", "-")
-        return self.client.new_job(batch, f"item-{len(own)}", model, SHARED, own, Sampling(tokens), **fields)
+        return self.client.new_job(
+            batch, f"item-{len(own)}", model, user_prompt(SHARED, own), Sampling(tokens), **fields
+        )
 
     def jobs(self, model: str, count: int, **fields: Any) -> list[PrefillJob]:
         return [self.job(model, f"student {number} wrote " * (number + 1), **fields) for number in range(count)]
@@ -148,14 +154,17 @@ class Fleet:
         assert len(found) == len(jobs), f"{len(jobs) - len(found)} of {len(jobs)} results did not come"
         return found
 
-    def seen(self, step: Step, model: str) -> list[Moment]:
-        return [moment for moment in self.moments if moment.step is step and moment.model == model]
+    def seen(self, step: Step, model: str) -> list[Event]:
+        return [event for event in self.events if event.step is step and event.model == model]
 
-    def _start(self, kind: Any, model: str, loaded: SimulatedEngine, **more: Any) -> Member:
+    def _start(self, worker: Callable[..., PrefillWorker | DecodeWorker]) -> Member:
         broker = RabbitMQBroker(self._broker_url, "member")
-        member = Member(kind(model, loaded, broker, self.kv, self.board, self.observe, **more), broker)
+        member = Member(worker(broker, self.kv, self.cluster_state, self.observe), broker)
         self.members.append(member)
-        wait_until(lambda: member.worker_id in [card.worker_id for card in self.board.cards()], "its card is up")
+        wait_until(
+            lambda: member.worker_id in [registration.worker_id for registration in self.cluster_state.registrations()],
+            "its registration is up",
+        )
         return member
 
 

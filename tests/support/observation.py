@@ -18,20 +18,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+import pika
 import redis
 
-from infra.settings import load_settings
+from infra.broker import topology
+from infra.config.settings import load_settings
 from kvasir.connect import connect
-from messages.jobs import Sampling
-from monitoring.panels import PANELS, Query
+from messages.jobs import Sampling, user_prompt
+from monitoring.dashboards.panels import PANELS, Query
 from tests.support.monitors import WINDOW, Prometheus, RedisExporter, Series
 from tests.support.processes import Cluster, Model, Worker
-from tests.support.servers import RabbitMQServer, RedisServer, free_port
+from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
 
 SHARED_TOKENS, OWN_TOKENS = 256, 400
 STORE_BYTES = 64 << 20
 PATIENCE_S = 240.0
+LATE_S = 2.0
 _JUNK_BYTES = 1 << 20
 
 Seen = dict[str, dict[str, float]]  # panel title: legend: value
@@ -92,8 +95,15 @@ class World:
     def worker(self, role: Literal["prefill", "decode"], model: str, weights: str, *options: str) -> Worker:
         """A worker that Prometheus watches, ready."""
         worker = self.launch(role, model, weights, *options)
-        worker.wait_for_card()
+        self.wait_for(worker)
         return worker
+
+    def wait_for(self, *workers: Worker) -> None:
+        """Return once these serve and Prometheus has read their figures: it sees only what changes after that."""
+        for worker in workers:
+            worker.wait_until_registered()
+        pages = "|".join(f"{HOST}:{self._ports[worker]}" for worker in workers)
+        self.until(f'count(kvasir_worker_info{{instance=~"{pages}"}})', at_least=len(workers))
 
     def launch(self, role: Literal["prefill", "decode"], model: str, weights: str, *options: str) -> Worker:
         """A worker that Prometheus will watch, and that may not be ready yet."""
@@ -107,8 +117,7 @@ class World:
     def pair(self, model: str, prefill: str, decode: str, *options: str) -> list[Worker]:
         """One worker for each stage."""
         pair = self.launch_pair(model, prefill, decode, *options)
-        for worker in pair:
-            worker.wait_for_card()
+        self.wait_for(*pair)
         return pair
 
     def launch_pair(self, model: str, prefill: str, decode: str, *options: str) -> list[Worker]:
@@ -135,19 +144,31 @@ class World:
                 batch,
                 f"s{number // 2}.{('code', 'feedback')[number % 2]}",
                 model,
-                shared,
-                f"{batch} {number} ".ljust(4 * OWN_TOKENS, "x"),
+                user_prompt(shared, f"{batch} {number} ".ljust(4 * OWN_TOKENS, "x")),
                 Sampling(max_tokens),
             )
             for number in range(jobs)
         )
         self.client.submit(made)
 
-    def purge(self, model: str) -> None:
-        """Empty a model's work queues."""
-        for queue in self.cluster.queues():
-            if f".{model}." in f"{queue}.":
-                self.broker.control("purge_queue", queue)
+    @contextmanager
+    def paused(self, worker: Worker) -> Iterator[None]:
+        """A worker that takes no job meanwhile, by an operator's command: nobody has to be quicker than it is."""
+        done = self.cluster.run("pause", worker.registration.worker_id)
+        assert done.code == 0, done.stderr
+        try:
+            yield
+        finally:
+            done = self.cluster.run("resume", worker.registration.worker_id)
+            assert done.code == 0, done.stderr
+
+    def clear(self) -> None:
+        """End all workers, empty all queues and the store: whatever happened here, the next one begins afresh."""
+        self.forget_all()
+        with pika.BlockingConnection(pika.URLParameters(self.broker.url)) as connection:
+            for queue in (*self.cluster.queues(), topology.DEAD_LETTERS):
+                connection.channel().queue_purge(queue)
+        self.lose_blocks()
 
     @contextmanager
     def filled(self, share: float) -> Iterator[None]:
@@ -174,7 +195,12 @@ class World:
         return Window(start, start + seconds)
 
     def until(self, expression: str, at_least: float) -> None:
-        """Return once Prometheus says so."""
+        """Return once Prometheus says so.
+
+        It is asked late, on purpose: what workers can undo before a slow machine's Prometheus has looked is nothing to
+        wait for. Hold them first.
+        """
+        self.window(LATE_S)
         wait_until(
             lambda: (self.prometheus.value(expression) or 0.0) >= at_least,
             f"{expression} is at least {at_least:g}",

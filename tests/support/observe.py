@@ -15,12 +15,15 @@ from pathlib import Path
 
 import click
 
-from monitoring.diagnosis import Situation, diagnose
-from monitoring.panels import PANELS, Panel
+from monitoring.dashboards.panels import PANELS, Panel
+from tests.support.diagnosis import Situation, diagnose
 from tests.support.observation import Seen, Window, World, expression
-from tests.support.situations import DECODE_SLOW, FAST, MAKERS, see
+from tests.support.situations import DECODE_SLOW, DECODE_STEADY, FAST, MAKERS, see
 
 MODELS = ("m1", "m2")
+# Whose figures no worker of a world makes: there is no GPU. (tests/unit/monitoring/test_metrics.py has the figures
+# themselves.)
+UNSEEN = tuple(panel for panel in PANELS if "kvasir_gpu" in str(panel.queries))
 _IDLE_S = 8.0
 _GONE_S = 2.0  # a series without a value for this long has ended
 
@@ -31,7 +34,7 @@ TELLING = (
     "Workers, by model and stage",
     "Prefill workers busy, share",
     "Decode slots busy, share",
-    "Answers from a handed-over KV cache, share",
+    "Answers from a transferred KV cache, share",
     "Prompt tokens evaluated by decode, per answer",
     "Jobs prefilled again",
     "Store in use, share",
@@ -59,39 +62,42 @@ class PanelSeen:
 def watch_panels(world: World) -> list[PanelSeen]:
     """Two models' workers idle, then under load and with faults injected, of which every panel has to tell something.
 
-    m1's decode worker may steal from m2, whose own is slow.
+    m1's decode worker may steal from m2, whose own is slow. While a figure is waited for nobody can work it away: the
+    thief is paused, or it is a count that only rises. A wait in vain fails the panels that it was for, and no others.
+    The thief's jobs take a fifth of a second: at milliseconds each, its slots may be free whenever they are looked at.
     """
-    workers = [*world.launch_pair("m1", FAST, FAST, "--steal", "m2"), *world.launch_pair("m2", FAST, DECODE_SLOW)]
-    for worker in workers:
-        worker.wait_for_card()
-    slow = workers[-1]
-    world.until('sum(up{job="kvasir-workers"})', at_least=4)
+    workers = [
+        *world.launch_pair("m1", FAST, DECODE_STEADY, "--steal", "m2"),
+        *world.launch_pair("m2", FAST, DECODE_SLOW),
+    ]
+    world.wait_for(*workers)
+    thief, slow = workers[1], workers[3]
     idle = world.window(_IDLE_S)
     start = time.time()
     world.submit("m2", 60)
     world.submit("m1", 40)
-    world.until('kvasir_steals_total{model="m2"}', at_least=1)
     world.submit("m1", 1, max_tokens=40_000)  # more than the context
-    world.until('rabbitmq_detailed_queue_messages_ready{queue="dead-letters"}', at_least=1)
-    slow.kill()
-    world.until('sum(kvasir_redeliveries_total{model="m2", stage="decode"})', at_least=1)
-    _lose_waiting_blocks(world)
-    world.until("sum(kvasir:energy_wh_per_submission:1h)", at_least=1e-9)
+    try:
+        world.until('kvasir_steals_total{model="m2"}', at_least=1)
+        world.until('rabbitmq_detailed_queue_messages_ready{queue="dead-letters"}', at_least=1)
+        with world.paused(thief):
+            # The slow worker dies with jobs in hand, before others whose blocks are then taken away.
+            world.submit("m2", 60)
+            world.until('sum(kvasir:queue_ready{model="m2", stage="decode"})', at_least=5)
+            slow.kill()
+            world.lose_blocks()
+        world.until('sum(kvasir_redeliveries_total{model="m2", stage="decode"})', at_least=1)
+        world.until("sum(kvasir_reprefills_total)", at_least=1)
+        world.until("sum(kvasir:energy_wh_per_submission:1h)", at_least=1e-9)
+    except AssertionError as error:
+        click.echo(error, err=True)
     world.window(3)
     return seen_in(world, idle, Window(start, time.time()))
 
 
-def _lose_waiting_blocks(world: World) -> None:
-    """Take blocks away from jobs that wait for decode, once some do."""
-    world.submit("m2", 60)
-    world.until('sum(kvasir:queue_ready{model="m2", stage="decode"})', at_least=5)
-    world.lose_blocks()
-    world.until("sum(kvasir_reprefills_total)", at_least=1)
-
-
 def seen_in(world: World, idle: Window, loaded: Window) -> list[PanelSeen]:
     """What each panel showed in the two windows."""
-    return [_seen(world, panel, idle, loaded) for panel in PANELS]
+    return [_seen(world, panel, idle, loaded) for panel in PANELS if panel not in UNSEEN]
 
 
 def _seen(world: World, panel: Panel, idle: Window, loaded: Window) -> PanelSeen:

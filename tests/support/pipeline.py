@@ -15,28 +15,31 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
-from engines.base import Answer, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, EngineInfo, Loaded, Prefilled, Tokenized
 from engines.registry import EngineOptions
-from engines.simulated import SimulatedEngine, parse_weights
-from infra import topology
-from infra.broker import Message
-from infra.control import ring
-from infra.embedded import EmbeddedBroker, EmbeddedServer
-from kvstore.base import Board
+from engines.simulated.engine import SimulatedEngine, parse_weights
+from engines.sketch import Sketch, Sketches
+from infra.broker import topology
+from infra.broker.base import Message
+from infra.broker.control import ring
+from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
+from kvstore.base import ClusterState
 from kvstore.blocks import BlockRef, block_refs, shared_boundary
-from kvstore.memory import MemoryBoard, MemoryKVStore
+from kvstore.memory import MemoryClusterState, MemoryKVStore
 from messages.errors import Cancelled, StoreUnavailable
-from messages.jobs import JobResult, PrefillJob, Sampling
+from messages.jobs import KV_CHECK_EVERY, JobResult, Part, PrefillJob, Sampling, user_prompt
 from messages.kv import Block, KVCache, KVLayout, Window
-from messages.lifecycle import Moment, Step
-from monitoring.events import PathChecker
+from messages.lifecycle import Event, Step
 from prefill_worker.worker import PrefillWorker
-from producers.batch import Counts
+from producers.batch.batch import Counts
 from producers.client import Client, Replies
+from tests.support.path_checker import PathChecker
 from tests.support.waiting import wait_until
 
 MODEL = "tiny:1b"
@@ -101,14 +104,17 @@ class WatchedEngine:
         self.prefilled: list[tuple[int, ...]] = []
         self.decoded: list[tuple[int, ...]] = []
         self.tokenized = 0
+        self.checked = 0  # KV caches that were compared with one of its own
+        self.misled = 0.0  # nats by which a transferred KV cache misleads it
+        self.before_check: Callable[[], object] = lambda: None
 
     @property
     def info(self) -> EngineInfo:
         return self._engine.info
 
-    def tokenize(self, shared: str, own: str, clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
         self.tokenized += 1
-        return self._engine.tokenize(shared, own, clock)
+        return self._engine.tokenize(prompt, clock)
 
     def count_tokens(self, text: str) -> int:
         return self._engine.count_tokens(text)
@@ -146,6 +152,16 @@ class WatchedEngine:
         self.decoded.append(tuple(tokens))
         self.before_decode(tokens, stop)
         return self._engine.decode(tokens, cache, sampling, on_text, stop)
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        expected = self._engine.top_logprobs(tokens, cache, stop)
+        if cache is None:
+            self.before_check()
+            return expected
+        self.checked += 1
+        return {id: value - self.misled for id, value in expected.items()}
 
 
 class WatchedStore(MemoryKVStore):
@@ -185,6 +201,16 @@ class WatchedStore(MemoryKVStore):
             raise StoreUnavailable(f"{operation}: the store was unplugged by the test")
 
 
+class HybridEngine(WatchedEngine):
+    """One whose model keeps a recurrent state in its first layer, as it says."""
+
+    @property
+    def info(self) -> EngineInfo:
+        info = super().info
+        assert info.layout
+        return replace(info, layout=replace(info.layout, recurrent_layers=(0,)))
+
+
 class Died(BaseException):
     """A worker's sudden death, as far as one process can show it: nothing that it holds is settled."""
 
@@ -213,7 +239,7 @@ class Started:
 
     def dies_of(self, prompt: str) -> Effect:
         """An effect: this prompt takes the worker and its channel along."""
-        tokens = self.engine.tokenize("", prompt, 0.0).ids
+        tokens = self.engine.tokenize(user_prompt("", prompt), 0.0).ids
 
         def effect(given: Sequence[int], _stop: threading.Event | None) -> None:
             if tuple(given) in (tokens, tokens[:-1]):
@@ -251,20 +277,20 @@ class Heard:
 
 
 class Pipeline:
-    """Broker, store and board; workers as they are started; a client; and what was observed."""
+    """Broker, store and cluster state; workers as they are started; a client; and what was observed."""
 
     def __init__(self, kv: WatchedStore | None = None, unseen_copies: bool = False) -> None:
         self.server = EmbeddedServer()
         self.kv = kv or WatchedStore()
-        self.board: Board = MemoryBoard()
-        self.moments: list[Moment] = []
+        self.cluster_state: ClusterState = MemoryClusterState()
+        self.events: list[Event] = []
         self.checker = PathChecker(unseen_copies)
         self.workers: list[Started] = []
         self._brokers: list[EmbeddedBroker] = []
         self._replies: dict[str, Replies] = {}
         self._results: list[JobResult] = []
         self.broker = self.new_broker()
-        self.client = Client(self.broker, self.board, [MODEL], self.observe)
+        self.client = Client(self.broker, self.cluster_state, [MODEL], self.observe)
 
     def __enter__(self) -> Self:
         return self
@@ -279,10 +305,10 @@ class Pipeline:
         if error is None:
             assert self.checker.illegal() == []
 
-    def observe(self, moment: Moment) -> None:
+    def observe(self, event: Event) -> None:
         """The observer of everybody here."""
-        self.moments.append(moment)
-        self.checker(moment)
+        self.events.append(event)
+        self.checker(event)
 
     def new_broker(self) -> EmbeddedBroker:
         """One more client of the broker, closed at the end."""
@@ -291,13 +317,24 @@ class Pipeline:
 
     # Workers
 
-    def start_prefill(self, engine: WatchedEngine | None = None, why_no_kv: str = "") -> Started:
-        """A prefill worker, its card up."""
-        return self._start(PrefillWorker, engine or WatchedEngine(), why_no_kv)
+    def start_prefill(
+        self, engine: WatchedEngine | None = None, why_no_kv: str = "", sketch: Sketch | None = None
+    ) -> Started:
+        """A prefill worker, its registration up."""
+        loaded = Loaded(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
+        return self._start(partial(PrefillWorker, MODEL, loaded), loaded.engine)
 
-    def start_decode(self, engine: WatchedEngine | None = None, why_no_kv: str = "") -> Started:
-        """A decode worker, its card up."""
-        return self._start(DecodeWorker, engine or WatchedEngine(), why_no_kv)
+    def start_decode(
+        self,
+        engine: WatchedEngine | None = None,
+        why_no_kv: str = "",
+        sketch: Sketch | None = None,
+        kv_check_every: int = KV_CHECK_EVERY,
+    ) -> Started:
+        """A decode worker, its registration up."""
+        loaded = Loaded(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
+        cache = ModelCache(CachedModel(MODEL, 0, loaded))
+        return self._start(partial(DecodeWorker, cache, kv_check_every=kv_check_every), loaded.engine)
 
     def start(self, weights: str = INSTANT) -> tuple[Started, Started]:
         """One of each."""
@@ -309,12 +346,15 @@ class Pipeline:
         started.left()
         self.workers.remove(started)
 
-    def _start(self, kind: type[PrefillWorker] | type[DecodeWorker], engine: WatchedEngine, why: str) -> Started:
+    def _start(self, worker: Callable[..., PrefillWorker | DecodeWorker], engine: WatchedEngine) -> Started:
         broker = EmbeddedBroker(self.server)
-        started = Started(lambda: kind(MODEL, engine, broker, self.kv, self.board, self.observe, why), engine, broker)
+        started = Started(lambda: worker(broker, self.kv, self.cluster_state, self.observe), engine, broker)
         self.workers.append(started)
         my_id = started.worker.worker_id
-        wait_until(lambda: my_id in [card.worker_id for card in self.board.cards()], "its card is up")
+        wait_until(
+            lambda: my_id in [registration.worker_id for registration in self.cluster_state.registrations()],
+            "its registration is up",
+        )
         return started
 
     # Jobs and results
@@ -322,7 +362,7 @@ class Pipeline:
     def job(self, own: str = OWN, shared: str = SHARED, batch: str = BATCH, **fields: Any) -> PrefillJob:
         """A job of a batch; its item is numbered by its text."""
         sampling = fields.pop("sampling", Sampling(max_tokens=16))
-        job = self.client.new_job(batch, f"item-{zlib.crc32(own.encode())}", MODEL, shared, own, sampling)
+        job = self.client.new_job(batch, f"item-{zlib.crc32(own.encode())}", MODEL, user_prompt(shared, own), sampling)
         return replace(job, **fields)
 
     def submit(self, *jobs: PrefillJob) -> None:
@@ -351,12 +391,12 @@ class Pipeline:
     def undisturbed_text(self, job: PrefillJob, weights: str = INSTANT) -> str:
         """What a single engine answers to this job's prompt, with no queue and no store in between."""
         engine = SimulatedEngine(parse_weights(weights), EngineOptions(weights))
-        return engine.decode(engine.tokenize(job.shared, job.own, 0.0).ids, None, job.sampling).text
+        return engine.decode(engine.tokenize(job.prompt, 0.0).ids, None, job.sampling).text
 
     def refs(self, job: PrefillJob) -> list[BlockRef]:
         """Where this job's KV cache lies."""
         info = WatchedEngine().info
-        prompt = WatchedEngine().tokenize(job.shared, job.own, 0.0)
+        prompt = WatchedEngine().tokenize(job.prompt, 0.0)
         assert info.layout is not None
         covered = len(prompt.ids) - 1
         shared = shared_boundary(info.layout, min(prompt.shared, covered))
@@ -365,7 +405,7 @@ class Pipeline:
     def listen(self, batch_id: str) -> None:
         """Take this batch's results."""
         if batch_id not in self._replies:
-            self._replies[batch_id] = self.client.replies(batch_id)
+            self._replies[batch_id] = Replies(self.broker, batch_id)
 
     def results_so_far(self, job: PrefillJob) -> list[JobResult]:
         """Every result that has arrived of a job's run."""
@@ -382,7 +422,7 @@ class Pipeline:
 
     def steps(self, job: PrefillJob) -> list[Step]:
         """The steps of a job's run, as observed."""
-        return [m.step for m in self.moments if (m.job_id, m.facts.get("run", 1)) == (job.job_id, job.run)]
+        return [m.step for m in self.events if (m.job_id, m.facts.get("run", 1)) == (job.job_id, job.run)]
 
     def ready(self, queue: str) -> int:
         """Messages ready in a queue."""

@@ -28,10 +28,10 @@ import pika
 import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
 
-from infra import topology
-from infra.settings import load_settings
-from kvstore.redis_board import RedisBoard
-from messages.cards import WorkerCard
+from infra.broker import topology
+from infra.config.settings import load_settings
+from kvstore.redis.cluster_state import RedisClusterState
+from messages.workers import WorkerInfo
 from tests.support.servers import Process
 from tests.support.waiting import wait_until
 
@@ -50,7 +50,7 @@ class Model:
     context: int = 16384
     slots: int = 2
     threads: int = 0
-    short_prompt_tokens: int = 0  # tests are about the hand-over as a rule, and their prompts are short
+    short_prompt_tokens: int = 0  # tests are about the KV transfer as a rule, and their prompts are short
 
 
 # One thread: with more, the last digits of a sum depend on what else is in the batch, and a random model has near ties.
@@ -93,7 +93,7 @@ class Running:
         """What it has written so far."""
         return self.log.read_text("utf-8", errors="replace")
 
-    def moments(self, event: str = "") -> list[dict[str, Any]]:
+    def events(self, event: str = "") -> list[dict[str, Any]]:
         """The JSON lines of its log so far; with `event` only those of this step."""
         lines = (json.loads(line) for line in self.text().splitlines(keepends=True) if line.endswith("}\n"))
         return [line for line in lines if not event or line.get("event") == event]
@@ -122,33 +122,39 @@ class Running:
 
 
 class Worker(Running):
-    """A worker process whose card has been seen on the board."""
+    """A worker process whose registration has been seen on the cluster state."""
 
     def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, board: RedisBoard
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, cluster_state: RedisClusterState
     ) -> None:
         super().__init__(arguments, environment, folder)
-        self._board = board
+        self._cluster_state = cluster_state
 
-    def wait_for_card(self) -> None:
+    def wait_until_registered(self) -> None:
         """Return when it serves. Raises AssertionError with its log if it ends, or if that takes too long."""
         try:
-            wait_until(lambda: self.find_card() or not self.alive, f"the card of {self.arguments} is up", PATIENCE_S)
+            wait_until(
+                lambda: self.find_registration() or not self.alive,
+                f"the registration of {self.arguments} is up",
+                PATIENCE_S,
+            )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text()[-3000:]}") from None
         if not self.alive:
             raise AssertionError(f"{self.arguments} ended while starting:\n{self.text()[-3000:]}")
 
-    def find_card(self) -> WorkerCard | None:
-        """Its card now, or None."""
-        return next((card for card in self._board.cards() if card.pid == self.pid), None)
+    def find_registration(self) -> WorkerInfo | None:
+        """Its registration now, or None."""
+        return next(
+            (registration for registration in self._cluster_state.registrations() if registration.pid == self.pid), None
+        )
 
     @property
-    def card(self) -> WorkerCard:
-        """Its card now; raises AssertionError if there is none."""
-        card = self.find_card()
-        assert card, f"{self.arguments} has no card"
-        return card
+    def registration(self) -> WorkerInfo:
+        """Its registration now; raises AssertionError if there is none."""
+        registration = self.find_registration()
+        assert registration, f"{self.arguments} has no registration"
+        return registration
 
 
 class Cluster:
@@ -164,7 +170,7 @@ class Cluster:
         if not isinstance(models, Path):
             self.config.write_text(config_text(models), "utf-8")
         self.models = list(load_settings(config=self.config, environ={}).models)
-        self.board = RedisBoard(store_url)
+        self.cluster_state = RedisClusterState(store_url)
         self._numbers = itertools.count(1)
         self._started: list[Running] = []
 
@@ -186,16 +192,16 @@ class Cluster:
     def worker(self, role: Literal["prefill", "decode"], model: str, *options: str) -> Worker:
         """A worker that serves `model`, ready."""
         worker = self.launch(role, model, *options)
-        worker.wait_for_card()
+        worker.wait_until_registered()
         return worker
 
     def launch(self, role: Literal["prefill", "decode"], model: str, *options: str) -> Worker:
-        """A worker that may not be ready yet: `wait_for_card`."""
+        """A worker that may not be ready yet: `wait_until_registered`."""
         arguments = [
             *("--config", str(self.config), "--log-style", "json", "--log-level", "info"),
             *(f"{role}-worker", "--model", model, *options),
         ]
-        worker = Worker(arguments, self.environment, self._new_folder(role), self.board)
+        worker = Worker(arguments, self.environment, self._new_folder(role), self.cluster_state)
         self._started.append(worker)
         return worker
 
@@ -225,7 +231,7 @@ class Cluster:
         for started in self._started:
             started.kill()
         self._delete_queues()
-        self.board.close()
+        self.cluster_state.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +70,11 @@ def require(name: str) -> str:
     program = PROGRAMS[name]
     path = find(program.executable)
     if path is None and shutil.which("apt-get") and (os.geteuid() == 0 or os.environ.get("CI")):
-        _apt_install(program)
-        path = find(program.executable)
+        with _one_at_a_time():
+            path = find(program.executable)  # another process may have brought it meanwhile
+            if path is None:
+                _apt_install(program)
+                path = find(program.executable)
     if path is None:
         raise ProgramMissing(f"{program.description} is not installed. Install it with:\n\n    {_command(program)}\n")
     return path
@@ -88,7 +93,7 @@ def _apt_install(program: Program) -> None:
     install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", program.apt]
     with _services_stay_off():
         for command in (["apt-get", "update", "-q"], install):
-            # Two test runs may want it at once: the second waits for the first one's lock.
+            # Somebody else's installation may be under way: wait for its lock.
             done = subprocess.run(
                 [*command, "-o", "DPkg::Lock::Timeout=300"],
                 env=environment,
@@ -100,6 +105,14 @@ def _apt_install(program: Program) -> None:
             if done.returncode:
                 tail = "\n".join(done.stdout.splitlines()[-15:])
                 raise ProgramMissing(f"{' '.join(command)} failed:\n{tail}\n\nTry: {_command(program)}")
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold the installer's lock among test processes: apt waits for nobody while it updates its lists."""
+    with open(Path(tempfile.gettempdir()) / f"kvasir-apt-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

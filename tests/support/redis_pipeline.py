@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import redis
 
-from kvstore.best_effort import BestEffortBoard
 from kvstore.blocks import BlockRef
-from kvstore.redis_board import RedisBoard
-from kvstore.redis_store import RedisKVStore
+from kvstore.cluster_state import BestEffortClusterState
+from kvstore.redis.cluster_state import RedisClusterState
+from kvstore.redis.store import RedisKVStore
 from messages.jobs import JobResult, PrefillJob
 from messages.kv import Block, KVLayout, Window
 from producers.client import Client
@@ -37,8 +37,8 @@ class RedisPipeline(Pipeline):
     def __init__(self, store_url: str, kv: Any = None, unseen_copies: bool = False) -> None:
         super().__init__(unseen_copies=unseen_copies)
         self.kv = kv or RedisKVStore(store_url)
-        self.board = BestEffortBoard(RedisBoard(store_url))
-        self.client = Client(self.broker, self.board, [MODEL], self.observe)
+        self.cluster_state = BestEffortClusterState(RedisClusterState(store_url))
+        self.client = Client(self.broker, self.cluster_state, [MODEL], self.observe)
         self.redis = redis.Redis.from_url(store_url, retry=None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -46,11 +46,11 @@ class RedisPipeline(Pipeline):
             super().__exit__(kind, error, tb)
         finally:
             self.kv.close()
-            self.board.close()
+            self.cluster_state.close()
             self.redis.close()
 
     def start_decode(self, engine: WatchedEngine | None = None, why_no_kv: str = "", kv: Any = None) -> Started:
-        """A decode worker, its card up; `kv`: a store of its own, which the caller closes."""
+        """A decode worker, its registration up; `kv`: a store of its own, which the caller closes."""
         everybodys, self.kv = self.kv, kv or self.kv
         try:
             return super().start_decode(engine, why_no_kv)

@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from monitoring.diagnosis import Situation
+from tests.support.diagnosis import Situation
 from tests.support.observation import Seen, World
-from tests.support.waiting import wait_until
 
 FAST = "sim:scale=1,prefill=20000,decode=1000,answer=30"
 PREFILL_SLOW = "sim:scale=1,prefill=400,decode=1000,answer=30"
+DECODE_STEADY = "sim:scale=1,prefill=20000,decode=150,answer=30"
 DECODE_SLOW = "sim:scale=1,prefill=20000,decode=15,answer=30"
+# The first block of a prompt lies in the store for most of a second before its job comes to decode, and is looked for
+# a hundred times a second: whoever deletes it need not hurry.
+PREFILL_WHILE_LOSING = "sim:scale=1,prefill=1000,decode=1000,answer=30"
 
 # Before a look the rates' windows must hold nothing but the situation.
 _SETTLE_S = 8.0
@@ -42,8 +45,8 @@ def unserved(world: World, model: str) -> Seen:
 
 def not_reusing(world: World, model: str) -> Seen:
     """Blocks vanish between the two stages."""
-    world.pair(model, FAST, FAST)
-    with losing_blocks(world), _fed(world, model):
+    world.pair(model, PREFILL_WHILE_LOSING, FAST)
+    with losing_blocks(world), _fed(world, model, every_s=1.5):  # each is prefilled twice, and takes half a second
         return _look(world)
 
 
@@ -66,7 +69,7 @@ MAKERS: dict[Situation, Callable[[World, str], Seen]] = {
     "decode-bound": decode_bound,
     "prefill-bound": prefill_bound,
     "model unserved": unserved,
-    "hand-over not reusing": not_reusing,
+    "KV transfer not reusing": not_reusing,
     "store full": store_full,
     "healthy": healthy,
 }
@@ -77,8 +80,7 @@ def see(world: World, situation: Situation, model: str) -> Seen:
     try:
         return MAKERS[situation](world, model)
     finally:
-        world.forget_all()
-        world.purge(model)
+        world.clear()
 
 
 def _look(world: World, settle_s: float = _SETTLE_S) -> Seen:
@@ -94,10 +96,10 @@ def losing_blocks(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def _fed(world: World, model: str) -> Iterator[None]:
-    """Two jobs a second, so that some are always under way and none has to wait long."""
-    with _again_and_again(lambda: world.submit(model, 1), every_s=0.5):
-        wait_until(lambda: world.prometheus.value("sum(kvasir_jobs_total) > 0"), "a job has ended", 60)
+def _fed(world: World, model: str, every_s: float = 0.5) -> Iterator[None]:
+    """A job every now and then, so that some are always under way and none has to wait long."""
+    with _again_and_again(lambda: world.submit(model, 1), every_s):
+        world.until(f'sum(kvasir_jobs_total{{model="{model}", stage="decode"}})', at_least=1)
         yield
 
 

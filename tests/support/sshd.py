@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -18,8 +19,10 @@ _SEPARATION = Path("/run/sshd")  # a root sshd insists on it
 class Sshd:
     """Started on entry, ended on exit. `alias` is its Host in `config`, which several of them may share."""
 
-    def __init__(self, alias: str, folder: Path, config: Path) -> None:
+    def __init__(self, alias: str, folder: Path, config: Path, variables: Mapping[str, str] | None = None) -> None:
+        """`variables`: what else is in the environment of its sessions."""
         self.alias = alias
+        self._variables = variables or {}
         self.home = folder / "home"
         self._folder = folder
         self._config = config
@@ -47,10 +50,11 @@ class Sshd:
         self._process.end(signal.SIGTERM, 10)
 
     def _settings(self, port: int) -> str:
+        environment = " ".join(f"{name}={value}" for name, value in {"HOME": self.home, **self._variables}.items())
         return (
             f"ListenAddress {HOST}\nPort {port}\nHostKey {self._folder}/host\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self._folder}/user.pub\nPasswordAuthentication no\nStrictModes no\n"
-            f"PermitRootLogin yes\nSetEnv HOME={self.home}\n"
+            f"PermitRootLogin yes\nSetEnv {environment}\n"
         )
 
     def _host(self, port: int) -> str:

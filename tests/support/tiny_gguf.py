@@ -37,6 +37,8 @@ class TinyModel:
     chat_template: str = CHATML
     window: int = 16  # of a "gpt-oss", in every second layer
     experts: int = 4  # of a "gpt-oss"
+    rope: tuple[str, float, int] = ("", 1.0, 0)  # scaling: its type, factor, original context
+    rope_factors: tuple[float, ...] = ()  # by which each pair of a "llama" is slowed
     says: tuple[int, ...] = ()  # if given, each of these ids is followed by the next one, whatever came before them
     more_control: tuple[str, ...] = ()  # control tokens after the three of `control_ids`
 
@@ -79,6 +81,11 @@ def _add_sizes(writer: gguf.GGUFWriter, model: TinyModel) -> None:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(model.head_dim)
+    scaling, factor, original = model.rope
+    if scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+        writer.add_rope_scaling_factor(factor)
+        writer.add_rope_scaling_orig_ctx_len(original)
     if model.architecture == "gpt-oss":
         writer.add_sliding_window(model.window)
         writer.add_expert_count(model.experts)
@@ -161,6 +168,8 @@ def _add_tensors(writer: gguf.GGUFWriter, model: TinyModel, vocabulary: int) -> 
         # Bytes that are no ASCII letter lose against every positive score, so answers are readable text.
         unreadable = [i for i, text in enumerate(token_texts()) if not all(0x20 <= byte < 0x7F for byte in text)]
         tensors.random("output", vocabulary, model.embedding, scale=4, zero=unreadable)
+    if model.rope_factors:
+        writer.add_tensor("rope_freqs.weight", np.array(model.rope_factors, np.float32))
     for layer in range(model.layers):
         _add_attention(tensors, model, f"blk.{layer}.")
         if model.architecture == "gpt-oss":

@@ -74,6 +74,8 @@ def _config(model: TinyModel, vocabulary: int) -> dict[str, Any]:
         kinds = ["sliding_attention", "full_attention"] * model.layers
         config |= {"sliding_window": model.window, "layer_types": kinds[: model.layers]}
         config |= {"num_local_experts": model.experts, "num_experts_per_tok": 2, "swiglu_limit": 7.0}
+        # Plain RoPE: transformers takes a gpt-oss that says nothing for one stretched by YaRN.
+        config["rope_scaling"] = {"rope_type": "default"}
     return config
 
 

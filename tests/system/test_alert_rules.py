@@ -47,10 +47,10 @@ CASES: dict[str, tuple[dict[str, str], int, int, dict[str, str]]] = {
         {'up{job="redis", instance="redis:9121"}': "0x60"},
         0, 2, {"job": "redis", "instance": "redis:9121", "severity": "critical"},
     ),
-    "KvasirHandOverNotReusing": (
+    "KvasirKVTransferNotReusing": (
         {
-            'kvasir_hand_overs_total{model="m", outcome="none"}': "0+1x60",
-            'kvasir_hand_overs_total{model="m", outcome="kv"}': "0+1x60",
+            'kvasir_kv_transfers_total{model="m", outcome="none"}': "0+1x60",
+            'kvasir_kv_transfers_total{model="m", outcome="verified"}': "0+1x60",
         },
         9, 14, {"model": "m", "severity": "warning"},
     ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from infra.config.settings import load_settings
+from infra.deploy.permissions import PERMISSIONS
 from infra.deploy.units import Place, unit_file, units_of
-from infra.permissions import PERMISSIONS
-from infra.settings import load_settings
-from kvstore.redis_board import RedisBoard
-from tests.support import programs
-from tests.support.processes import Done, environment, run
-from tests.support.servers import free_port
+from kvstore.redis.cluster_state import RedisClusterState
+from tests.support import programs, sockets
+from tests.support.processes import ROOT, Done, environment, run
+from tests.support.servers import RabbitMQServer, RedisServer, free_port
 from tests.support.sshd import Sshd
 from tests.support.waiting import wait_until
 
@@ -34,6 +36,11 @@ metrics_port = {port}
 roles = [{roles}]
 """
 WEIGHTS = "sim:decode=200,prefill=20000,answer=400"
+# Where every address of 127.0.0.0/8 is this machine's, the services' own can be told from the usual one of loopback.
+URL_HOST = "127.0.0.2" if sys.platform.startswith("linux") else "127.0.0.1"
+AMQP, REDIS, EPMD = 5672, 6379, 4369
+# Rows of docs/deployment.md: | 5672 … | of what | where it listens |
+LISTENS = re.compile(r"^\| (\d+)[^|]*\| [^|]*\| ([^|]*?) \|$", re.MULTILINE)
 
 
 class Site:
@@ -43,13 +50,16 @@ class Site:
         self.folder = folder
         self.ssh_config = folder / "ssh_config"
         self.variables = environment(folder) | {"KVASIR_BROKER_URL": broker_url, "KVASIR_STORE_URL": store_url}
-        self.board = RedisBoard(store_url)
-        stack.callback(self.board.close)
+        self.cluster_state = RedisClusterState(store_url)
+        stack.callback(self.cluster_state.close)
+        self.epmd = free_port()
         self.machines = []
         for name in ("one", "two"):
             home = folder / name
             home.mkdir()
-            self.machines.append(stack.enter_context(Sshd(name, home, self.ssh_config)))
+            # An epmd of its own: one that runs already, of whatever Erlang, would be taken as it is.
+            variables = {"ERL_EPMD_PORT": str(self.epmd)}
+            self.machines.append(stack.enter_context(Sshd(name, home, self.ssh_config, variables)))
         self.config = folder / "kvasir.toml"
         self.config.write_text(self._config(broker_url, store_url), "utf-8")
 
@@ -73,7 +83,7 @@ class Site:
         return run("--config", str(self.config), *arguments, env=self.variables, cwd=self.folder)
 
     def pids(self) -> set[int]:
-        return {card.pid for card in self.board.cards() if card.model == MODEL}
+        return {registration.pid for registration in self.cluster_state.registrations() if registration.model == MODEL}
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +111,13 @@ def test_two_machines_are_installed_used_upgraded_under_load_and_stopped(site: S
     # Then every worker is a new process, and every question has its answer
     assert done.code == 0, done.stderr
     assert [process.wait(120) for process in asking] == [0] * len(asking)
-    wait_until(lambda: len(site.pids() - first) == 3, "the new workers have cards", 30)
+    wait_until(lambda: len(site.pids() - first) == 3, "the new workers have registrations", 30)
 
-    # When they are stopped, then status says so and no card is left
+    # When they are stopped, then status says so and no registration is left
     assert _states(site.deploy("status")) == ["ready"] * 3
     assert site.deploy("stop").code == 0
     assert _states(site.deploy("status")) == ["not ready"] * 3
-    wait_until(lambda: not site.pids(), "no worker's card is left", 30)
+    wait_until(lambda: not site.pids(), "no worker's registration is left", 30)
     assert site.deploy("start", "--machine", "two").code == 0
     assert _states(site.deploy("status")) == ["not ready", "not ready", "ready"]
 
@@ -123,7 +133,7 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
     config = site.folder / "services.toml"
     workers = (f'{{ role = "{role}", model = "{MODEL}", engine = "simulated" }}' for role in ("prefill", "decode"))
     config.write_text(
-        f'[services]\nbroker = "amqp://teacher@127.0.0.1:{broker}/"\nstore = "redis://teacher@127.0.0.1:{store}/0"\n'
+        f'[services]\nbroker = "amqp://teacher@{URL_HOST}:{broker}/"\nstore = "redis://teacher@{URL_HOST}:{store}/0"\n'
         'broker_password_file = "new/broker"\nstore_password_file = "new/store"\n'
         f'[models."{MODEL}"]\ncontext = 4096\nshort_prompt_tokens = 0\nweights.simulated = "{WEIGHTS}"\n'
         + MACHINE.format(
@@ -146,6 +156,7 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
         done = deploy("install", "--services")
         assert done.code == 0, done.stderr
         assert "declare the exchanges, and the queues of each model, as the operator" in done.stderr
+        _assert_listens_as_documented(site.machines[0].home, broker, store, site.epmd)
         done = deploy("install")
 
         # Then doctor finds no error, what was there is kept, and each password is its owner's alone
@@ -174,8 +185,35 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
         refused = kvasir("status")
         assert (refused.code, "user name or password refused" in refused.stderr) == (2, True)
     finally:
-        assert deploy("stop").code == 0
-        assert deploy("stop", "--services").code == 0
+        stopped = [deploy("stop"), deploy("stop", "--services")]
+        for pid in sockets.processes_of(site.machines[0].home / "kvasir" / "services"):
+            os.kill(pid, signal.SIGTERM)  # epmd outlives its last node
+    assert [done.code for done in stopped] == [0, 0], [done.stderr for done in stopped]
+
+
+def _assert_listens_as_documented(home: Path, broker: int, store: int, epmd: int) -> None:
+    """By the kernel's own table, of all processes that the services started."""
+    if not sys.platform.startswith("linux"):
+        return
+    found = sockets.listening(sockets.processes_of(home / "kvasir" / "services"))
+    allowed = {"127.0.0.1", "::1", URL_HOST}
+    assert sorted(one for one in found if one[0] not in allowed) == []
+    # And each port is in the page's table, with its addresses; the usual ones stand there for those of this test
+    ports = {AMQP: broker, REDIS: store, EPMD: epmd}
+    documented = {
+        ports.get(int(port), int(port) - AMQP + broker): "URL's host" in where
+        for port, where in LISTENS.findall((ROOT / "docs" / "deployment.md").read_text("utf-8"))
+    }
+    assert {port: (URL_HOST, port) in found for _host, port in found} == documented
+
+
+def test_the_tests_own_services_listen_on_loopback_alone() -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("only Linux tells who listens where, in /proc")
+    with RabbitMQServer(plugins=["rabbitmq_prometheus"]) as broker, RedisServer() as store:
+        found = sockets.listening(sockets.processes_of(broker.folder) | {store.pid})
+    assert {broker.port, broker.metrics_port, store.port} <= {port for _host, port in found}
+    assert [one for one in found if one[0] not in ("127.0.0.1", "::1")] == []
 
 
 def _as(role: str, broker: int, store: int, passwords: Path) -> dict[str, str]:

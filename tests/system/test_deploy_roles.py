@@ -13,15 +13,15 @@ import redis
 from pika.adapters.blocking_connection import BlockingChannel
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from infra import topology
+from infra.broker import topology
+from infra.config.settings import Settings, load_settings
+from infra.config.urls import put_password, put_user
 from infra.deploy.accounts import SERVICES, Service, accounts, passwords
+from infra.deploy.permissions import PERMISSIONS, Role
 from infra.deploy.services import definitions, service_files
 from infra.deploy.units import Place
-from infra.permissions import PERMISSIONS, Role
-from infra.settings import Settings, load_settings
-from infra.settings_urls import put_password, put_user
-from kvstore.redis_board import RedisBoard
-from kvstore.redis_store import RedisKVStore
+from kvstore.redis.cluster_state import RedisClusterState
+from kvstore.redis.store import RedisKVStore
 from tests.support import programs
 from tests.support.homework import journal, tiny, tiny_class
 from tests.support.processes import Cluster, Model
@@ -31,7 +31,7 @@ from tests.support.servers import HOST, RabbitMQServer, Server, free_port, redis
 pytestmark = pytest.mark.system  # half a minute
 
 MODEL = "tiny-roles:1b"
-# Every prompt is handed over through the store, and the class's prefix is shared.
+# Every prompt is transferred through the store, and the class's prefix is shared.
 SIMULATED = Model("simulated", "sim:scale=0", context=32768, short_prompt_tokens=0)
 
 
@@ -160,32 +160,42 @@ def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deploye
         for said in (prefill.text(), decode.text(), graded.stderr, streamed.stderr, looked.stderr):
             assert "ACCESS_REFUSED" not in said
             assert "refused a command" not in said
-        # Workers go on without their card, or a claim, and say so once: Redis's own log misses nothing
+        # Workers go on without their registration, or a claim, and say so once: Redis's own log misses nothing
         assert [worker.terminate() for worker in (prefill, decode)] == [0, 0]
         assert deployed.refused_by_redis() == []
 
 
 def test_what_happens_rarely_is_allowed_too(deployed: Deployed) -> None:
     deployed.refused_by_redis()
-    boards = {role: RedisBoard(deployed.url("store", role)) for role in PERMISSIONS}
+    cluster_states = {role: RedisClusterState(deployed.url("store", role)) for role in PERMISSIONS}
     store = RedisKVStore(deployed.url("store", "prefill"))
     deployed.redis("operator").set("kv:print:chain", b"1234567890", ex=60)
 
-    prefill, decode, producer = boards["prefill"], boards["decode"], boards["producer"]
+    prefill, decode, producer = cluster_states["prefill"], cluster_states["decode"], cluster_states["producer"]
     assert prefill.claim("prefix-abc", 1, "w", 60)
     assert prefill.reserve("w", 10, 100, 60)
     prefill.release("prefix-abc", 1, "w")
     assert decode.claim("job", 1, "w", 60)
     decode.release("job", 1, "w")
-    changed = [board.count_takes("decode", "job", 1, change) for board in (prefill, decode) for change in (1, -1)]
+    changed = [
+        cluster_state.count_crashes("decode", "job", 1, change)
+        for cluster_state in (prefill, decode)
+        for change in (1, -1)
+    ]
     assert changed == [1, 0] * 2
     producer.cancel("batch")
     decode.finish("w", [("job", 1, b"body")])
 
     assert decode.take_up("w", [("job", 1)], 60) == [(b"body", False)]
-    assert [board.is_cancelled("batch") for board in boards.values()] == [True] * len(boards)
-    assert [board.reserved_bytes() for board in boards.values()] == [10] * len(boards)
-    assert [board.cards() for board in boards.values()] == [[]] * len(boards)
+    for cluster_state, name in ((prefill, "5e7c"), (decode, "40ff"), (prefill, "5e7c")):
+        cluster_state.put_sketch(name, b"numbers")
+    for cluster_state in cluster_states.values():
+        assert [cluster_state.get_sketch(name) for name in ("5e7c", "40ff", "none")] == [b"numbers", b"numbers", None]
+    assert [cluster_state.is_cancelled("batch") for cluster_state in cluster_states.values()] == [True] * len(
+        cluster_states
+    )
+    assert [cluster_state.reserved_bytes() for cluster_state in cluster_states.values()] == [10] * len(cluster_states)
+    assert [cluster_state.registrations() for cluster_state in cluster_states.values()] == [[]] * len(cluster_states)
     prefill.unreserve("w")
     assert store.free_shared(10) >= 10
     assert store.usage().max_bytes == 1_000_000_000
@@ -207,6 +217,9 @@ FORBIDDEN: list[tuple[Role, tuple[object, ...]]] = [
     ("decode", ("HSET", "reservations", "w", "1 1")),
     ("decode", ("SCAN", 0)),
     ("monitor", ("SET", "cancelled:batch", "1")),
+    ("monitor", ("SET", "sketch:5e7c", "forged")),
+    ("producer", ("PEXPIRE", "sketch:5e7c", 1)),
+    ("decode", ("DEL", "sketch:5e7c")),
     ("monitor", ("HSET", "reservations", "w", "1 1")),
     ("monitor", ("GETEX", "kv:a:b", "EX", 1)),
     *(

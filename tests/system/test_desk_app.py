@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from producers.desk.backend import Backend, Fleet
+from producers.desk.backend import Backend, FleetView
 from producers.desk.decisions import accepted
 from producers.desk.fleet import FleetWatch
 from producers.desk.view import Views
@@ -38,21 +38,22 @@ class Read(HTMLParser):
 def test_hostile_text_is_neither_markup_nor_changed() -> None:
     from producers.app.markup import Markup
 
-    markup = Markup()
-    markup.verbatim(HOSTILE)
+    for marked, tags in ((set(), ["pre"]), ({0}, ["pre", "mark"])):
+        markup = Markup()
+        markup.verbatim(HOSTILE, marked)
 
-    read = Read()
-    read.feed(markup._repr_html_())
+        read = Read()
+        read.feed(markup._repr_html_())
 
-    assert read.tags == ["pre"]
-    assert read.text == f"\n{HOSTILE}", "a browser drops the first line break of a pre"
+        assert read.tags == tags
+        assert read.text == f"\n{HOSTILE}", "a browser drops the first line break of a pre"
 
 
 def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: Path) -> None:
     from producers.app.shared import Desk
 
     out, assignment = planned(tmp_path)
-    desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(Fleet))
+    desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
     _, first, _ = desk.rows(out)
     _, again, _ = desk.rows(out)
     assert all(one is other for one, other in zip(first, again, strict=True))
@@ -70,7 +71,7 @@ def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> N
 
     out, assignment = planned(tmp_path)
     backend = SimpleNamespace(home=tmp_path / "home", more=[out])
-    desk = Desk(cast(Backend, backend), Views(request_of), FleetWatch(Fleet))
+    desk = Desk(cast(Backend, backend), Views(request_of), FleetWatch(FleetView))
     assert desk.rates() == []
 
     answer(out, assignment, [0])

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.support import lms
-from tests.support.browser import Browser
+from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import DeskPage, grade_all, new_assignment, quick_model, wait_until_chosen
 from tests.support.homework import RUBRIC
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
 GOOD = "def mean(values):\n    return sum(values) / len(values)\n"
 GUIDANCE = "One point for each function that works."
 GRADEBOOK = """\
-Student,ID,SIS User ID,SIS Login ID,Section,Homework 4 (701)
+Student,ID,SIS User ID,SIS Login ID,Section,means (701)
     Points Possible,,,,,5
 "Brookside, Benno",48102,b1,benno,A,
 "Cloverfield, Cato",48103,c1,cato,A,
@@ -67,10 +69,17 @@ def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
     return folder
 
 
-def choose(browser: Browser, kind: str) -> None:
-    """Another kind of export; the side bar has the first select box of the page."""
-    browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input")
-    browser.click(kind)
+def choose(browser: Browser, option: str, nth: int = 0) -> None:
+    """Take an option of a select box of the page. A page that is drawn anew meanwhile closes the box: open it again."""
+
+    def taken() -> bool:
+        browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input", nth)
+        with suppress(BrowserFailed):
+            browser.click(option, timeout_s=4)
+            return True
+        return False
+
+    wait_until(taken, f"{option!r} is taken", PATIENCE_S)
 
 
 def made(browser: Browser, name: str) -> bytes:
@@ -90,7 +99,7 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
 
     choose(browser, "Canvas gradebook")
     browser.upload(0, gradebook)
-    wait_until_chosen(browser, "Homework 4 (701)")
+    wait_until_chosen(browser, "means (701)")
     data = made(browser, "canvas-gradebook.csv")
 
     found = lms.canvas_import(data, {"701"}, {"48102", "48103"})
@@ -98,6 +107,42 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     assert found.points_possible == {"701": 5.0}
     assert lms.formulas(data) == []
     browser.wait_for(f"{broken}: failed")
+
+
+def test_no_column_is_chosen_by_its_place_and_none_that_holds_grades_is_filled_unasked(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    work = hand_in(
+        tmp_path / "class", "brooksidebenno_48102_910002_homework.py", "cloverfieldcato_48103_910003_a.ipynb"
+    )
+    graded_and_reviewed(browser, desk, work)
+    gradebook = tmp_path / "gradebook.csv"
+    gradebook.write_text(
+        GRADEBOOK.replace("means (701)", "Homework 5 (701),Homework 6 (702)").replace(",5\n", ",5,5\n")
+        .replace("benno,A,", "benno,A,4.5,").replace("cato,A,", "cato,A,4,"),
+        "utf-8",
+    )  # fmt: skip
+
+    choose(browser, "Canvas gradebook")
+    browser.upload(0, gradebook)
+    browser.wait_for("Scale the points to Canvas")
+    disabled = "[...document.querySelectorAll('button')].find((b) => b.innerText.includes('Make the file')).disabled"
+    assert browser.evaluate(disabled), "nothing is chosen, so nothing can be made"
+
+    choose(browser, "Homework 5 (701)", nth=1)
+    wait_until_chosen(browser, "Homework 5 (701)")
+    browser.click("Make the file")
+    browser.wait_for("Brookside, Benno: 4.5 → 3")
+    assert "Download canvas-gradebook.csv" not in browser.text()
+    browser.click("I have read this, and this is the file that I want")
+    browser.wait_for("Download canvas-gradebook.csv")
+
+    # What was confirmed is that file: for another column nothing is, and back again it has to be made anew.
+    choose(browser, "Homework 6 (702)", nth=1)
+    wait_until_chosen(browser, "Homework 6 (702)")
+    browser.wait_gone("Download canvas-gradebook.csv")
+    data = made(browser, "canvas-gradebook.csv")  # this column is empty: nothing is asked
+    assert lms.canvas_import(data, {"701", "702"}, {"48102", "48103"}).grades == {"702": {"48102": 3.0}}
 
 
 def test_moodle_takes_back_the_worksheet_and_the_feedback_that_the_browser_downloads(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.desk.assignments import grading, read_inputs, rubric_versions
+from producers.desk.assignments import grading, read_inputs, rubric_versions, version_name
 from producers.desk.rounds import versions
 from tests.support.browser import Browser
 from tests.support.desk_page import GRADED_S, DeskPage, grade_all, new_assignment, quick_model, steps, wait_until_chosen
@@ -37,16 +37,18 @@ def test_a_rubric_is_edited_tried_beside_the_grades_and_adopted(tmp_path: Path) 
         browser.click("Save as a new version")
         wait_until(lambda: len(rubric_versions(folder)) == 2, "the new text is a version of its own")
         (stricter,) = set(rubric_versions(folder)) - {first}
-        wait_until_chosen(browser, stricter.name)
+        chosen = version_name(folder, stricter)
+        assert chosen.startswith("version 2, ")
+        wait_until_chosen(browser, chosen)
         browser.click("Regrade beside the present grades")
-        browser.wait_for(f"Round 1 with rubric {stricter.name}")
+        browser.wait_for(f"Round 1 with the rubric's {chosen}")
         browser.wait_for("of 2 are different", GRADED_S)
         assert journal(folder) == before, "a round leaves the class's own results alone"
         assert Path(read_inputs(folder).rubric) == first
 
         browser.click("Use this rubric for the class")
-        browser.wait_for("Before the rubric changed: version 1-")
-        wait_until(lambda: graded_with(folder, stricter), "the class is graded with the new rubric")
+        browser.wait_for("Before the rubric changed: version 1")
+        wait_until(lambda: graded_with(folder, stricter), "the class is graded with the new rubric", GRADED_S)
         browser.open(desk.at(folder, "Review"))
         browser.wait_for("/ 6")
         assert Path(read_inputs(folder).rubric) == stricter

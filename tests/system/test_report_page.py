@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from producers.files import write_atomically
-from producers.grading import CriterionAnswer, Grade, ParsedAnswer, grade_submission
-from producers.report_page import render_page
-from producers.rubric import Criterion, Rubric
-from producers.submissions import Part, Submission
-from producers.truncation import Cut
+from producers.files.private import write_atomically
+from producers.grading.points import CriterionAnswer, Grade, ParsedAnswer, grade_submission
+from producers.report.page import render_page
+from producers.rubric.rubric import Criterion, Rubric
+from producers.submissions.reading import Part, Submission
+from producers.submissions.truncation import Cut
 from tests.support.browser import QUIET
 
 pytestmark = pytest.mark.system

@@ -19,11 +19,11 @@ def test_one_frame_and_then_frames_until_ctrl_c(
     with Cluster(tmp_path / "cluster", broker_url, store_url, {model_name: SIMULATED}) as cluster:
         workers = [cluster.launch(role, model_name) for role in ("prefill", "decode")]
         for worker in workers:
-            worker.wait_for_card()
+            worker.wait_until_registered()
 
         once = cluster.run("top", "--once")
         assert once.code == 0, once.stderr
-        assert all(worker.card.worker_id in once.stdout for worker in workers)
+        assert all(worker.registration.worker_id in once.stdout for worker in workers)
 
         live = cluster.start("top", "--every", "0.2")
         wait_until(lambda: model_name in live.text(), "a frame was drawn", 60)

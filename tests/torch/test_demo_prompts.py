@@ -8,11 +8,13 @@ from itertools import product
 import pytest
 
 from engines.registry import Engine, EngineOptions, open_engine
-from infra.settings import load_settings
-from kvasir.grading import open_assignment, request_from
+from infra.config.settings import load_settings
+from kvasir.class_run import open_assignment, request_from
+from kvasir.options import ClassFiles
+from messages.jobs import user_prompt
 from messages.kv import Block, KVCache
-from producers.batch import Batch
-from producers.grade import Task
+from producers.batch.batch import Batch
+from producers.batch.grade import Task
 from tests.support.homework import EXAMPLE
 
 pytestmark = [pytest.mark.torch, pytest.mark.system]
@@ -43,14 +45,16 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     names = ("submissions", "rubric.yaml", "solution.ipynb", "template.ipynb")
     folder, rubric, solution, template = (EXAMPLE / name for name in names)
     with Batch(tmp_path_factory.mktemp("class") / "out") as batch:
-        return list(open_assignment(batch, request_from(settings, folder, rubric, solution, template)).tasks)
+        return list(
+            open_assignment(batch, request_from(settings, ClassFiles(folder, rubric, solution, template))).tasks
+        )
 
 
 def tokens_of(engine: Engine, task: Task) -> tuple[int, ...]:
-    return engine.tokenize(task.prompt.shared, task.prompt.own, 0.0).ids
+    return engine.tokenize(user_prompt(task.prompt.shared, task.prompt.own), 0.0).ids
 
 
-def handed_over(sender: Engine, tokens: tuple[int, ...]) -> KVCache:
+def transferred(sender: Engine, tokens: tuple[int, ...]) -> KVCache:
     blocks: list[Block] = []
     sender.prefill(tokens[:-1], lambda record: blocks.append(record) if isinstance(record, Block) else None)
     assert sender.info.layout is not None
@@ -67,12 +71,12 @@ def test_every_engine_answers_every_prompt_of_the_demo_alike(engines: dict[str, 
 
 
 @pytest.mark.parametrize(("sender", "receiver"), list(product(WEIGHTS, WEIGHTS)))
-def test_a_hand_over_changes_no_answer(
+def test_a_kv_transfer_changes_no_answer(
     sender: str, receiver: str, engines: dict[str, Engine], tasks: list[Task]
 ) -> None:
     for task in tasks[:4]:
         tokens = tokens_of(engines[sender], task)
         cold = engines["llamacpp"].decode(tokens, None, task.sampling)
-        warm = engines[receiver].decode(tokens, handed_over(engines[sender], tokens), task.sampling)
+        warm = engines[receiver].decode(tokens, transferred(engines[sender], tokens), task.sampling)
         assert warm.evaluated_tokens == 1
         assert warm.text == cold.text

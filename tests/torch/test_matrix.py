@@ -1,7 +1,8 @@
-"""The matrix of engines, for one model: every pair hands over, and none takes a spoiled cache for a good one."""
+"""The matrix of engines: every pair transfers KV or is refused, and none takes a spoiled cache for a good one."""
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,28 +12,55 @@ import pytest
 
 from benchmarks import harness, matrix, matrix_models
 from benchmarks.matrix_mutations import MUTATIONS, spoiled
+from benchmarks.matrix_real import AGREEMENT, MARGIN
 from messages.kv import Block, KVCache, KVLayout, Window
 
 pytestmark = pytest.mark.torch
 
 PAIRS = list(product(matrix.ENGINES, repeat=2))
+WHOLE = ["qwen3", "llama-llama3", "llama-yarn", "mistral", "qwen2", "olmo2", "phi3", "gemma3", "gpt-oss-yarn"]
+# Pairs that share KV caches, of models that one engine computes otherwise than their folder states.
+PARTLY = {
+    "gpt-oss-untruncated": [("llamacpp", "llamacpp"), *product(("mlx", "transformers"), repeat=2)],
+    "qwen2-window": [("llamacpp", "llamacpp"), ("transformers", "transformers")],
+}
 
 
 @pytest.fixture(scope="module")
 def found(store_url: str) -> dict[str, Any]:
-    return harness.fresh_process("benchmarks.matrix", "--models", "qwen3", store_url=store_url)
+    return harness.fresh_process("benchmarks.matrix", "--models", *WHOLE, *PARTLY, store_url=store_url)
 
 
-def test_every_pair_of_engines_answers_as_without_a_hand_over(found: dict[str, Any]) -> None:
-    assert [(row["prefill"], row["decode"]) for row in found["pairs"]] == [(a, b) for b, a in PAIRS]
-    assert [row["evaluated_tokens"] for row in found["pairs"]] == [1] * len(PAIRS)
-    assert found["refused"] == []
+def pairs_of(rows: list[dict[str, Any]], model: str) -> list[tuple[str, str]]:
+    return sorted((row["prefill"], row["decode"]) for row in rows if row["model"] == model)
+
+
+def test_every_pair_of_engines_answers_as_without_a_kv_transfer(found: dict[str, Any]) -> None:
+    for model in WHOLE:
+        assert pairs_of(found["pairs"], model) == PAIRS
+    assert {row["evaluated_tokens"] for row in found["pairs"]} == {1}
+    assert {(row["first_divergence"], row["margin"]) for row in found["pairs"]} == {(None, None)}
     assert found["all_equal"]
+    assert found["all_held"]
+
+
+@pytest.mark.parametrize("model", PARTLY)
+def test_an_engine_that_computes_something_else_is_named(model: str, found: dict[str, Any]) -> None:
+    assert pairs_of(found["pairs"], model) == sorted(PARTLY[model])
+    assert pairs_of(found["refused"], model) == sorted(set(PAIRS) - set(PARTLY[model]))
+    culprit = {"gpt-oss-untruncated": "llamacpp", "qwen2-window": "(llamacpp|MLX|mlx)"}[model]
+    for row in found["refused"]:
+        if row["model"] == model:
+            assert re.search(culprit, row["reason"]), row
+
+
+def test_no_other_model_is_refused(found: dict[str, Any]) -> None:
+    assert {row["model"] for row in found["refused"]} == set(PARTLY)
 
 
 def test_every_pair_of_engines_notices_a_spoiled_cache(found: dict[str, Any]) -> None:
-    assert len(found["controls"]) == len(PAIRS) * len(MUTATIONS)
-    assert found["all_caught"]
+    assert len(found["controls"]) == len(found["pairs"]) * len(MUTATIONS)
+    assert found["all_caught"], [row for row in found["controls"] if not row["caught"]]
 
 
 def test_engines_agree_about_every_key_and_value(found: dict[str, Any]) -> None:
@@ -53,6 +81,22 @@ def test_a_pair_that_differs_or_evaluates_the_prompt_again_is_not_passed_over() 
     assert not matrix.is_held(windowed | {"decode": "mlx"})
     assert not matrix.verdict({"pairs": [row], "controls": []}, ["qwen3", "llama"])["all_equal"]
     assert not matrix.verdict({"pairs": [], "controls": []}, [])["all_caught"]
+
+
+def test_real_weights_may_part_where_the_receiver_was_undecided_and_nowhere_else() -> None:
+    row = {"model": matrix.REAL, "equal": False, "evaluated_tokens": 1, "margin": MARGIN, "agreement": AGREEMENT}
+    verdict = matrix.verdict({"pairs": [row], "controls": []}, [matrix.REAL])
+    assert (verdict["all_equal"], verdict["all_held"]) == (False, True)
+
+    assert matrix.is_held(row | {"equal": True, "margin": None})
+    for wrong in (
+        {"margin": MARGIN + 0.01},
+        {"margin": None},
+        {"agreement": AGREEMENT - 0.01},
+        {"evaluated_tokens": 2},
+    ):
+        assert not matrix.is_held(row | wrong)
+    assert not matrix.is_held(row | {"failure": "none"})
 
 
 def test_each_mutation_changes_the_cache_and_its_sliding_window_as_it_says() -> None:
@@ -79,7 +123,7 @@ def test_a_key_rotated_on_is_the_key_of_the_next_position(tmp_path: Path) -> Non
     # Given the first layer's keys of the same token at positions 0 and 1
     import torch
 
-    from engines.transformers_model import TorchModel, find_weights
+    from engines.transformers.model import TorchModel, find_weights
 
     matrix_models.write(tmp_path, "qwen3", 0)
     model = TorchModel(find_weights(str(matrix_models.weights_for("transformers", tmp_path, "qwen3"))))

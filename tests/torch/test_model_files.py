@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 import pytest
 
-from engines import slotfile
-from engines.gguf_file import read_gguf
-from engines.llamacpp_model import slot_shape
+from engines.llamacpp import slotfile
+from engines.llamacpp.gguf_file import read_gguf
+from engines.llamacpp.model import slot_shape
 from messages.kv import KVCache, cast
 
 pytestmark = pytest.mark.torch

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from engines.torch_kv import TORCH_TYPES, Exporter, as_numpy, layout_of, restore
-from messages.errors import HandOverFailed
+from engines.transformers.kv import TORCH_TYPES, Exporter, as_numpy, layout_of, restore
+from messages.errors import KVTransferFailed
 from messages.kv import KVCache, KVLayout, Window, cast
 
 pytestmark = pytest.mark.torch
@@ -185,20 +185,20 @@ def test_an_exported_block_stays_as_it_is_while_the_model_goes_on(cache: KVCache
 
 @pytest.mark.parametrize("change", [{"kv_heads": 1}, {"head_dim": 8}, {"num_layers": 3}, {"window": 9}])
 def test_a_cache_of_other_shapes_is_refused(cache: KVCache, change: dict[str, int]) -> None:
-    with pytest.raises(HandOverFailed, match="layout"):
+    with pytest.raises(KVTransferFailed, match="layout"):
         restored(cache, replace(LAYOUT, **change))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
 def test_a_cache_with_a_value_that_is_no_number_is_refused(cache: KVCache, spoilt: float) -> None:
     cache.blocks[1].data[0, 1, 2, 1, 3] = spoilt
-    with pytest.raises(HandOverFailed, match="inf or nan"):
+    with pytest.raises(KVTransferFailed, match="inf or nan"):
         restored(cache, LAYOUT)
 
 
 def test_a_value_too_large_for_the_models_dtype_is_refused(cache: KVCache) -> None:
     cache.blocks[0].data[0, 0, 0, 0, 0] = 1e6
-    with pytest.raises(HandOverFailed, match="inf or nan as f16"):
+    with pytest.raises(KVTransferFailed, match="inf or nan as f16"):
         restored(cache, replace(LAYOUT, dtype="f16"))
 
 
@@ -207,7 +207,7 @@ def test_too_few_rows_of_a_window_are_refused_and_more_are_welcome(cache: KVCach
     data = cache.window.data
     short, long = data[:, :, 1:], np.concatenate([data[:, :, :3], data], axis=2)
 
-    with pytest.raises(HandOverFailed, match="6 rows"):
+    with pytest.raises(KVTransferFailed, match="6 rows"):
         restored(replace(cache, window=Window(40, short)), LAYOUT)
 
     from_long = export(restored(replace(cache, window=Window(40, long)), LAYOUT), LAYOUT)
@@ -225,12 +225,12 @@ def test_layers_of_different_sizes_have_no_layout() -> None:
     past = DynamicCache()
     past.update(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), 0)
     past.update(torch.zeros(1, 1, 5, 8), torch.zeros(1, 1, 5, 8), 1)
-    with pytest.raises(HandOverFailed, match="differ in size"):
+    with pytest.raises(KVTransferFailed, match="differ in size"):
         layout_of(past)
 
 
 def test_keys_and_values_of_different_sizes_have_no_layout() -> None:
     past = DynamicCache()
     past.update(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 4), 0)
-    with pytest.raises(HandOverFailed, match="one shape"):
+    with pytest.raises(KVTransferFailed, match="one shape"):
         layout_of(past)

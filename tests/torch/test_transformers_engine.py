@@ -16,13 +16,13 @@ import pytest
 import torch
 import transformers
 
-from engines.hand_over_proof import prove
-from engines.hf_prompt import HFPrompt
+from engines.huggingface.prompt import HFPrompt
+from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
-from engines.transformers_model import TorchModel, find_weights
-from engines.transformers_sampling import Sampler
-from messages.errors import Cancelled, ConfigError, HandOverFailed
-from messages.jobs import Sampling
+from engines.transformers.model import TorchModel, find_weights
+from engines.transformers.sampling import Sampler
+from messages.errors import Cancelled, ConfigError, KVTransferFailed
+from messages.jobs import Sampling, user_prompt
 from messages.kv import Block, KVCache, Window
 from tests.contract import test_engines as contract
 from tests.contract.test_engines import CONTEXT, GREEDY, SLOTS, Pair, blocks_of, layout_of
@@ -82,7 +82,7 @@ def count_models() -> int:
     return sum(type(thing) is TorchModel for thing in gc.get_objects())
 
 
-# Hand-over to and from llama.cpp
+# KV transfer to and from llama.cpp
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +94,14 @@ def llama() -> Iterator[Engine]:
 
 @pytest.mark.parametrize("dtype", ["", "?dtype=f32", "?dtype=bf16"], ids=["as in the weights", "f32", "bf16"])
 @pytest.mark.parametrize("towards", ["llamacpp", "transformers"])
-def test_a_cache_handed_over_between_pytorch_and_llama_cpp_leads_to_the_same_answer(
+def test_a_cache_transferred_between_pytorch_and_llama_cpp_leads_to_the_same_answer(
     llama: Engine, towards: str, dtype: str
 ) -> None:
     # Given a prompt of some hundreds of tokens, which both tokenize alike, prefilled by one engine
     torch_engine = load(f"{FOLDER}{dtype}", slots=1)
     prefill, decode = (torch_engine, llama) if towards == "llamacpp" else (llama, torch_engine)
-    tokens = prefill.tokenize(QUESTION, "\nWho was Kvasir?", 0.0).ids
-    assert tokens == decode.tokenize(QUESTION, "\nWho was Kvasir?", 0.0).ids
+    tokens = prefill.tokenize(user_prompt(QUESTION, "\nWho was Kvasir?"), 0.0).ids
+    assert tokens == decode.tokenize(user_prompt(QUESTION, "\nWho was Kvasir?"), 0.0).ids
     assert len(tokens) > CHUNK
     cache = cache_of(prefill, tokens)
     # When the other decodes from it, and cold
@@ -172,7 +172,7 @@ def test_a_prefill_from_any_stored_prefix_gives_the_blocks_of_a_whole_one(pair: 
 
 def test_a_prefix_longer_than_the_prompt_is_refused(pair: Pair) -> None:
     tokens = pair.prompt("longer")
-    with pytest.raises(HandOverFailed, match="covers"):
+    with pytest.raises(KVTransferFailed, match="covers"):
         blocks_of(pair.prefill, tokens[:100], resume=cache_of(pair.prefill, tokens[:102]))
 
 
@@ -188,6 +188,31 @@ def test_bfloat16_travels_as_its_bit_pattern(pair: Pair) -> None:
         floats = (patterns.astype(np.uint32) << 16).view(np.float32)
         np.testing.assert_allclose(floats, np.stack(exact.layer(layer)), atol=0.3)
     assert prove(engine, engine) == ""
+    engine.close()
+
+
+# Models whose caches are not transferred
+
+
+def test_a_hybrid_model_is_decoded_without_kv_transfer_and_named(tmp_path: Path) -> None:
+    # Given a model with linear attention in three of four layers, whose caches have no keys
+    config = transformers.Qwen3NextConfig(
+        vocab_size=1536, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+        linear_value_head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        shared_expert_intermediate_size=32, eos_token_id=1535,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FOLDER / name, tmp_path)
+    # When it is loaded
+    engine = load(str(tmp_path), slots=1)
+    # Then the refusal names it, and it answers all the same
+    assert engine.info.layout is None
+    with pytest.raises(KVTransferFailed, match="'qwen3_next' model"):
+        engine.prefill((1, 2, 3), lambda _: None)
+    tokens = engine.tokenize(user_prompt("", "Who?"), 0.0).ids
+    assert engine.decode(tokens, None, Sampling(max_tokens=3, temperature=0)).evaluated_tokens == len(tokens)
     engine.close()
 
 
@@ -228,8 +253,8 @@ def test_a_sliding_window_models_layout_names_its_layers(gpt_oss: Engine) -> Non
 
 
 @pytest.mark.parametrize("length", [2, 10, 16, 17, 40, 3 * WINDOW + 1, 700])
-def test_a_handed_over_window_leads_to_the_answer_of_a_cold_run(gpt_oss: Engine, length: int) -> None:
-    tokens = gpt_oss.tokenize(QUESTION, QUESTION, 0.0).ids[:length]
+def test_a_transferred_window_leads_to_the_answer_of_a_cold_run(gpt_oss: Engine, length: int) -> None:
+    tokens = gpt_oss.tokenize(user_prompt(QUESTION, QUESTION), 0.0).ids[:length]
     sampling = Sampling(max_tokens=3 * WINDOW, temperature=0)
 
     warm, cold = gpt_oss.decode(tokens, cache_of(gpt_oss, tokens), sampling), gpt_oss.decode(tokens, None, sampling)
@@ -241,7 +266,9 @@ def test_a_handed_over_window_leads_to_the_answer_of_a_cold_run(gpt_oss: Engine,
 
 def test_a_window_of_another_prompt_leads_to_another_answer(gpt_oss: Engine) -> None:
     """Else the tests above would prove nothing."""
-    one, other = (gpt_oss.tokenize(QUESTION, own, 0.0).ids[-200:] for own in ("", "\nWrite all of it in capitals."))
+    one, other = (
+        gpt_oss.tokenize(user_prompt(QUESTION, own), 0.0).ids[-200:] for own in ("", "\nWrite all of it in capitals.")
+    )
     cache, foreign = cache_of(gpt_oss, one), cache_of(gpt_oss, other)
     sampling = Sampling(max_tokens=3 * WINDOW, temperature=0)
 
@@ -253,7 +280,7 @@ def test_a_window_of_another_prompt_leads_to_another_answer(gpt_oss: Engine) -> 
 @pytest.mark.parametrize("shared", [5, 16, 100, 300])
 def test_a_sliding_window_prefill_resumes_from_the_shared_prefix(gpt_oss: Engine, shared: int) -> None:
     # Given a prompt of which the class-wide part is stored
-    tokens = gpt_oss.tokenize(QUESTION, "", 0.0).ids[:400]
+    tokens = gpt_oss.tokenize(user_prompt(QUESTION, ""), 0.0).ids[:400]
     whole = cache_of(gpt_oss, tokens)
     prefix = cache_of(gpt_oss, tokens[: shared + 1])
     # When the rest is prefilled from there
@@ -268,7 +295,7 @@ def test_a_sliding_window_prefill_resumes_from_the_shared_prefix(gpt_oss: Engine
     assert gpt_oss.decode(tokens, resumed, sampling).tokens == gpt_oss.decode(tokens, None, sampling).tokens
 
 
-def test_the_hand_over_proof_accepts_a_sliding_window_model(gpt_oss: Engine) -> None:
+def test_the_kv_transfer_proof_accepts_a_sliding_window_model(gpt_oss: Engine) -> None:
     assert prove(gpt_oss, gpt_oss) == ""
 
 
@@ -405,13 +432,13 @@ def test_a_model_whose_keys_depend_on_the_prompts_length_hands_nothing_over(fold
     config.write_text(config.read_text().replace('"rope_theta"', scaled))
     # Then it decodes, and hands nothing over
     engine = load(str(folder))
-    tokens = HFPrompt(folder).tokenize("", "Hello", 0.0).ids
+    tokens = HFPrompt(folder).tokenize(user_prompt("", "Hello"), 0.0).ids
     assert engine.decode(tokens, None, GREEDY).evaluated_tokens == len(tokens)
     assert engine.info.layout is None
     assert not engine.info.capabilities.exports_kv
-    with pytest.raises(HandOverFailed, match="RoPE"):
+    with pytest.raises(KVTransferFailed, match="RoPE"):
         engine.prefill(tokens, lambda record: None)
 
 
-def test_the_card_tells_the_device_in_use(pair: Pair) -> None:
+def test_the_registration_tells_the_device_in_use(pair: Pair) -> None:
     assert pair.decode.info.device == ("cuda" if torch.cuda.is_available() else "cpu")

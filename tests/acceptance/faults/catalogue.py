@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from infra import fault_points, topology
-from infra.broker import Address, Message
-from infra.rabbitmq import RabbitMQBroker
+from infra.broker import failpoints, topology
+from infra.broker.base import Address, Message
+from infra.broker.rabbitmq import RabbitMQBroker
 from tests.acceptance.faults import load
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.acceptance.faults.services import HEARTBEAT_S, retry_levels
@@ -59,7 +60,7 @@ def kill_at(stage: Stage, role: Role, points: tuple[str, ...], each: int) -> Non
     """Beside the workers that stay, `each` for every point, which die there at one of their first jobs."""
     settings = [f"kill:{point}:{stage.random.randint(1, 20)}" for point in points for _ in range(each)]
     armed = [stage.start_worker(role, fault_point=setting) for setting in settings]
-    stage.wait_for_cards()
+    stage.wait_for_registrations()
     stage.start_owner()
     deadline = time.monotonic() + PATIENCE_S
     while armed and stage.done < stage.plan.jobs and time.monotonic() < deadline:
@@ -68,7 +69,7 @@ def kill_at(stage: Stage, role: Role, points: tuple[str, ...], each: int) -> Non
             armed.remove(worker)
             stage.workers[role].remove(worker)
         time.sleep(0.01)
-    assert not armed, f"no job took {[worker.name for worker in armed]} to their fault points"
+    assert not armed, f"no job took {[worker.name for worker in armed]} to their failpoints"
 
 
 def stop_workers(stage: Stage) -> None:
@@ -192,9 +193,14 @@ def pause_prefill(stage: Stage) -> None:
     stage.pause("prefill", False)
     stage.over(programs=stage.workers["prefill"])
     stage.wait_for_results(stage.plan.jobs)
+    # What was on its way to a consumer when that was cancelled a quorum queue takes back, and counts: one each at most.
     steps = [line for program in stage.programs for line in program.lines()]
-    came_back = sum(step["event"] == "redelivered" for step in steps)
-    assert not came_back, f"{came_back} deliveries came back"
+    came_back = Counter(step["job"] for step in steps if step["event"] == "redelivered")
+    on_the_way = len(stage.workers["prefill"])
+    assert all(count == 1 for count in came_back.values()), f"deliveries came back again and again: {came_back}"
+    assert len(came_back) <= on_the_way, f"{len(came_back)} deliveries came back"
+    closed = [step for step in steps if "406 PRECONDITION_FAILED" in step["event"]]
+    assert not closed, f"the consumer time-out closed a channel: {closed[0]['event']}"
     tried_again = sum(result["attempts"] != 1 for result in stage.results())
     assert not tried_again, f"{tried_again} jobs met an error"
 
@@ -281,7 +287,7 @@ def kill_store(stage: Stage) -> None:
 
 
 def fill_store(stage: Stage) -> None:
-    """No room for anything: neither blocks, nor results, nor cards."""
+    """No room for anything: neither blocks, nor results, nor registrations."""
     for _ in stage.moments(1, last=0.5):
         client = stage.services.redis()
         before = client.config_get("maxmemory")["maxmemory"]
@@ -369,10 +375,10 @@ FAULTS = [
     Fault("decode-killed", "SIGKILL of a decode worker, four times", partial(kill_workers, role="decode")),
     Fault("prefill-killed", "SIGKILL of a prefill worker, four times", partial(kill_workers, role="prefill")),
     Fault("all-workers-killed", "SIGKILL of all workers at once, twice", kill_all_workers),
-    _killed_at("prefill-steps", "prefill", fault_points.PREFILL, each=1),
-    _killed_at("decode-steps", "decode", fault_points.DECODE, each=1),
-    *[_killed_at(point, "prefill", (point,), each=3) for point in fault_points.PREFILL],
-    *[_killed_at(point, "decode", (point,), each=3) for point in fault_points.DECODE],
+    _killed_at("prefill-steps", "prefill", failpoints.PREFILL, each=1),
+    _killed_at("decode-steps", "decode", failpoints.DECODE, each=1),
+    *[_killed_at(point, "prefill", (point,), each=3) for point in failpoints.PREFILL],
+    *[_killed_at(point, "decode", (point,), each=3) for point in failpoints.DECODE],
     Fault("workers-stopped", "SIGSTOP of two workers for 2 to 3 heartbeats, then SIGCONT, twice", stop_workers),
     Fault("workers-leave", "SIGTERM of two workers, three times", leave_workers),
     Fault("slow-worker", "a decode worker ten times slower joins", slow_worker),
@@ -417,7 +423,7 @@ FAULTS = [
 _PLANS = {
     "clock-back": {"environment": {"KVASIR_CLOCK_STEP_S": "-3600"}, "deadline_s": 600.0},
     "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
-    "broker-killed-retries": {"environment": {fault_points.VARIABLE: "fail:prefill.taken:-1000"}},
+    "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},
     "published-ten-times": {"copies": 10, "copied_jobs": 100},

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 
 from engines.registry import EngineOptions
-from engines.simulated import open_engine
-from messages.jobs import Sampling, job_id
-from producers.batch import Entry
-from producers.grade import Task
-from producers.prompts import Prompt
+from engines.simulated.engine import open_engine
+from messages.jobs import Sampling, job_id, user_prompt
+from producers.batch.batch import BatchEntry
+from producers.batch.grade import Task
+from producers.prompts.prompt import Prompt
 
 # An answer takes max_tokens / 100 seconds: each job's length is its own choice.
 WEIGHTS = "sim:prefill=20000,decode=100,scale=1,layers=2,kv_heads=1,head_dim=16,answer=1000000"
@@ -29,20 +29,20 @@ def tasks(batch_id: str, model: str, jobs: int, seed: int, long_jobs: int = 0, l
         own = f"Submission {number}. " + "x" * source.randint(40, 400)
         tokens = round(long_s * TOKENS_PER_S) if number < long_jobs else source.randint(4, 16)
         sampling = Sampling(max_tokens=tokens, seed=number)
-        name = job_id(batch_id, f"item-{number}", model, _SHARED + own, sampling)
+        name = job_id(batch_id, f"item-{number}", model, user_prompt(_SHARED, own), sampling)
         made.append(Task("code", model, Prompt(_SHARED, own), sampling, f"item-{number}", name))
     return made
 
 
-def entries(made: list[Task]) -> list[Entry]:
+def entries(made: list[Task]) -> list[BatchEntry]:
     """Their lines in the manifest."""
-    return [Entry(task.job_id, task.item_id, task.model, task.role, task.item_id) for task in made]
+    return [BatchEntry(task.job_id, task.item_id, task.model, task.role, task.item_id) for task in made]
 
 
 def expected_texts(made: list[Task]) -> Iterator[tuple[str, str]]:
     """Job id and answer, from an engine that nobody disturbs."""
     engine = open_engine(EngineOptions(UNPACED, CONTEXT))
     for task in made:
-        prompt = engine.tokenize(task.prompt.shared, task.prompt.own, 0.0)
+        prompt = engine.tokenize(user_prompt(task.prompt.shared, task.prompt.own), 0.0)
         yield task.job_id, engine.decode(prompt.ids, None, task.sampling).text
     engine.close()

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from infra.settings import load_settings
+from infra.config.settings import load_settings
 from kvasir.connect import connect
 from messages.jobs import PrefillJob
 from monitoring import logs
-from producers.batch import Batch, Counts
+from producers.batch.batch import Batch, Counts
+from producers.batch.runner import Runner
 from producers.client import Client
-from producers.runner import Runner
 from tests.acceptance.faults import load
 
 WAITING = "waiting"
@@ -37,22 +37,15 @@ class Quiet:
 
 
 class Insistent:
-    """A client that publishes each of its first jobs several times, and gives all a deadline."""
+    """A client that publishes each of its first jobs several times."""
 
-    def __init__(self, client: Client, copies: int, jobs: int, deadline_s: float) -> None:
+    def __init__(self, client: Client, copies: int, jobs: int) -> None:
         self._client = client
         self._copies = copies
         self._jobs = jobs
-        self._deadline_s = deadline_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
-
-    def new_job(self, *arguments: Any, **named: Any) -> PrefillJob:
-        """With a deadline, if one is wanted."""
-        if self._deadline_s:
-            named["deadline"] = self._client.board.now() + self._deadline_s
-        return self._client.new_job(*arguments, **named)
 
     def submit(self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None]) -> int:
         """The first jobs again and again, in between the others."""
@@ -85,12 +78,12 @@ def main() -> int:
     given = arguments()
     logs.configure("info", "json")
     settings = load_settings({}, config=given.config)
-    with Batch(given.out) as batch, connect(settings, [given.model], logs.log_moment, "owner") as client:
+    with Batch(given.out) as batch, connect(settings, [given.model], logs.log_event, "owner") as client:
         made = load.tasks(batch.batch_id, given.model, given.jobs, given.seed, given.long_jobs, given.long_s)
         if not batch.entries:
             batch.plan(load.entries(made), {})
-        insistent: Any = Insistent(client, given.copies, given.copied_jobs, given.deadline_s)
-        runner = Runner(batch, made, insistent, Quiet())
+        insistent: Any = Insistent(client, given.copies, given.copied_jobs)
+        runner = Runner(batch, made, insistent, Quiet(), given.deadline_s)
         if given.submit_only:
             runner.submit()
             return 0

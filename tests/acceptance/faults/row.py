@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from infra import topology
+from infra.broker import topology
 from tests.acceptance.faults import load
 from tests.acceptance.faults.catalogue import Fault
 from tests.acceptance.faults.services import Services

@@ -8,7 +8,7 @@ from typing import Self
 import pika
 import redis
 
-from infra import topology
+from infra.broker import topology
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.support.servers import HOST, RabbitMQServer, RedisServer
 

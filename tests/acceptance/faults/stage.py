@@ -21,10 +21,10 @@ from typing import Any, Literal, Self
 
 import pika
 
-from infra import fault_points, topology
-from infra.control import announce_pause
-from infra.rabbitmq import RabbitMQBroker
-from kvstore.redis_board import RedisBoard
+from infra.broker import failpoints, topology
+from infra.broker.control import announce_pause
+from infra.broker.rabbitmq import RabbitMQBroker
+from kvstore.redis.cluster_state import RedisClusterState
 from tests.acceptance.faults import load
 from tests.acceptance.faults.owner import WAITING
 from tests.acceptance.faults.services import Services, queues_of
@@ -121,7 +121,7 @@ class Stage:
         self.at_end = contextlib.ExitStack()  # what a fault leaves to be undone after the batch
         self._read_bytes = self._read_lines = 0  # of the journal
         self._numbers = itertools.count(1)
-        self._board = RedisBoard(services.store.url)
+        self._cluster_state = RedisClusterState(services.store.url)
         self._config = folder / "cluster.toml"
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class Stage:
             self.start_worker("prefill")
         for _ in range(self.plan.decode_workers):
             self.start_worker("decode")
-        self.wait_for_cards()
+        self.wait_for_registrations()
         self.services.broker.wait_until_on_disk(topology.work_queue("decode", self.model, "bulk"))
         return self
 
@@ -143,7 +143,7 @@ class Stage:
         for program in self.programs:
             program.kill()
         self.at_end.close()
-        self._board.close()
+        self._cluster_state.close()
         self.services.mend()
         with self.services.connect() as connection:
             for queue in [spec.name for spec in topology.queues([self.model]) if spec.exchange == topology.WORK]:
@@ -159,7 +159,7 @@ class Stage:
         arguments += [f"{role}-worker", "--model", self.model]
         variables = self._environment() | self.plan.environment
         if fault_point:
-            variables[fault_points.VARIABLE] = fault_point
+            variables[failpoints.VARIABLE] = fault_point
         worker = self._start("tests.acceptance.faults.process", [*arguments, *options], variables, role)
         if instead_of:
             self.workers[role].remove(instead_of)
@@ -174,9 +174,9 @@ class Stage:
         self.owner = self._start("tests.acceptance.faults.owner", [*arguments, *options], self._environment(), "owner")
         return self.owner
 
-    def wait_for_cards(self) -> None:
-        """Return when every worker that lives has its card up."""
-        wait_until(self._all_have_cards, "the cards of all workers are up", PATIENCE_S, poll_s=0.1)
+    def wait_for_registrations(self) -> None:
+        """Return when every worker that lives has its registration up."""
+        wait_until(self._all_have_registrations, "the registrations of all workers are up", PATIENCE_S, poll_s=0.1)
 
     def everyone(self) -> list[Program]:
         """All workers, and the owner if there is one."""
@@ -247,10 +247,14 @@ class Stage:
         """Pause or resume every worker of a role, as `kvasir pause` does; on return all have heard it."""
 
         def heard() -> bool:
-            cards = [card for card in self._board.cards() if (card.model, card.role) == (self.model, role)]
-            for card in cards:
-                announce_pause(broker, card.worker_id, paused)
-            return all((card.off == "paused") == paused for card in cards)
+            registrations = [
+                registration
+                for registration in self._cluster_state.registrations()
+                if (registration.model, registration.role) == (self.model, role)
+            ]
+            for registration in registrations:
+                announce_pause(broker, registration.worker_id, paused)
+            return all((registration.off == "paused") == paused for registration in registrations)
 
         with contextlib.closing(RabbitMQBroker(self.services.broker.url, name="pause")) as broker:
             wait_until(heard, f"every {role} worker has heard it", PATIENCE_S, poll_s=0.3)
@@ -290,15 +294,21 @@ class Stage:
         return not owner.alive or any(line["event"] == WAITING for line in owner.lines())
 
     def _somebody_works(self) -> bool:
-        if any(card.busy for card in self._board.cards() if card.model == self.model):
+        if any(
+            registration.busy
+            for registration in self._cluster_state.registrations()
+            if registration.model == self.model
+        ):
             return True
         try:
             return self.services.ready(queues_of(self.model)) > 0
         except pika.exceptions.AMQPError:
             return False
 
-    def _all_have_cards(self) -> bool:
-        pids = {card.pid for card in self._board.cards() if card.model == self.model}
+    def _all_have_registrations(self) -> bool:
+        pids = {
+            registration.pid for registration in self._cluster_state.registrations() if registration.model == self.model
+        }
         workers = self.workers["prefill"] + self.workers["decode"]
         for worker in workers:
             if not worker.alive:

@@ -1,0 +1,395 @@
+"""The desk as browsers are used: reloaded, gone back in, two at a time, on a phone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import PATIENCE_S, Browser
+from tests.support.desk_page import DeskPage, graded_assignment, quick_model
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+SECTIONS = {
+    "Grade": "Look before you grade",
+    "Results": "Name contains",
+    "Review": "Reason for the change",
+    "Regrade": "Rubric and instructions",
+    "Export": "Make the file",
+    "Fleet": "Nothing is running",
+}
+# Sideways: what does not fit the screen. Overlaps: pairs of buttons and fields that share more than their border.
+ON_A_PHONE = """
+(function () {
+  const main = document.querySelector("[data-testid=stMain]");
+  const wide = [document.documentElement, main].filter((e) => e.scrollWidth > innerWidth).length;
+  const found = [...main.querySelectorAll("button, input, textarea")].filter((e) => e.getClientRects().length
+    && getComputedStyle(e).opacity !== "0");
+  const overlaps = [];
+  for (const one of found) for (const other of found) {
+    if (one === other || one.contains(other) || other.contains(one)) continue;
+    const a = one.getBoundingClientRect(), b = other.getBoundingClientRect();
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2)
+      overlaps.push((one.innerText || one.ariaLabel) + " / " + (other.innerText || other.ariaLabel));
+  }
+  return [wide, overlaps];
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeskPage]:
+    folder = tmp_path_factory.mktemp("desk")
+    with DeskPage(folder, quick_model(folder)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "browser") as opened:
+        yield opened
+
+
+def value(browser: Browser, label: str) -> str | None:
+    """What the field with this label holds; None if there is none."""
+    found = browser.evaluate(f"(document.querySelector('[aria-label={json.dumps(label)}]') || {{}}).value ?? null")
+    return None if found is None else str(found)
+
+
+def wait_until_holds(browser: Browser, label: str, text: str) -> None:
+    wait_until(
+        lambda: value(browser, label) == text, f"{label} holds {text!r}, not {value(browser, label)!r}", PATIENCE_S
+    )
+
+
+def wait_until_shown(browser: Browser, student: int) -> None:
+    """Return when the work of this student of `tiny_class` is on the page, and can be reviewed."""
+    browser.wait_for(f"(len(values) + {student})")
+    browser.wait_for("Reason for the change")
+
+
+def section(browser: Browser) -> str:
+    """Which is chosen in the side bar; "" while none is drawn."""
+    chosen = "document.querySelector('[data-testid=stRadioOption][data-selected]')"
+    return str(browser.evaluate(f"({chosen} || {{innerText: ''}}).innerText.trim()"))
+
+
+def open_review(browser: Browser, desk: DeskPage, folder: Path, name: str = "") -> None:
+    browser.open(desk.at(folder, "Review"))
+    browser.wait_for("Reason for the change")
+    if name:
+        browser.fill("Your name", name)
+
+
+def change(browser: Browser, points: int, reason: str) -> None:
+    browser.fill("Points for works", str(points))
+    browser.fill("Reason for the change", reason)
+
+
+def decisions(folder: Path) -> list[dict[str, object]]:
+    path = folder / "reviews.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+# --- reload, Back, links
+
+
+def test_a_reload_in_the_middle_of_any_page_stays_there(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    browser.open(desk.url)
+    browser.wait_for("New assignment")
+    browser.reload()
+    browser.wait_for("New assignment")
+    browser.open(desk.at(folder, "Grade"))
+    browser.wait_for(SECTIONS["Grade"])
+    for name, words in SECTIONS.items():
+        browser.click(name)
+        browser.wait_for(words)
+        browser.reload()
+        browser.wait_for(words)
+        wait_until(lambda name=name: section(browser) == name, f"the section is {name}", PATIENCE_S)
+        assert browser.evaluate("new URLSearchParams(location.search).get('assignment')") == str(folder)
+
+
+def test_a_reload_keeps_filters_and_page(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 30)
+    browser.open(desk.at(folder, "Results"))
+    browser.fill("Name contains", "student")
+    browser.fill("Page", "2")
+    wait_until(lambda: "page=2" in browser.evaluate("location.search"), "the address says the page", PATIENCE_S)
+    browser.reload()
+    wait_until_holds(browser, "Name contains", "student")
+    wait_until_holds(browser, "Page", "2")
+    browser.fill("Name contains", "student1_")
+    browser.wait_gone("Page")
+    browser.reload()
+    wait_until_holds(browser, "Name contains", "student1_")
+
+
+def test_a_reload_stays_on_its_student(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    open_review(browser, desk, folder)
+    browser.click("Next")
+    wait_until_shown(browser, 1)
+    browser.reload()
+    wait_until_shown(browser, 1)
+    assert "student1" not in browser.evaluate("location.search"), "an address is passed on: it names nobody"
+
+
+def test_back_and_forward_show_what_was_seen(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    browser.open(desk.at(folder, "Results"))
+    browser.fill("Name contains", "student")
+    browser.click("Review")
+    wait_until_shown(browser, 0)
+    for student in (1, 2):
+        browser.click("Next")
+        wait_until_shown(browser, student)
+    browser.back()
+    wait_until_shown(browser, 1)
+    browser.back()
+    wait_until_shown(browser, 0)
+    browser.back()
+    browser.wait_for(SECTIONS["Results"])
+    wait_until_holds(browser, "Name contains", "student")
+    wait_until(lambda: section(browser) == "Results", "the section is Results", PATIENCE_S)
+    browser.back()
+    wait_until_holds(browser, "Name contains", "")
+    browser.back(-3)
+    wait_until_shown(browser, 1)
+
+
+def test_back_shows_what_was_typed_just_before_leaving(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    browser.open(desk.at(folder, "Results"))
+    browser.press("field", "Name contains")
+    browser.call("Input.insertText", text="student")
+    browser.click("Review")  # the field is left by this very press
+    wait_until_shown(browser, 0)
+    browser.back()
+    browser.wait_for(SECTIONS["Results"])
+    wait_until_holds(browser, "Name contains", "student")
+
+
+def test_an_address_opens_only_what_the_desk_knows(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
+    elsewhere = graded_assignment(desk, 1)
+    moved = tmp_path / "elsewhere"
+    elsewhere.rename(moved)
+    for folder in (moved, tmp_path / "nowhere"):
+        browser.open(desk.at(folder, "Review"))
+        browser.wait_for(f"This desk has no assignment '{folder.name}'")
+        browser.wait_for("New assignment")
+    folder = graded_assignment(desk, 2)
+    browser.open(desk.at(folder, "Review") + "&submission=nobody&show=nothing&page=x&order=%27&state=%3Cb%3E")
+    wait_until_shown(browser, 0)
+    assert "Traceback" not in desk.text()
+
+
+# --- several windows
+
+
+def test_two_tabs_on_one_assignment_keep_their_own_place(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    open_review(browser, desk, folder)
+    browser.click("Next")
+    wait_until_shown(browser, 1)
+    browser.tab(1)
+    browser.open(desk.at(folder, "Results"))
+    browser.wait_for(SECTIONS["Results"])
+    browser.tab(0)
+    browser.reload()
+    wait_until_shown(browser, 1)
+    change(browser, 3, "I ran it")
+    browser.click("Save the change")
+    browser.wait_for("Decisions")
+    browser.tab(1)
+    browser.click("Needs review only")
+    browser.wait_for("1 reviewed")
+
+
+def test_of_two_people_the_second_is_shown_both_decisions_and_asked(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    folder = graded_assignment(desk, 2)
+    with Browser(tmp_path / "other") as other:
+        open_review(browser, desk, folder)
+        open_review(other, desk, folder)
+        change(browser, 3, "I ran it")
+        change(other, 1, "It fails on none")
+        browser.click("Save the change")
+        browser.wait_for("Decisions")
+        other.click("Save the change")
+        other.wait_for("Somebody has decided on this submission")
+        for words in ("works: 3 — I ran it", "works: 1 — It fails on none"):
+            other.wait_for(words)
+        assert [row["points"] for row in decisions(folder)] == [3]
+
+        other.click("Mine replaces it")
+        other.wait_gone("Somebody has decided")
+        assert [row["points"] for row in decisions(folder)] == [3, 1]
+
+        browser.fill("Summary", "Well done.")
+        browser.fill("Reason for the change", "kinder")
+        browser.wait_for("Somebody has decided on this submission")
+        browser.click("Keep theirs")
+        browser.wait_gone("Somebody has decided")
+        wait_until_holds(browser, "Points for works", "1")
+        assert len(decisions(folder)) == 2
+
+
+def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    folder = graded_assignment(desk, 1, doubtful=[0])
+    with Browser(tmp_path / "other") as other:
+        open_review(browser, desk, folder)
+        open_review(other, desk, folder)
+        change(browser, 1, "half of it is missing")
+        browser.click("Save the change")
+        browser.wait_for("Decisions")
+        other.click("Leave it as it is")
+        other.wait_for("somebody has decided on this submission meanwhile")
+        wait_until_holds(other, "Points for works", "1")
+        assert [row["criterion_id"] for row in decisions(folder)] == ["works"]
+
+
+# --- names
+
+
+def test_a_name_is_asked_once_kept_in_the_browser_and_in_no_address(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder, "Ada Lovelace")
+    wait_until(lambda: "Lovelace" in browser.evaluate("document.cookie"), "the browser keeps the name", PATIENCE_S)
+    browser.reload()
+    wait_until_holds(browser, "Your name", "Ada Lovelace")
+    change(browser, 3, "I ran it")
+    browser.click("Save the change")
+    browser.wait_for("Decisions")
+    assert [row["by"] for row in decisions(folder)] == ["Ada Lovelace"]
+    assert "Lovelace" not in browser.evaluate("location.href")
+    browser.tab(1)
+    open_review(browser, desk, folder)
+    wait_until_holds(browser, "Your name", "Ada Lovelace")
+    browser.fill("Your name", "</script><b>Bobby; path=/x")
+    wait_until(lambda: "Bobby" in browser.evaluate("document.cookie"), "the browser keeps the name", PATIENCE_S)
+    browser.reload()
+    wait_until_holds(browser, "Your name", "</script><b>Bobby; path=/x")
+
+
+# --- what is not saved
+
+
+@pytest.mark.parametrize("leave", ["Next", "Previous", "Results", "back"])
+def test_unsaved_changes_are_asked_about_before_they_are_left(browser: Browser, desk: DeskPage, leave: str) -> None:
+    def go() -> None:
+        browser.back() if leave == "back" else browser.click(leave)
+
+    folder = graded_assignment(desk, 3)
+    open_review(browser, desk, folder)
+    browser.click("Next")
+    wait_until_shown(browser, 1)
+    browser.fill("Feedback on works", "Half of it.")
+    browser.wait_for("There are unsaved changes")
+
+    go()
+    browser.wait_for("are not saved")
+    browser.click("Stay")
+    wait_until_shown(browser, 1)
+    wait_until_holds(browser, "Feedback on works", "Half of it.")
+
+    go()
+    browser.click("Save")
+    browser.wait_for("say in a few words why")
+    wait_until_shown(browser, 1)
+    assert decisions(folder) == []
+
+    browser.fill("Reason for the change", "I ran it")
+    go()
+    browser.wait_for("are not saved")
+    browser.click("Save")
+    browser.wait_gone("are not saved")
+    browser.wait_gone("(len(values) + 1)")
+    assert [row["feedback"] for row in decisions(folder)] == ["Half of it."]
+
+
+def test_discarding_leaves_nothing_behind(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder)
+    change(browser, 1, "too much")
+    browser.click("Next")
+    browser.click("Discard")
+    wait_until_shown(browser, 1)
+    browser.click("Previous")
+    wait_until_shown(browser, 0)
+    wait_until_holds(browser, "Points for works", "2")
+    assert decisions(folder) == []
+
+
+def test_a_reload_keeps_what_is_typed_even_in_the_field_that_is_being_typed_in(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder)
+    browser.press("field", "Feedback on clear")
+    browser.evaluate("document.activeElement.select()")
+    browser.call("Input.insertText", text="Half a sen")
+    browser.wait_for("There are unsaved changes")  # the desk has heard of it, and the field was not left
+    browser.reload()
+    browser.wait_for("There are unsaved changes")
+    wait_until_holds(browser, "Feedback on clear", "Half a sen")
+
+
+# --- what waits for a person
+
+
+def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_makes_it_final(
+    browser: Browser, desk: DeskPage
+) -> None:
+    students = sorted(range(45), key=lambda number: f"{number}_")  # as their files are
+    folder = graded_assignment(desk, 45, doubtful=range(10, 18))
+    browser.open(desk.at(folder, "Results"))
+    browser.wait_for("8 of 45 need review")
+    browser.click("Review")
+    wait_until_shown(browser, students[10])
+    wait_until_holds(browser, "Show", "needs review")
+    browser.wait_for("8 of 45 need review")
+    for number in range(11, 18):
+        browser.click("Next")
+        wait_until_shown(browser, students[number])
+    assert browser.evaluate("[...document.querySelectorAll('button')].find((e) => e.innerText === 'Next').disabled")
+
+    browser.fill("Feedback on works", "Yes.")
+    browser.fill("Reason for the change", "I ran it")
+    browser.click("Save the change")
+    browser.wait_for("needs review: clear: evidence not found")
+    assert "final" not in browser.text().replace("Final points", "")
+    browser.fill("Feedback on clear", "Yes.")
+    browser.fill("Reason for the change", "I read it")
+    browser.click("Save the change")
+    browser.wait_for("The grade is final")
+    wait_until_shown(browser, students[17])
+    browser.wait_for("7 of 45 need review")
+
+
+# --- a phone
+
+
+def test_on_a_phone_nothing_scrolls_sideways_and_no_buttons_overlap(desk: DeskPage, tmp_path: Path) -> None:
+    folder = graded_assignment(desk, 30, doubtful=[0])
+    with Browser(tmp_path / "phone", 390, 844) as phone:
+        phone.open(desk.url)
+        phone.wait_for("New assignment")
+        assert phone.evaluate(ON_A_PHONE) == [0, []]
+        for name, words in SECTIONS.items():
+            phone.open(desk.at(folder, name))
+            phone.wait_for(words)
+            assert phone.evaluate(ON_A_PHONE) == [0, []], name
+        open_review(phone, desk, folder)
+        change(phone, 3, "I ran it")
+        phone.wait_for("There are unsaved changes")
+        assert phone.evaluate(ON_A_PHONE) == [0, []]

@@ -1,0 +1,125 @@
+"""A run of a part of the class changes that part; the class stays."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from kvasir import cli
+from tests.support.homework import tiny_class
+from tests.support.processes import SIMULATED, config_text
+
+RUBRIC = Path("rubric.yaml")
+CLASS = [f"student{number}_{100 + number}_1_homework.py" for number in range(4)]
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tiny_class(tmp_path, 4))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    return tmp_path
+
+
+def grade(*more: str) -> int:
+    return cli.run(["grade", "submissions", "--rubric", "rubric.yaml", "--out", "out", "--quiet", *more])
+
+
+def rows(out: Path = Path("out")) -> list[str]:
+    with (out / "grades.csv").open(encoding="utf-8", newline="") as file:
+        return [row["submission"] for row in csv.DictReader(file)]
+
+
+def kept(out: Path = Path("out")) -> list[str]:
+    return [one["submission"] for one in json.loads((out / "grades.json").read_text("utf-8"))["grades"]]
+
+
+def planned(out: Path = Path("out")) -> list[str]:
+    return sorted({job["name"] for job in json.loads((out / "batch.json").read_text("utf-8"))["jobs"]})
+
+
+@pytest.mark.parametrize("part", [("--only", "101"), ("--limit", "1")])
+def test_a_part_graded_after_the_class_leaves_the_class(course: Path, part: tuple[str, str]) -> None:
+    assert grade() == 0
+    before = Path("out/grades.csv").read_text("utf-8")
+
+    assert grade(*part) == 0
+
+    assert rows() == kept() == planned() == CLASS
+    assert Path("out/grades.csv").read_text("utf-8") == before
+    assert all(name in Path("out/report.html").read_text("utf-8") for name in CLASS)
+
+
+def test_parts_add_up_and_then_everybody_is_graded(course: Path) -> None:
+    grade("--limit", "1")
+    grade("--only", "102")
+    assert rows() == kept() == planned() == [CLASS[0], CLASS[2]]
+
+    assert cli.run(["results", "out"]) == 0
+    assert rows() == [CLASS[0], CLASS[2]]
+
+    grade()
+    assert rows() == kept() == planned() == CLASS
+
+
+@pytest.mark.system
+def test_exports_after_a_part_hold_the_class(course: Path) -> None:
+    grade()
+    grade("--only", "103")
+
+    cli.run(["export", "out", "--format", "csv", "--to", "table.csv"])
+
+    assert Path("table.csv").read_text("utf-8").count("_homework.py") == len(CLASS)
+
+
+@pytest.mark.system
+def test_a_part_changes_its_own_grades_and_no_others(course: Path) -> None:
+    grade()
+    before = {one["submission"]: one for one in json.loads(Path("out/grades.json").read_text("utf-8"))["grades"]}
+    Path("submissions", CLASS[2]).write_text("def median(values):\n    return sorted(values)[len(values) // 2]\n")
+    Path("submissions", CLASS[3]).write_text("def mode(values):\n    return max(set(values), key=values.count)\n")
+
+    grade("--only", "102")
+
+    after = {one["submission"]: one for one in json.loads(Path("out/grades.json").read_text("utf-8"))["grades"]}
+    assert list(after) == CLASS
+    assert [after[name] == before[name] for name in CLASS] == [True, True, False, False]
+    assert [after[CLASS[3]][key] for key in ("points", "criteria")] == [
+        before[CLASS[3]][key] for key in ("points", "criteria")
+    ]
+    assert "as it was graded before" in after[CLASS[3]]["remarks"][-1]
+
+
+@pytest.mark.system
+def test_a_class_graded_with_two_rubrics_says_so(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grade()
+    Path("rubric.yaml").write_text(
+        Path("rubric.yaml").read_text("utf-8").replace("Names and remarks", "Names"), "utf-8"
+    )
+    capsys.readouterr()
+
+    grade("--only", "102")
+    assert "3 of 4 submissions are graded with another rubric" in " ".join(capsys.readouterr().out.split())
+    assert rows() == CLASS
+
+    grade()
+    assert "another rubric" not in capsys.readouterr().out
+    assert "another rubric" not in Path("out/grades.csv").read_text("utf-8")
+
+
+@pytest.mark.system
+def test_a_look_at_the_results_changes_no_grade_although_the_rubric_has_changed(course: Path) -> None:
+    grade()
+    before = [one["points"] for one in json.loads(Path("out/grades.json").read_text("utf-8"))["grades"]]
+    Path("rubric.yaml").write_text(
+        Path("rubric.yaml").read_text("utf-8").replace("Names and remarks", "Names"), "utf-8"
+    )
+
+    assert cli.run(["results", "out"]) == 0
+    assert cli.run(["results", "out"]) == 0
+
+    assert [one["points"] for one in json.loads(Path("out/grades.json").read_text("utf-8"))["grades"]] == before
+    assert planned() == CLASS

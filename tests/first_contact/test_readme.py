@@ -1,0 +1,26 @@
+"""The README says what is not known as plainly as what is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+
+
+def test_what_is_not_measured_stands_before_the_first_command() -> None:
+    assert "How good are the grades with a real model? Not measured yet." in README[: README.index("make demo")]
+
+
+def test_it_is_compared_with_what_people_would_use_instead_and_loses_somewhere() -> None:
+    table = README[README.index("## Is it for you?") : README.index("## Never run")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("| ")
+    ]
+    assert [cell for cell in rows[0] if cell] == ["by hand", "nbgrader", "PrairieLearn", "vLLM run-batch", "Kvasir"]
+    assert sum(row[-1].startswith(("no", "**no", "**not")) for row in rows) >= 3
+
+
+def test_what_was_never_run_is_one_table() -> None:
+    table = README[README.index("## Never run") : README.index("## Documentation")]
+    for what in ("GPU", "Metal", "RabbitMQ 3.13 and 4.x", "containers", "a class of real students"):
+        assert what in table

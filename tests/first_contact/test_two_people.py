@@ -1,0 +1,178 @@
+"""Two people decide about one class: nobody's word is lost, and their names stay in the house."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from messages.errors import BatchError
+from producers.desk.decisions import Decisions, accepted, overrides, taken_over
+from producers.desk.rounds import graded_class
+from producers.desk.rows import counters, rows
+from producers.desk.view import BatchView
+from producers.export import export_canvas, export_csv, export_feedback, export_moodle, export_moodle_feedback
+from producers.grading.reviews import Override, append_override, current, read_overrides
+from producers.report.graded import save_graded
+from tests.support.desk import answer, planned, request_of
+
+ITEM = "item"
+NAME = "Ada Lovelace"
+GRADEBOOK = "Student,ID,SIS User ID,SIS Login ID,Section,Homework (7)\n    Points Possible,,,,,5\nZero,100,z,z,A,\n"
+WORKSHEET = (
+    "Identifier,Full name,Status,Grade,Maximum Grade,Grade can be changed,Last modified (grade),Feedback comments\n"
+)
+
+
+def decision(points: float, version: str | None = None, name: str = NAME) -> Override:
+    return Override(ITEM, "works", points, None, "I ran it", name, **({} if version is None else {"version": version}))
+
+
+def standing(folder: Path) -> str:
+    from producers.grading.reviews import version_of  # late: the other tests can do without
+
+    return version_of(current(read_overrides(folder), ITEM).values())
+
+
+def test_a_decision_made_on_what_no_longer_stands_is_not_written(tmp_path: Path) -> None:
+    seen_by_both = standing(tmp_path)
+    append_override(tmp_path, decision(1, seen_by_both))
+
+    with pytest.raises(BatchError, match="decided on this submission meanwhile"):
+        append_override(tmp_path, decision(2, seen_by_both))
+
+    assert [each.points for each in read_overrides(tmp_path)] == [1]
+    append_override(tmp_path, decision(2, standing(tmp_path)))
+    assert [each.points for each in read_overrides(tmp_path)] == [1, 2]
+
+
+def test_of_many_at_the_same_moment_one_is_kept_and_the_others_are_told(tmp_path: Path) -> None:
+    version, told, start = standing(tmp_path), [], threading.Barrier(8)
+
+    def decide(points: int) -> None:
+        start.wait()
+        try:
+            append_override(tmp_path, decision(points / 4, version))
+        except BatchError:
+            told.append(points)
+
+    threads = [threading.Thread(target=decide, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(read_overrides(tmp_path)) == 1
+    assert len(told) == 7
+
+
+def test_lines_of_before_are_read_and_new_ones_say_by_whom(tmp_path: Path) -> None:
+    old = {"item_id": ITEM, "criterion_id": "works", "points": 1, "feedback": None, "reason": "r", "reviewer": "gh"}
+    (tmp_path / "reviews.jsonl").write_text(json.dumps(old) + "\n", "utf-8")
+
+    append_override(tmp_path, decision(2))
+
+    assert [each.reviewer for each in read_overrides(tmp_path)] == ["gh", NAME]
+    assert json.loads((tmp_path / "reviews.jsonl").read_text().splitlines()[1])["by"] == NAME
+
+
+def graded(folder: Path, doubtful: int = 0, size: int = 3) -> tuple[Path, BatchView, Decisions]:
+    """A class with four points for everybody, the first `doubtful` without evidence."""
+    out, assignment = planned(folder, size)
+    answer(out, assignment, range(doubtful, size))
+    answer(out, assignment, range(doubtful), evidence="nowhere to be found")
+    return out, BatchView(out, request_of).refresh(), Decisions(out)
+
+
+def test_the_desk_reads_a_whole_review_on_one_line_as_exports_do(tmp_path: Path) -> None:
+    out, view, decisions = graded(tmp_path)
+    line = {"submission": view.grades[0].item_id, "criteria": {"works": {"points": 3}}, "reason": "r", "by": NAME}
+    for withdrawn, points in ((False, 5), (True, 4)):
+        with (out / "reviews.jsonl").open("a") as file:
+            file.write(json.dumps(line | {"withdrawn": withdrawn}) + "\n")
+        assert rows(view, decisions.refresh())[0].points == points
+
+
+def test_looking_at_a_grade_leaves_the_summary_that_somebody_wrote(tmp_path: Path) -> None:
+    _, view, decisions = graded(tmp_path)
+    grade = view.grades[0]
+    decisions.add(*overrides(grade, {}, {}, {}, "Well done.", "kinder", NAME))
+
+    whole = decisions.refresh()[grade.item_id].get(None)
+    decisions.add(accepted(grade, NAME, whole))
+
+    assert rows(view, decisions.refresh())[0].final.summary == "Well done."
+
+
+def test_feedback_without_points_is_a_change(tmp_path: Path) -> None:
+    out, assignment = planned(tmp_path)
+    answer(out, assignment, [0], evidence="")
+    view = BatchView(out, request_of).refresh()
+    grade = view.grades[1]
+
+    made = overrides(grade, {}, {}, {"works": "Hand it in again."}, grade.summary, "it was cut off")
+
+    assert [(each.points, each.feedback) for each in made] == [(None, "Hand it in again.")]
+
+
+def test_a_round_replaces_what_rounds_gave_and_never_what_a_person_decided(tmp_path: Path) -> None:
+    _, old, decisions = graded(tmp_path / "old")
+    out, assignment = planned(tmp_path / "new")
+    answer(out, assignment, [0, 1, 2], points=1)
+    new = BatchView(out, request_of).refresh()
+    decisions.add(*overrides(old.grades[0], {}, {"works": 3}, {}, old.grades[0].summary, "I ran it", NAME))
+    decided = decisions.refresh()
+
+    for number in (0, 1):
+        stands = decided.get(old.grades[number].item_id, {})
+        decisions.add(*taken_over(old.grades[number], new.grades[number], "regraded in round 1", NAME, stands))
+
+    assert [row.points for row in rows(old, decisions.refresh())] == [5, 2, 4]
+
+
+def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: Path) -> None:
+    _, view, decisions = graded(tmp_path, doubtful=2)
+    found = rows(view, decisions.refresh())
+    assert [bool(row.needs_review) for row in found] == [True, True, False]
+    assert counters(found).need_review == 2
+
+    decisions.add(*overrides(view.grades[0], {}, {"works": 1}, {}, view.grades[0].summary, "I ran it"))
+    assert rows(view, decisions.refresh())[0].needs_review == ("clear: evidence not found",)
+    decisions.add(accepted(view.grades[0]))
+    assert rows(view, decisions.refresh())[0].needs_review == ()
+
+
+def test_a_reviewers_name_is_in_the_instructors_table_and_in_nothing_for_a_learning_platform(tmp_path: Path) -> None:
+    out, view, decisions = graded(tmp_path)
+    grade = view.grades[0]
+    decisions.add(*overrides(grade, {}, {"works": 1}, {"works": "Half."}, "Half of it.", "I ran it", NAME))
+    made = graded_class(view)
+    assert made
+    save_graded(out, made)
+
+    table = list(csv.DictReader(io.StringIO(export_csv(out).data.decode())))
+    assert [row["reviewer"] for row in table] == [NAME, "", ""]
+
+    for exported in (
+        export_canvas(out, GRADEBOOK.encode(), "Homework (7)"),
+        export_canvas(out, None, "Homework (7)"),
+        export_moodle(out, WORKSHEET.encode()),
+        export_moodle_feedback(out),
+        export_feedback(out, "html"),
+        export_feedback(out, "md"),
+    ):
+        for piece in contents(exported.data):
+            assert b"Lovelace" not in piece, exported.name
+
+
+def contents(data: bytes) -> list[bytes]:
+    """The files in a zip; anything else as it is."""
+    if not zipfile.is_zipfile(io.BytesIO(data)):
+        return [data]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return [name.encode() + archive.read(name) for name in archive.namelist()]

@@ -1,0 +1,101 @@
+"""A pipe in the place of any file of a folder is one sentence: opening one would wait for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvasir import cli
+from messages.errors import KvasirError
+from producers.desk.assignments import grading, read_inputs
+from producers.desk.dry_runs import found_by
+from producers.report.graded import load_graded
+from producers.rubric.rubric import load_rubric
+from tests.support.homework import tiny, tiny_class
+from tests.support.processes import SIMULATED, config_text
+
+FILES = ["results.jsonl", "submitted.jsonl", "reviews.jsonl", "grades.json", "grades.csv", "batch.json", "batch.lock"]
+COMMANDS = ["results", "export --format csv --include-unreviewed", "watch", "retry", "forget --yes"]
+PATIENCE_S = 30  # far more than any of them takes
+
+
+class Waits(BaseException):
+    """It waits for somebody at the other end of the pipe. (A TimeoutError would be an OSError.)"""
+
+
+@pytest.fixture(autouse=True)
+def alarm() -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise Waits
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    homework = tiny_class(tmp_path / "homework", 1)
+    assert cli.run(["grade", *tiny(homework, tmp_path / "out", "--quiet")]) == 0
+    return tmp_path / "out"
+
+
+def pipe(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_waits_for_a_pipe(batch: Path, name: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe(batch / name)
+    capsys.readouterr()
+    verb, *options = command.split()
+
+    cli.run([verb, str(batch), *options])
+
+    said = "".join(capsys.readouterr())
+    assert said
+    assert "None" not in said
+    assert "Traceback" not in said
+
+
+def test_the_desk_waits_for_none(batch: Path) -> None:
+    work = grading(batch)
+    for path in (work.log, work.out, *(work.folder / name for name in ("work.json", "lock", "exit"))):
+        pipe(path)
+
+    assert work.record() is None
+    assert work.exit_code is None
+    assert work.last_words() == ""
+    assert not work.alive
+    assert found_by(batch) == {}
+    pipe(batch / "desk.json")
+    assert read_inputs(batch).rubric  # as the batch was made
+    pipe(batch / "grades.json")
+    with pytest.raises(KvasirError, match="no ordinary file"):
+        load_graded(batch)
+    with pytest.raises(KvasirError, match="no ordinary file"):
+        load_rubric(pipe(batch / "rubric.yaml"))
+
+
+def test_a_configuration_that_is_a_pipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipe(tmp_path / "kvasir.toml").chmod(0o600)
+
+    assert cli.run(["config"]) == cli.USAGE
+
+    assert "kvasir.toml: is no ordinary file" in capsys.readouterr().err

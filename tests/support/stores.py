@@ -1,0 +1,116 @@
+"""A store and a cluster state to run the same test on: in memory, and in Redis."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+
+import redis
+
+from kvstore.base import ClusterState, KVStore
+from kvstore.memory import MemoryClusterState, MemoryKVStore
+from kvstore.redis.cluster_state import RedisClusterState
+from kvstore.redis.store import RedisKVStore
+
+KINDS = ("memory", "redis", "redis-py")  # redis-py: no sockets of our own
+
+
+class Room(ABC):
+    """A KVStore and a ClusterState, with what a test needs to look behind them.
+
+    `token` goes into every key that a test makes, by way of its fingerprint, job, worker and batch ids.
+    """
+
+    kv: KVStore
+    cluster_state: ClusterState
+
+    def __init__(self) -> None:
+        self.token = uuid.uuid4().hex[:12]
+
+    @abstractmethod
+    def let_pass(self, seconds: float) -> None:
+        """Everything of this test ages by `seconds`."""
+
+    @abstractmethod
+    def plant(self, key: str, value: bytes) -> None:
+        """Put any bytes where a record or registration would be, with a TTL."""
+
+    @abstractmethod
+    def raw(self, key: str) -> bytes:
+        """The bytes under a key."""
+
+    @abstractmethod
+    def immortal(self) -> list[str]:
+        """Keys without a TTL: there must never be one."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.kv.close()
+        self.cluster_state.close()
+
+
+class MemoryRoom(Room):
+    """In memory, with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._elapsed = 0.0
+        self.kv = self._kv = MemoryKVStore(clock=self._clock)
+        self.cluster_state = self._cluster_state = MemoryClusterState(clock=self._clock)
+
+    def let_pass(self, seconds: float) -> None:
+        self._elapsed += seconds
+
+    def plant(self, key: str, value: bytes) -> None:
+        values = self._kv._values if key.startswith("kv") else self._cluster_state._values
+        values.put(key, value, 3600)
+
+    def raw(self, key: str) -> bytes:
+        return self._kv._values.get(key) or b""
+
+    def immortal(self) -> list[str]:
+        return []  # Expiring has no entry without one
+
+    def _clock(self) -> float:
+        return time.monotonic() + self._elapsed
+
+
+class RedisRoom(Room):
+    """In the Redis of this run."""
+
+    def __init__(self, url: str, bulk: bool) -> None:
+        super().__init__()
+        self._client = redis.Redis.from_url(url)
+        self.kv = RedisKVStore(url, bulk=bulk)
+        self.cluster_state = RedisClusterState(url)
+
+    def let_pass(self, seconds: float) -> None:
+        for key in self._keys():
+            self._client.pexpire(key, max(0, self._client.pttl(key) - round(seconds * 1000)))
+
+    def plant(self, key: str, value: bytes) -> None:
+        self._client.set(key, value, ex=3600)
+        if key.startswith("card:"):
+            self._client.zadd("cards", {key.removeprefix("card:"): time.time() * 1000 + 3_600_000})
+            self._client.expire("cards", 3600)
+
+    def raw(self, key: str) -> bytes:
+        return self._client.get(key) or b""
+
+    def immortal(self) -> list[str]:
+        return [key.decode() for key in self._client.scan_iter(count=1000) if self._client.pttl(key) == -1]
+
+    def close(self) -> None:
+        super().close()
+        for key in self._keys():
+            self._client.delete(key)
+        self._client.close()
+
+    def _keys(self) -> list[bytes]:
+        return list(self._client.scan_iter(match=f"*{self.token}*", count=1000))
+
+
+def open_room(kind: str, store_url: str = "") -> Room:
+    """The room of one of KINDS."""
+    return MemoryRoom() if kind == "memory" else RedisRoom(store_url, bulk=kind == "redis")

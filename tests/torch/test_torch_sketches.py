@@ -1,0 +1,28 @@
+"""Sketches of PyTorch's KV caches against those of llama.cpp and MLX, of the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import matrix_models
+from benchmarks.sketches import beyond, mutated_sketch, sketch
+from engines.sketch import compare
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("model", [model for model in matrix_models.KINDS if model not in matrix_models.DIFFERENT])
+def test_pytorch_computes_what_the_others_do_and_not_what_a_changed_model_does(model: str, tmp_path: Path) -> None:
+    matrix_models.write(tmp_path, model, seed=0)
+    torch, mlx, llama = (sketch(engine, tmp_path, model) for engine in ("transformers", "mlx", "llamacpp"))
+
+    whole, halved = compare(torch, mlx), compare(torch, llama)
+    assert (whole.why, whole.rounded) == ("", False)
+    assert (halved.why, halved.rounded) == ("", True)
+    assert beyond(whole) < 0.5 > beyond(halved)
+
+    if model != "qwen3-moe":
+        changed = compare(torch, mutated_sketch(tmp_path, model, "RoPE base 12,000 for 10,000", seed=0))
+        assert beyond(changed) > 3

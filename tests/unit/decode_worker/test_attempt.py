@@ -1,0 +1,93 @@
+"""Slots: as many jobs as there are, the next one begun while the last is settled, and never without bound."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from decode_worker.attempt import Slots
+from tests.support.waiting import wait_until
+
+
+class Work:
+    """A job: it waits for its answer, leaves its slot, and waits until it is settled."""
+
+    def __init__(self) -> None:
+        self.answered, self.settled, self.begun = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, leave: Callable[[], None]) -> None:
+        self.begun.set()
+        self.answered.wait(10)
+        leave()
+        self.settled.wait(10)
+
+
+@pytest.fixture
+def slots() -> Iterator[Slots]:
+    slots = Slots(1)
+    yield slots
+    slots.close()
+
+
+def test_a_slot_is_taken_until_its_job_has_its_answer(slots):
+    work = Work()
+    slots.take(work)
+    assert (slots.wait(0), slots.free, slots.holding) == (False, 0, 1)
+
+    work.answered.set()
+
+    assert slots.wait(10)
+    assert (slots.free, slots.holding) == (1, 1)
+    work.settled.set()
+    wait_until(lambda: slots.holding == 0, "it is settled")
+    assert (slots.done, slots.free) == (1, 1)
+
+
+def test_the_next_job_begins_while_the_last_is_settled_and_then_no_more(slots):
+    # Given a job that is being settled
+    first, second = Work(), Work()
+    slots.take(first)
+    first.answered.set()
+    assert slots.wait(10)
+
+    # When the next is begun, and has its answer too
+    slots.take(second)
+    assert second.begun.wait(10)
+    second.answered.set()
+    wait_until(lambda: slots.free == 1, "its slot is free")
+
+    # Then none is begun until one is settled: whatever holds the ends up must not pile them up
+    assert not slots.wait(0)
+    first.settled.set()
+    assert slots.wait(10)
+    second.settled.set()
+
+
+def test_a_bug_in_a_slot_is_logged_and_frees_it(slots: Slots, caplog: pytest.LogCaptureFixture) -> None:
+    def work(_leave: Callable[[], None]) -> None:
+        raise RuntimeError("a bug wanted by the test")
+
+    slots.take(work, jobs=3)
+    wait_until(lambda: slots.holding == 0, "it has ended")
+    assert (slots.free, slots.done) == (1, 3)
+    assert "a bug wanted by the test" in caplog.text
+
+
+def test_leaving_twice_frees_one_slot(slots):
+    done = threading.Event()
+
+    def work(leave: Callable[[], None]) -> None:
+        leave()
+        leave()
+        done.set()
+
+    slots.take(work)
+    assert done.wait(10)
+    slots.finish()
+    busy = Work()
+    slots.take(busy)
+    assert not slots.wait(0)
+    busy.answered.set()
+    busy.settled.set()

@@ -1,0 +1,593 @@
+"""What may happen to a job at the decode worker, and that it always ends in the right text or in one typed result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from infra.broker import topology
+from infra.broker.envelope import open_envelope
+from messages import codec
+from messages.errors import EngineUnavailable
+from messages.jobs import DecodeJob, Question, Sampling, user_prompt
+from messages.lifecycle import Step
+from tests.support.pipeline import (
+    BATCH,
+    SLOW,
+    Died,
+    Gate,
+    Pipeline,
+    Started,
+    WatchedEngine,
+    always_fails,
+    fails,
+    work,
+)
+from tests.support.waiting import wait_until
+
+SHORT = "short"
+RETRY_1S = topology.retry_level(1)
+
+
+@pytest.fixture
+def pipeline():
+    with Pipeline() as pipeline:
+        yield pipeline
+
+
+def prefilled(pipeline, *jobs, prefill: Started | None = None) -> None:
+    """Submit jobs and have them prefilled; nobody decodes yet."""
+    prefill = prefill or pipeline.start_prefill()
+    pipeline.submit(*jobs)
+    wait_until(lambda: pipeline.ready(work("decode")) == len(jobs), "the jobs wait to be decoded")
+
+
+# The KV cache is gone, damaged or foreign
+
+
+def test_a_job_whose_kv_cache_is_gone_goes_back_to_prefill_ahead_of_the_bulk_and_no_attempt_is_counted(pipeline):
+    # Given a prefilled job whose blocks were lost, and a prefill worker that is held up by another job
+    job, other = pipeline.job(), pipeline.job("another")
+    prefill = pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+    prefill.engine.before_prefill = gate = Gate()
+    pipeline.submit(other)
+    gate.wait()
+
+    # When a decode worker takes it
+    pipeline.start_decode()
+
+    # Then it waits in prefill's `now` lane, with one failed KV transfer and no attempt counted
+    wait_until(lambda: pipeline.ready(work("prefill", "now")) == 1, "it is back at prefill")
+    broker = pipeline.new_broker()
+    envelope = open_envelope(broker.get(work("prefill", "now")), "prefill", job.model)
+    assert (envelope.job_id, envelope.kv_transfers, envelope.attempts) == (job.job_id, 1, 0)
+    broker.close()
+
+    # and is then answered from a KV cache after all
+    gate.open()
+    result = pipeline.result(job)
+    assert (result.state, result.attempts) == ("succeeded", 1)
+    assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
+    assert result.text == pipeline.undisturbed_text(job)
+    assert pipeline.steps(job).count(Step.KV_GONE) == 1
+
+
+def test_a_job_that_comes_back_is_not_tokenized_again(pipeline):
+    job, prefill = pipeline.job(), pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+
+    pipeline.start_decode()
+
+    assert pipeline.result(job).decode.kv_transfer == "verified"
+    assert (len(prefill.engine.prefilled), prefill.engine.tokenized) == (2, 1)
+
+
+def test_a_kv_cache_gone_twice_is_no_longer_waited_for_and_the_result_says_why(pipeline):
+    # Given a job whose blocks are lost after each prefill
+    job, prefill = pipeline.job(), pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+    prefill.engine.before_prefill = gate = Gate()
+    first = pipeline.start_decode()
+    gate.wait()
+    pipeline.leave(first)
+    gate.open()
+    wait_until(lambda: pipeline.ready(work("decode")) == 1, "it was prefilled a second time")
+    pipeline.kv.delete(pipeline.refs(job))
+
+    # When it is decoded
+    decode = pipeline.start_decode()
+    result = pipeline.result(job)
+
+    # Then the decoder did the prompt itself, once
+    assert result.decode.kv_transfer == "none"
+    assert "is not in the store" in result.decode.why_none
+    assert result.decode.evaluated_tokens == result.decode.prompt_tokens
+    assert (result.text, result.attempts) == (pipeline.undisturbed_text(job), 1)
+    assert len(decode.engine.decoded) == 1
+    assert pipeline.steps(job).count(Step.KV_GONE) == 1
+
+
+def test_a_short_prompt_without_its_kv_cache_is_decoded_alone_at_once(pipeline):
+    job = pipeline.job(SHORT, shared="")
+    prefilled(pipeline, job)
+    pipeline.kv.delete(pipeline.refs(job))
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.decode.kv_transfer, result.text) == ("none", pipeline.undisturbed_text(job))
+    assert Step.KV_GONE not in pipeline.steps(job)
+
+
+def test_without_a_prefill_worker_a_lost_kv_cache_is_not_waited_for(pipeline):
+    job, prefill = pipeline.job(), pipeline.start_prefill()
+    prefilled(pipeline, job, prefill=prefill)
+    pipeline.leave(prefill)
+    pipeline.kv.delete(pipeline.refs(job))
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.decode.kv_transfer, result.text) == ("none", pipeline.undisturbed_text(job))
+    assert Step.KV_GONE not in pipeline.steps(job)
+
+
+@pytest.mark.parametrize("which", ["shared", "own"])
+def test_a_damaged_record_is_never_used_and_is_computed_again(pipeline, which):
+    # Given a prefilled job, one record of which is damaged in the store
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    damaged = next(ref for ref in pipeline.refs(job) if ref.shared == (which == "shared"))
+    pipeline.kv.flip_a_byte(damaged)
+
+    # When it is decoded
+    pipeline.start_decode()
+    result = pipeline.result(job)
+
+    # Then the text is right, and the KV cache was made anew
+    assert result.text == pipeline.undisturbed_text(job)
+    assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
+    assert pipeline.steps(job).count(Step.KV_GONE) == 1
+
+    # and the next job of the class does not meet the damage
+    neighbour = pipeline.job("a neighbour's work " * 20)
+    assert pipeline.run(neighbour).decode.kv_transfer == "verified"
+    assert Step.KV_GONE not in pipeline.steps(neighbour)
+
+
+def test_a_kv_cache_of_another_model_is_decoded_alone_and_not_prefilled_again(pipeline):
+    job, prefill = pipeline.job(), pipeline.start_prefill(WatchedEngine("sim:scale=0,answer=8,seed=2"))
+    prefilled(pipeline, job, prefill=prefill)
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert result.decode.kv_transfer == "none"
+    assert "this worker's model is" in result.decode.why_none
+    assert result.text == pipeline.undisturbed_text(job)
+    assert len(prefill.engine.prefilled) == 1
+
+
+def test_a_kv_cache_of_a_layout_that_is_not_supported_yet_is_not_used(pipeline):
+    # Given a decode job of a later version's prefill worker, for the same model
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    delivery = pipeline.broker.get(work("decode"))
+    later = codec.decode(delivery.message.body, DecodeJob)
+    later = replace(later, kv=replace(later.kv, layout=replace(later.kv.layout, v_head_dim=8)))
+    message = replace(delivery.message, body=codec.encode(later))
+    pipeline.broker.publish(topology.work("decode", job.model, "bulk"), message)
+    delivery.ack()
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
+    assert result.decode.why_none == "K is 16 and V 8 wide, and unequal widths are not transferred yet"
+    assert result.text == pipeline.undisturbed_text(job)
+
+
+def test_a_decode_job_with_questions_fails_and_says_that_this_worker_can_not_answer_them(pipeline):
+    # Given a decode job of a later version's prefill worker
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    delivery = pipeline.broker.get(work("decode"))
+    later = codec.decode(delivery.message.body, DecodeJob)
+    later = replace(later, job=replace(later.job, questions=(Question(user_prompt("", "Why?"), Sampling(8)),)))
+    message = replace(delivery.message, body=codec.encode(later))
+    pipeline.broker.publish(topology.work("decode", job.model, "bulk"), message)
+    delivery.ack()
+
+    decode = pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "InvalidPrompt")
+    assert "several questions" in result.error.message
+    assert decode.engine.decoded == []
+
+
+def test_a_store_that_is_away_costs_the_decoder_the_kv_transfer_and_not_the_job(pipeline):
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    pipeline.kv.away = {"get", "delete"}
+
+    pipeline.start_decode()
+
+    result = pipeline.result(job)
+    assert (result.state, result.decode.kv_transfer, result.attempts) == ("succeeded", "none", 1)
+    assert "the store is away" in result.decode.why_none
+    assert result.text == pipeline.undisturbed_text(job)
+
+
+def test_an_engine_whose_kv_transfer_was_not_proved_is_given_no_kv_cache(pipeline):
+    job = pipeline.job()
+    prefilled(pipeline, job)
+
+    pipeline.start_decode(why_no_kv="its answers differed" * 100)
+
+    result = pipeline.result(job)
+    assert result.decode.kv_transfer == "none"
+    assert result.decode.why_none.startswith("its answers differed")
+
+
+# Errors
+
+
+def test_a_transient_error_is_retried_after_a_second_and_counted(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = fails(EngineUnavailable("the model was being loaded"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.attempts) == ("succeeded", 2)
+    assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
+    assert pipeline.steps(job).count(Step.RETRIED) == 1
+
+
+def test_while_it_waits_for_its_retry_a_job_lies_in_the_retry_level(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = fails(EngineUnavailable("not yet"))
+    job = pipeline.job()
+
+    pipeline.submit(job)
+
+    wait_until(lambda: pipeline.ready(RETRY_1S) == 1, "the job is in the first retry level")
+    wait_until(lambda: not decode.broker.unacked, "its delivery is acked")
+    assert pipeline.result(job).state == "succeeded"
+
+
+def test_a_bug_in_an_engine_is_not_run_again_and_leaves_the_worker_alive(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = fails(RuntimeError("index out of range"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "RuntimeError")
+    assert result.error.message == "bug: RuntimeError: index out of range"
+    assert len(decode.engine.decoded) == 1
+    assert [letter.message_id for letter in pipeline.dead_letters()] == [job.job_id]
+    assert pipeline.run(pipeline.job("the next")).state == "succeeded"
+
+
+# Duplicates, redeliveries, claims
+
+
+def test_a_job_published_ten_times_is_decoded_once_and_answered_alike():
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job whose result is stored
+        _, decode = pipeline.start()
+        job = pipeline.job()
+        pipeline.run(job)
+
+        # When it comes nine times more, one after the other
+        for copies in range(2, 11):
+            pipeline.submit(job)
+            pipeline.results(job, at_least=copies)
+
+        # Then it was answered from the stored result, and no copy left blocks behind
+        assert len(decode.engine.decoded) == 1
+        assert len(set(pipeline.results(job))) == 1
+        own = [ref for ref in pipeline.refs(job) if not ref.shared]
+        wait_until(lambda: pipeline.kv.missing(own) == own, "the copies' own blocks are gone")
+
+
+def test_a_redelivery_of_a_running_job_is_adopted_and_both_deliveries_are_acked(pipeline):
+    # Given a decode that is running when its worker loses its channel
+    _, decode = pipeline.start()
+    decode.engine.before_decode = gate = Gate()
+    job = pipeline.job()
+    pipeline.submit(job)
+    gate.wait()
+    decode.broker.drop()
+
+    # When the job comes back to the same worker
+    wait_until(lambda: Step.REDELIVERED in pipeline.steps(job), "it has come back")
+    wait_until(
+        lambda: (
+            [
+                registration.done
+                for registration in pipeline.cluster_state.registrations()
+                if registration.role == "decode"
+            ]
+            == [1]
+        ),
+        "its slot is free",
+    )
+    gate.open()
+
+    # Then it is decoded once, answered once, and nothing is left
+    assert pipeline.result(job).state == "succeeded"
+    pipeline.nothing_is_left()
+    assert len(decode.engine.decoded) == 1
+    assert len(pipeline.results(job)) == 1
+
+
+def test_a_job_claimed_by_another_worker_is_deferred_without_counting_and_runs_after_the_release(pipeline):
+    # Given a job that another worker has claimed
+    job = pipeline.job()
+    assert pipeline.cluster_state.claim(job.job_id, 1, "another-worker", 60)
+    _, decode = pipeline.start()
+    pipeline.submit(job)
+    wait_until(lambda: pipeline.ready(RETRY_1S) == 1, "the job is deferred")
+    assert decode.engine.decoded == []
+
+    # When the claim is released
+    pipeline.cluster_state.release(job.job_id, 1, "another-worker")
+
+    # Then it runs, and the waiting counted for nothing
+    assert pipeline.result(job).attempts == 1
+    assert len(decode.engine.decoded) == 1
+
+
+# Cancelled and expired
+
+
+def test_a_cancelled_decode_stops_and_no_copy_of_the_batch_is_answered(pipeline):
+    # Given a long decode that runs, and more of its batch in the queue
+    pipeline.start_prefill()
+    decode = pipeline.start_decode(WatchedEngine(SLOW, slots=1))
+    jobs = [pipeline.job(f"number {n} " * 30) for n in range(4)]
+    pipeline.submit(*jobs)
+    wait_until(lambda: len(decode.engine.decoded) == 1, "one is running")
+    wait_until(lambda: pipeline.ready(work("prefill")) == 0, "the others are prefilled")
+
+    # When the batch is cancelled
+    pipeline.client.cancel(BATCH)
+
+    # Then within two seconds everything is acked, silently, and what only these jobs used is deleted
+    wait_until(lambda: not decode.broker.unacked and not pipeline.work_left(), "all is acked", timeout_s=2)
+    assert [result for job in jobs for result in pipeline.results_so_far(job)] == []
+    assert len(decode.engine.decoded) == 1
+    own = [ref for job in jobs for ref in pipeline.refs(job) if not ref.shared]
+    wait_until(lambda: pipeline.kv.missing(own) == own, "their own blocks are gone")
+
+
+def test_cancelling_one_batch_leaves_the_others_running(pipeline):
+    _, decode = pipeline.start()
+    decode.engine.before_decode = gate = Gate()
+    doomed, other = pipeline.job(batch="doomed"), pipeline.job(batch="other")
+    pipeline.submit(doomed, other)
+    wait_until(lambda: len(decode.engine.decoded) == 2, "both run")
+
+    pipeline.client.cancel("doomed")
+    wait_until(lambda: decode.worker.holding() == 1, "the cancelled one has stopped")
+    gate.open()
+
+    assert pipeline.result(other).state == "succeeded"
+
+
+def test_a_job_past_its_deadline_is_not_decoded(pipeline):
+    job = pipeline.job(deadline=pipeline.cluster_state.now() + 0.4)
+    prefilled(pipeline, job)
+    wait_until(lambda: pipeline.cluster_state.now() > job.deadline, "the deadline has passed")
+
+    decode = pipeline.start_decode()
+
+    assert pipeline.result(job).state == "expired"
+    assert decode.engine.decoded == []
+
+
+def test_a_decode_that_runs_past_its_deadline_is_stopped(pipeline):
+    pipeline.start_prefill()
+    decode = pipeline.start_decode(WatchedEngine(SLOW))
+    job = pipeline.job(deadline=pipeline.cluster_state.now() + 1.0)
+    pipeline.submit(job)
+
+    assert pipeline.result(job).state == "expired"
+    assert decode.engine.decoded
+    assert pipeline.dead_letters(0) == []
+
+
+# Leaving
+
+
+def test_a_worker_that_stops_finishes_what_it_decodes_and_hands_back_what_it_has_not_begun(pipeline):
+    # Given a worker with one slot, which decodes one job and was given another
+    pipeline.start_prefill()
+    decode = pipeline.start_decode(WatchedEngine(slots=1))
+    decode.engine.before_decode = gate = Gate()
+    first, second = pipeline.job("first " * 40), pipeline.job("second " * 40)
+    pipeline.submit(first)
+    gate.wait()
+    pipeline.submit(second)
+    wait_until(lambda: pipeline.steps(second)[-1:] == [Step.PASSED_ON], "the second waits to be decoded")
+
+    # When it is told to leave
+    decode.stop()
+    gate.open()
+    decode.left()
+    pipeline.workers.remove(decode)
+
+    # Then the first is answered and the second is back in its queue, no return counted
+    assert pipeline.result(first).state == "succeeded"
+    assert decode.engine.decoded[1:] == []
+    broker = pipeline.new_broker()
+    envelope = open_envelope(broker.get(work("decode")), "decode", second.model)
+    assert (envelope.job_id, envelope.returns) == (second.job_id, 0)
+    broker.close()
+
+    pipeline.start_decode()
+    assert pipeline.result(second).state == "succeeded"
+
+
+def test_a_worker_that_aborts_hands_its_running_job_back_and_another_gives_the_same_answer(pipeline):
+    # Given a decode that would take long
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    slow = pipeline.start_decode(WatchedEngine(SLOW))
+    wait_until(lambda: slow.engine.decoded, "it is running")
+
+    # When its worker is told to leave at once
+    pipeline.leave(slow, abort=True)
+
+    # Then another finishes the job, from the same KV cache, and nothing was counted against it
+    pipeline.start_decode()
+    result = pipeline.result(job)
+    assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
+    assert (result.state, result.attempts) == ("succeeded", 1)
+
+
+def test_a_job_that_begins_while_its_worker_aborts_is_handed_back_too(pipeline):
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    slow = pipeline.start_decode(WatchedEngine(SLOW))
+    slow.worker.stop(abort=True)  # before, while or after the job is given a slot
+    slow.left()
+    pipeline.workers.remove(slow)
+
+    pipeline.start_decode()
+
+    assert pipeline.result(job).text == pipeline.undisturbed_text(job)
+
+
+# Poison
+
+
+def test_a_job_that_kills_its_worker_ends_as_poison_and_its_neighbours_succeed():
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job that kills whoever decodes it, among neighbours
+        pipeline.start_prefill()
+        decode = pipeline.start_decode()
+        decode.engine.before_decode = decode.dies_of("poison")
+        neighbours = [pipeline.job(f"neighbour {number}") for number in range(4)]
+        poison = pipeline.job("poison", shared="")
+
+        # When all are submitted
+        pipeline.submit(*neighbours[:2], poison, *neighbours[2:])
+
+        # Then it was run thrice among the others and twice alone, and was given up
+        result = pipeline.result(poison)
+        assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "Poison")
+        runs = WatchedEngine().tokenize(user_prompt("", "poison"), 0.0).ids
+        assert decode.engine.decoded.count(runs) == 5
+        assert Step.ISOLATED in pipeline.steps(poison)
+        (letter,) = pipeline.dead_letters()
+        assert (letter.message_id, letter.headers["kvasir-error"]) == (poison.job_id, "Poison")
+        assert letter.headers["kvasir-from"] == topology.suspects_queue("decode", poison.model)
+
+        # and its neighbours are answered
+        assert [pipeline.result(job).state for job in neighbours] == ["succeeded"] * 4
+
+
+def test_a_delivery_whose_slot_died_is_left_to_the_broker() -> None:
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job in whose decode a slot dies, its channel still open
+        _, decode = pipeline.start()
+        decode.engine.before_decode = fails(Died())
+        job = pipeline.job()
+        pipeline.submit(job)
+        wait_until(lambda: decode.engine.decoded and not decode.worker.holding(), "the slot has died")
+
+        # When the channel closes, then the broker hands the job out again
+        decode.broker.drop()
+        assert pipeline.result(job).state == "succeeded"
+
+
+def test_a_suspect_runs_while_nothing_else_does():
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a suspect, and bulk work for both slots of a worker
+        suspect, bulk = pipeline.job("a suspect"), [pipeline.job(f"bulk {number}") for number in range(3)]
+        prefilled(pipeline, suspect)
+        for _ in range(3):
+            crashing = pipeline.new_broker()
+            assert crashing.get(work("decode"))
+            pipeline.cluster_state.count_crashes("decode", suspect.job_id, suspect.run, 1)
+            crashing.close()
+        engine = WatchedEngine()
+        engine.before_decode = gate = Gate()
+        pipeline.start_decode(engine)
+        wait_until(lambda: Step.ISOLATED in pipeline.steps(suspect), "it is a suspect")
+        gate.wait()
+
+        # When bulk work comes while the suspect runs
+        pipeline.submit(*bulk)
+        wait_until(lambda: pipeline.ready(work("decode")) == 3, "the bulk waits in its queue, in nobody's hands")
+
+        # Then nothing of it was begun before the suspect is answered
+        assert len(engine.decoded) == 1
+        gate.open()
+        assert pipeline.result(suspect).state == "succeeded"
+        assert [pipeline.result(job).state for job in bulk] == ["succeeded"] * 3
+
+
+def test_a_job_that_came_back_with_lost_connections_only_is_no_suspect():
+    with Pipeline() as pipeline:
+        # Given a job that the broker took back nine times, from nobody who fell with it
+        job = pipeline.job()
+        prefilled(pipeline, job)
+        for _ in range(9):
+            flaky = pipeline.new_broker()
+            assert flaky.get(work("decode"))
+            flaky.close()
+
+        # When a worker takes it
+        pipeline.start_decode()
+
+        # Then it is a job like others
+        assert pipeline.result(job).state == "succeeded"
+        assert Step.ISOLATED not in pipeline.steps(job)
+
+
+def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline):
+    # Given a job that has met five transient errors already
+    job = pipeline.job()
+    prefilled(pipeline, job)
+    delivery = pipeline.broker.get(work("decode"))
+    tired = replace(delivery.message, headers=dict(delivery.message.headers) | {"kvasir-attempts": 5})
+    pipeline.broker.publish(topology.work("decode", job.model, "bulk"), tired)
+    delivery.ack()
+
+    # When the sixth comes
+    engine = WatchedEngine()
+    engine.before_decode = always_fails(EngineUnavailable("no model is loaded"))
+    pipeline.start_decode(engine)
+    result = pipeline.result(job)
+
+    # Then the job has failed, and lies among the dead letters
+    assert (result.state, result.error.kind, result.attempts) == ("failed", "AttemptsExhausted", 6)
+    assert result.error.message == "6 attempts; the last: no model is loaded"
+    assert [letter.headers["kvasir-error"] for letter in pipeline.dead_letters()] == ["AttemptsExhausted"]
+    pipeline.nothing_is_left()
+
+
+def test_several_answers_come_from_one_prefill_and_one_transfer(pipeline):
+    prefill, decode = pipeline.start()
+    job = pipeline.job(sampling=Sampling(20, temperature=1.0, seed=7, answers=3))
+
+    result = pipeline.run(job)
+
+    texts = [result.text, *result.more_texts]
+    assert len(texts) == len(set(texts)) == 3
+    assert len(prefill.engine.prefilled) == 1
+    assert len(decode.engine.decoded) == 3
+    assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
+    # And the second of them is what its seed alone would have given
+    alone = pipeline.run(pipeline.job(sampling=Sampling(20, temperature=1.0, seed=8)))
+    assert alone.text == texts[1]

@@ -1,0 +1,225 @@
+"""Quick jobs that are done in one go: each ends as it would by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from decode_worker import worker as decode_module
+from decode_worker.stealing.models import CachedModel, ModelCache
+from decode_worker.worker import DecodeWorker
+from engines.base import Loaded
+from infra.broker.base import Delivery
+from infra.broker.embedded.broker import EmbeddedBroker
+from infra.broker.job_source import HELD_IF_INSTANT, HELD_IF_QUICK, adaptive_prefetch, receive_group
+from messages.errors import ContextExceeded, EngineUnavailable
+from messages.jobs import PrefillJob
+from messages.lifecycle import Event, Step
+from prefill_worker import worker as prefill_module
+from prefill_worker.worker import PrefillWorker
+from tests.support.pipeline import MODEL, Gate, Pipeline, WatchedEngine, fails, work
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Pipeline]:
+    with Pipeline() as pipeline:
+        yield pipeline
+
+
+class Desk:
+    """A worker whose station is not open: it is given deliveries by hand."""
+
+    def __init__(self, pipeline: Pipeline, kind: type[PrefillWorker] | type[DecodeWorker], stage: str) -> None:
+        self.engine = WatchedEngine(slots=1)
+        self.broker = EmbeddedBroker(pipeline.server)
+        args = (self.broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
+        self.worker: PrefillWorker | DecodeWorker
+        if kind is PrefillWorker:
+            self.worker = PrefillWorker(MODEL, Loaded(self.engine), *args)
+        else:
+            self.worker = DecodeWorker(ModelCache(CachedModel(MODEL, 0, Loaded(self.engine))), *args)
+        self._queue = work("prefill" if kind is PrefillWorker else "decode")
+
+    def take(self, count: int) -> list[Delivery]:
+        """Give it that many at once; returns when all are settled."""
+        deliveries = [delivery for _ in range(count) if (delivery := self.broker.get(self._queue))]
+        assert len(deliveries) == count
+        self.worker.take(deliveries)
+        self.worker.finish()
+        return deliveries
+
+    def close(self) -> None:
+        self.broker.close()
+
+
+@pytest.fixture
+def decoder(pipeline: Pipeline) -> Iterator[Desk]:
+    desk = Desk(pipeline, DecodeWorker, "decode")
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def prefiller(pipeline: Pipeline) -> Iterator[Desk]:
+    desk = Desk(pipeline, PrefillWorker, "prefill")
+    yield desk
+    desk.close()
+
+
+def waiting(pipeline: Pipeline, count: int) -> list[PrefillJob]:
+    """Jobs that wait to be decoded."""
+    jobs = [pipeline.job(f"student {number}", shared="") for number in range(count)]
+    prefill = pipeline.start_prefill()
+    pipeline.submit(*jobs)
+    wait_until(lambda: pipeline.ready(work("decode")) == count, "all wait to be decoded")
+    pipeline.leave(prefill)
+    return jobs
+
+
+def test_all_are_decoded_each_to_its_own_text_and_nothing_is_left(pipeline: Pipeline, decoder: Desk) -> None:
+    jobs = waiting(pipeline, 5)
+    decoder.take(5)
+    assert [pipeline.result(job).text for job in jobs] == [pipeline.undisturbed_text(job) for job in jobs]
+    assert len(decoder.engine.decoded) == decoder.worker.registration().done == 5
+    pipeline.nothing_is_left()
+
+
+def test_one_that_fails_costs_its_neighbours_nothing(pipeline: Pipeline, decoder: Desk) -> None:
+    # Given three jobs, of which the second meets a passing error, and the third one that stays
+    jobs = waiting(pipeline, 3)
+    errors = iter([None, EngineUnavailable("for a moment"), ContextExceeded("for good")])
+
+    def meets(_tokens: object, _stop: object) -> None:
+        if error := next(errors):
+            raise error
+
+    decoder.engine.before_decode = meets
+    # When they are decoded in one go
+    decoder.take(3)
+    # Then the first has its answer, the second waits for its next attempt, and the third is a dead letter
+    assert pipeline.result(jobs[0]).state == "succeeded"
+    assert pipeline.result(jobs[2]).state == "failed"
+    assert Step.RETRIED in pipeline.steps(jobs[1])
+    assert pipeline.results_so_far(jobs[1]) == []
+
+
+def test_what_has_its_result_is_answered_with_it_and_what_another_worker_holds_is_left(
+    pipeline: Pipeline, decoder: Desk
+) -> None:
+    jobs = waiting(pipeline, 3)
+    pipeline.cluster_state.claim(jobs[1].job_id, 1, "somebody-else", ttl_s=60)
+    decoder.take(3)
+    assert len(decoder.engine.decoded) == 2
+    assert pipeline.result(jobs[0]).state == pipeline.result(jobs[2]).state == "succeeded"
+    assert pipeline.results_so_far(jobs[1]) == []
+
+
+def test_those_behind_a_slow_one_go_back_and_those_before_it_are_answered(
+    pipeline: Pipeline, decoder: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_module, "PATIENCE_S", 0.0)
+    jobs = waiting(pipeline, 3)
+    decoder.take(3)
+    # The first one was begun in any case
+    assert pipeline.result(jobs[0]).state == "succeeded"
+    assert pipeline.ready(work("decode")) == 2
+    assert pipeline.results_so_far(jobs[1]) == pipeline.results_so_far(jobs[2]) == []
+
+
+def test_one_that_goes_back_runs_no_more_once_its_copy_is_there(
+    pipeline: Pipeline, decoder: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a job behind a slow one
+    monkeypatch.setattr(decode_module, "PATIENCE_S", 0.0)
+    _, second = waiting(pipeline, 2)
+    held: dict[str, tuple[str, ...]] = {}
+
+    def note(event: Event) -> None:
+        if event.step == Step.REDELIVERED:
+            held[event.job_id] = decoder.worker.registration().jobs
+
+    monkeypatch.setattr(decoder.worker._settler, "observe", note)
+    # When its copy has been published
+    decoder.take(2)
+    # Then a delivery of that copy would not be taken for one of the attempt that is about to be acked
+    assert list(held) == [second.job_id]
+    assert second.job_id not in held[second.job_id]
+
+
+def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipeline, decoder: Desk) -> None:
+    # Given three jobs in one go, the first of which is in the engine
+    waiting(pipeline, 3)
+    decoder.engine.before_decode = gate = Gate()
+    deliveries = [delivery for _ in range(3) if (delivery := decoder.broker.get(work("decode")))]
+    decoder.worker.take(deliveries)
+    gate.wait()
+    # When their batch is cancelled
+    decoder.worker.on_cancel(deliveries[0].message.correlation_id)
+    gate.open()
+    decoder.worker.finish()
+    # Then none of them was answered, and none waits
+    pipeline.nothing_is_left()
+    assert [event.step for event in pipeline.events].count(Step.ANSWERED) == 0
+
+
+def test_prompts_behind_a_slow_one_go_back_too(
+    pipeline: Pipeline, prefiller: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_module, "PATIENCE_S", 0.0)
+    pipeline.submit(*(pipeline.job(f"student {number}", shared="") for number in range(3)))
+    prefiller.take(3)
+    assert (pipeline.ready(work("decode")), pipeline.ready(work("prefill"))) == (1, 2)
+
+
+def test_short_prompts_do_not_wait_for_a_large_one_behind_them(pipeline: Pipeline, prefiller: Desk) -> None:
+    # Given two short prompts and a large one in one go
+    jobs = [pipeline.job(f"student {number}", shared="") for number in range(2)]
+    pipeline.submit(*jobs, pipeline.job("large " * 2700, shared=""))
+    gate = Gate()
+    prefiller.engine.before_prefill = lambda tokens, stop: gate(tokens, stop) if len(tokens) > 1000 else None
+    going = threading.Thread(target=prefiller.take, args=(3,))
+    going.start()
+    # When the large one is being computed
+    gate.wait()
+    # Then the short ones are on their way already
+    wait_until(lambda: pipeline.ready(work("decode")) == 2, "the short ones wait to be decoded")
+    gate.open()
+    going.join(10)
+    assert pipeline.ready(work("decode")) == 3
+
+
+def test_a_prompt_that_fails_costs_its_neighbours_nothing(pipeline: Pipeline, prefiller: Desk) -> None:
+    jobs = [pipeline.job(f"student {number}", shared="") for number in range(3)]
+    pipeline.submit(*jobs)
+    prefiller.engine.before_prefill = fails(ContextExceeded("for good"))
+    prefiller.take(3)
+    assert pipeline.ready(work("decode")) == 2
+    assert pipeline.result(jobs[0]).state == "failed"
+
+
+def test_more_is_held_the_quicker_the_jobs_are_and_a_level_is_left_later_than_it_is_entered() -> None:
+    assert [adaptive_prefetch(mean_s, 1) for mean_s in (1.0, 0.051, 0.049, 0.0051, 0.0049)] == [
+        1,
+        1,
+        HELD_IF_QUICK,
+        HELD_IF_QUICK,
+        HELD_IF_INSTANT,
+    ]
+    assert adaptive_prefetch(0.06, HELD_IF_QUICK) == HELD_IF_QUICK
+    assert adaptive_prefetch(0.11, HELD_IF_QUICK) == 1
+    assert adaptive_prefetch(0.009, HELD_IF_INSTANT) == HELD_IF_INSTANT
+    assert adaptive_prefetch(0.06, HELD_IF_INSTANT) == HELD_IF_QUICK
+
+
+@pytest.mark.parametrize(("mean_s", "together"), [(0.0001, HELD_IF_QUICK), (0.004, 4), (0.015, 1), (5.0, 1)])
+def test_as_many_go_together_as_are_done_in_one_go(pipeline: Pipeline, mean_s: float, together: int) -> None:
+    pipeline.submit(*(pipeline.job(f"student {number}", shared="") for number in range(40)))
+    broker = EmbeddedBroker(pipeline.server)
+    consumer = broker.consume(work("prefill"), prefetch=64)
+    first = consumer.receive(1)
+    assert first
+    assert len(receive_group(consumer, first, mean_s)) == together
+    broker.close()

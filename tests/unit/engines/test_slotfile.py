@@ -1,0 +1,191 @@
+"""Slot files: what goes in comes out bit for bit, and no bytes make the parser do anything but refuse."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.llamacpp.slotfile import SlotShape, build, parse, to_blocks, to_halves, to_interleaved, to_window
+from messages.errors import KVTransferFailed
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, cast, cut_into_blocks
+
+
+def shape_of(layers: int, dtype: DType = "f16", interleaved: bool = False, window: int = 0) -> SlotShape:
+    """Two KV heads of eight numbers; with a `window`, every second layer slides."""
+    windowed = tuple(range(0, layers, 2)) if window else ()
+    return SlotShape(KVLayout(layers, 2, 8, dtype, window, windowed), interleaved)
+
+
+def random_cache(layout: KVLayout, num_tokens: int, seed: int = 0) -> KVCache:
+    source = np.random.default_rng(seed)
+
+    def values(*shape: int) -> Array:
+        drawn = source.standard_normal((*shape, layout.kv_heads, layout.head_dim)).astype(np.float32)
+        return cast(drawn, "f32", layout.dtype)
+
+    layers = [(values(num_tokens), values(num_tokens)) for _ in layout.full_layers]
+    rows = min(num_tokens, layout.window)
+    window = Window(num_tokens, values(len(layout.window_layers), 2, rows)) if layout.window else None
+    return KVCache(layout, tuple(cut_into_blocks(layout, layers)), window)
+
+
+def same(first: list[Block] | tuple[Block, ...], second: list[Block] | tuple[Block, ...]) -> bool:
+    return [(b.start, b.data.tobytes()) for b in first] == [(b.start, b.data.tobytes()) for b in second]
+
+
+@settings(deadline=None)
+@given(
+    layers=st.sampled_from([2, 4]),
+    num_tokens=st.integers(1, 70),
+    streams=st.integers(1, 5),
+    dtype=st.sampled_from(["f16", "bf16", "f32"]),
+    interleaved=st.booleans(),
+    window=st.sampled_from([0, 1, 16]),
+)
+def test_blocks_written_to_a_slot_file_are_read_back_bit_for_bit(
+    layers: int, num_tokens: int, streams: int, dtype: DType, interleaved: bool, window: int
+) -> None:
+    # Given a cache of random numbers
+    shape = shape_of(layers, dtype, interleaved, window)
+    cache = random_cache(shape.layout, num_tokens)
+    tokens = tuple(range(100, 100 + num_tokens))
+    # When it goes through a slot file
+    file = parse(build(tokens, cache, shape, streams))
+    # Then nothing changed
+    assert (file.tokens, file.streams) == (tokens, streams)
+    assert same(tuple(to_blocks(file, shape)), cache.blocks)
+    read = to_window(file, shape)
+    assert (read is None) == (cache.window is None)
+    if read is not None and cache.window is not None:
+        assert (read.position, read.data.tobytes()) == (num_tokens, cache.window.data.tobytes())
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(KVTransferFailed):
+        parse(data)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_damaged_slot_file_is_refused_or_read_within_its_bounds(data: st.DataObject) -> None:
+    # Given a sound file with a few bytes changed
+    shape = shape_of(2)
+    damaged = bytearray(build((1, 2, 3), random_cache(shape.layout, 3), shape, 2))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    # Then it gives blocks of the right shape, or our error
+    try:
+        blocks = list(to_blocks(parse(bytes(damaged)), shape))
+    except KVTransferFailed:
+        return
+    assert KVCache(shape.layout, tuple(blocks)).num_tokens == 3
+
+
+def test_a_slot_file_cut_short_anywhere_is_refused() -> None:
+    shape = shape_of(2)
+    whole = build((1, 2, 3), random_cache(shape.layout, 3), shape, 2)
+    for length in range(len(whole)):
+        with pytest.raises(KVTransferFailed):
+            parse(whole[:length])
+
+
+def test_a_length_that_the_file_does_not_hold_is_refused_before_anything_is_allocated() -> None:
+    shape = shape_of(2)
+    whole = bytearray(build((1,), random_cache(shape.layout, 1), shape, 1))
+    whole[8:12] = (0xFFFFFFFF).to_bytes(4, "little")
+    with pytest.raises(KVTransferFailed, match=r"17,179,869,180 bytes wanted"):
+        parse(bytes(whole))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "complaint"),
+    [
+        (0, b"GGUF", "not a llama.cpp slot file"),
+        (4, b"\x03\0\0\0", "version 3"),
+        (12, b"\0\0\0\0", "token list"),
+        (40, b"\0\0\0\0", "streams"),
+    ],
+)
+def test_a_slot_file_of_another_form_is_refused_by_name(at: int, value: bytes, complaint: str) -> None:
+    shape = shape_of(2)
+    data = bytearray(build((1, 2, 3), random_cache(shape.layout, 3), shape, 1))
+    data[at : at + 4] = value
+    with pytest.raises(KVTransferFailed, match=complaint):
+        parse(bytes(data))
+
+
+def test_transposed_values_are_refused_with_what_to_do() -> None:
+    # Given a file whose v_trans, after one stream's three cells, is 1
+    shape = shape_of(2)
+    data = bytearray(build((1, 2, 3), random_cache(shape.layout, 3), shape, 1))
+    at = 12 + (3 + 4) * 4 + 4 + 4 + 3 * 12
+    data[at] = 1
+    with pytest.raises(KVTransferFailed, match="flash attention"):
+        parse(bytes(data))
+
+
+def test_rows_that_lie_out_of_order_are_put_in_order_of_position() -> None:
+    # Given a file whose cells hold the positions 2, 0, 1
+    shape = shape_of(2)
+    cache = random_cache(shape.layout, 3)
+    data = bytearray(build((7, 8, 9), cache, shape, 1))
+    first_cell = 12 + (3 + 4) * 4 + 4 + 4
+    for cell, position in enumerate((2, 0, 1)):
+        data[first_cell + cell * 12] = position
+    # When it is read
+    (block,) = to_blocks(parse(bytes(data)), shape)
+    # Then each row is at its position
+    assert np.array_equal(block.data[:, :, [2, 0, 1]], cache.blocks[0].data)
+
+
+def test_blocks_that_are_stored_already_are_left_out() -> None:
+    shape = shape_of(2)
+    cache = random_cache(shape.layout, 70)
+    file = parse(build(range(70), cache, shape, 1))
+    assert same(tuple(to_blocks(file, shape, first=32)), cache.blocks[1:])
+
+
+def test_interleaved_pairs_become_halves_by_the_index_rule() -> None:
+    # Old index j·d/2+i of a head with split halves is new index 2i+j with interleaved pairs.
+    halves = np.arange(8)
+    assert to_interleaved(halves).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert to_halves(to_interleaved(halves)).tolist() == halves.tolist()
+
+
+def test_a_cache_of_another_dtype_is_cast_once() -> None:
+    # Given bf16 blocks for a server that keeps f16
+    source, target = shape_of(2, "bf16"), shape_of(2, "f16")
+    cache = random_cache(source.layout, 5)
+    # When they go through a slot file of the server
+    (block,) = to_blocks(parse(build(range(5), cache, target, 1)), target)
+    # Then every number is the one that a cast gives
+    assert np.array_equal(block.data, cast(cache.blocks[0].data, "bf16", "f16"))
+
+
+def test_numbers_too_large_for_the_receivers_dtype_are_a_failed_kv_transfer() -> None:
+    source, target = shape_of(2, "f32"), shape_of(2, "f16")
+    data = np.full(source.layout.block_shape(1), 1e6, np.float32)
+    with pytest.raises(KVTransferFailed, match="inf or nan"):
+        build((1,), KVCache(source.layout, (Block(0, data),)), target, 1)
+
+
+def test_a_cache_of_another_shape_is_refused() -> None:
+    with pytest.raises(KVTransferFailed, match="layout"):
+        build((1,), random_cache(shape_of(4).layout, 1), shape_of(2), 1)
+
+
+def test_a_cache_that_covers_other_tokens_is_refused() -> None:
+    shape = shape_of(2)
+    with pytest.raises(KVTransferFailed, match="covers 3 tokens, not 2"):
+        build((1, 2), random_cache(shape.layout, 3), shape, 1)
+
+
+def test_a_window_record_with_too_few_rows_is_refused() -> None:
+    shape = shape_of(2, window=16)
+    cache = random_cache(shape.layout, 40)
+    assert cache.window is not None
+    short = KVCache(cache.layout, cache.blocks, Window(40, cache.window.data[:, :, 2:]))
+    with pytest.raises(KVTransferFailed, match="14 rows of the sliding-window layers; 15 are needed"):
+        build(range(40), short, shape, 1)

@@ -1,0 +1,174 @@
+"""docker-compose.yml keeps our promises: loopback ports, health checks, no password of its own."""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from infra.config.settings import load_settings
+from kvasir import cli
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+VARIABLE = re.compile(r"\$\{(\w+)(:\?|:-)?")
+
+every_service = pytest.mark.parametrize("name", SERVICES)
+every_worker = pytest.mark.parametrize("name", ["prefill-worker", "decode-worker"])
+
+
+@every_service
+def test_ports_are_bound_to_loopback_unless_somebody_says_otherwise(name: str) -> None:
+    assert SERVICES[name]["ports"]
+    for port in SERVICES[name]["ports"]:
+        assert re.fullmatch(r"\$\{KVASIR_BIND:-127\.0\.0\.1\}:\d+:\d+", port)
+
+
+@every_service
+def test_a_service_is_checked_restarted_and_of_a_fixed_version(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"]
+    assert service["restart"] == "unless-stopped"
+    assert re.search(r":v?\d", service["image"])
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "redis", "grafana"])
+def test_what_can_be_logged_into_has_a_password_without_a_default(name: str) -> None:
+    passwords = [value for key, value in SERVICES[name]["environment"].items() if "PASS" in key]
+    assert len(passwords) == 1
+    assert re.fullmatch(r"\$\{KVASIR_\w+_PASSWORD:\?[^}]+\}", passwords[0])
+
+
+@every_service
+def test_a_service_waits_for_the_health_of_what_it_needs(name: str) -> None:
+    for other, how in SERVICES[name].get("depends_on", {}).items():
+        assert other in SERVICES
+        assert how == {"condition": "service_healthy"}
+
+
+def test_redis_keeps_nothing_and_evicts_nothing() -> None:
+    command = SERVICES["redis"]["command"][-1]
+    for directive in ('save ""', "appendonly no", "maxmemory-policy noeviction", "requirepass $$REDIS_PASSWORD"):
+        assert directive in command
+
+
+def test_mounted_files_are_in_the_checkout() -> None:
+    mounts = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
+    sources = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+
+
+@every_worker
+def test_a_workers_command_is_one_and_serves_a_model_that_is_mounted(name: str) -> None:
+    before, role, options = _command(name)
+    assert role == name
+    cli.kvasir.commands[role].make_context(role, options)  # raises for an option that there is not
+    assert before == ["--config=/models/kvasir.toml", "--log-style=json"]
+
+    mounts = dict(mount.removesuffix(":ro").split(":")[::-1] for mount in SERVICES[name]["volumes"])
+    config = ROOT / mounts["/models/kvasir.toml"]
+    model = load_settings(config=config, environ={}).model("kvasir-demo")
+    _engine, weights = model.weights_for()
+    assert Path(weights).parent.resolve() == (ROOT / mounts["/models/model"]).resolve()
+    assert Path(weights).is_file()
+
+
+@every_worker
+def test_a_worker_is_healthy_when_it_is_ready_and_its_page_is_published(name: str) -> None:
+    options = dict(option.split("=") for option in SERVICES[name]["command"] if option.startswith("--"))
+    port = options["--metrics-port"]
+    program, flag, code = SERVICES[name]["healthcheck"]["test"][1:]
+    compile(code, name, "exec")
+    assert (program, flag) == ("python", "-c")
+    assert f"http://127.0.0.1:{port}/ready" in code
+    assert SERVICES[name]["ports"][0].endswith(f":{port}:{port}")
+    grace = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+    assert grace > int(options["--grace"])
+
+
+@every_worker
+def test_a_worker_reaches_the_services_by_name_and_is_started_only_when_asked_for(name: str) -> None:
+    service = SERVICES[name]
+    urls = [value for key, value in service["environment"].items() if key.endswith("_URL")]
+    assert [urlsplit(re.sub(r"\$\{.*?\}", "user", url)).hostname for url in urls] == ["rabbitmq", "redis"]
+    assert set(service["depends_on"]) == {"rabbitmq", "redis"}
+    for key, value in service["environment"].items():
+        assert "PASSWORD" not in key or re.fullmatch(r"\$\{KVASIR_\w+_PASSWORD:\?[^}]+\}", value)
+    assert service["profiles"] == ["workers"]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+
+
+def test_the_image_is_of_a_fixed_python_and_does_not_run_as_root() -> None:
+    lines = [line for line in DOCKERFILE.splitlines() if line and not line.startswith("#")]
+    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"python:3.11-slim"}
+    last = [line for line in lines if line.startswith(("FROM ", "USER ", "ENTRYPOINT "))][-2:]
+    assert last == ["USER kvasir", 'ENTRYPOINT ["kvasir"]']
+    assert "useradd" in DOCKERFILE
+    assert not re.search(r"PASSWORD|SECRET|TOKEN|://", DOCKERFILE)
+
+
+def test_the_image_is_built_from_what_the_wheel_is_made_of_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    kept = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    assert [name for name in kept if not (ROOT / name).exists()] == []
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {pattern.removesuffix("*") for pattern in packages} | {"pyproject.toml", "README.md", "LICENSE"} == kept
+
+
+def _command(name: str) -> tuple[list[str], str, list[str]]:
+    """What stands before the command's name, the name, and its options."""
+    words: list[str] = SERVICES[name]["command"]
+    at = next(index for index, word in enumerate(words) if not word.startswith("--"))
+    return words[:at], words[at], words[at + 1 :]
+
+
+def test_prometheus_and_grafana_know_the_services_by_their_names() -> None:
+    folder = ROOT / "infra/deploy/compose"
+    jobs = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for job in jobs for group in job.get("static_configs", []) for target in group["targets"]]
+    assert {target.split(":")[0] for target in targets} <= set(SERVICES)
+
+    source = yaml.safe_load((folder / "grafana/datasources/prometheus.yml").read_text())["datasources"][0]
+    assert source["uid"] == "kvasir-prometheus"
+    assert source["url"] == "http://prometheus:9090"
+
+
+def test_make_env_writes_every_variable_for_its_owner_alone(tmp_path: Path) -> None:
+    first, second = (_make_env(tmp_path / name) for name in ("first", "second"))
+
+    wanted = set(VARIABLE.findall((ROOT / "docker-compose.yml").read_text()))
+    assert {name for name, _how in wanted} <= set(first)
+    passwords = [name for name in first if name.endswith("PASSWORD")]
+    assert all(len(first[name]) == 48 and first[name] != second[name] for name in passwords)
+    assert stat.S_IMODE((tmp_path / "first/.env").stat().st_mode) == 0o600
+
+
+def test_make_env_leaves_existing_passwords_alone(tmp_path: Path) -> None:
+    before = _make_env(tmp_path)
+    again = subprocess.run(["sh", str(ROOT / "scripts/make-env")], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode != 0
+    assert "there already" in again.stderr
+    assert _read_env(tmp_path) == before
+
+
+def _make_env(folder: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["sh", str(ROOT / "scripts/make-env")], cwd=folder, check=True, capture_output=True)
+    return _read_env(folder)
+
+
+def _read_env(folder: Path) -> dict[str, str]:
+    lines = (folder / ".env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))

@@ -1,0 +1,297 @@
+"""A worker's place at the broker: what it takes first, what it hears, and the deaths that it answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+
+from infra.broker import topology
+from infra.broker.base import Address, Delivery, Message
+from infra.broker.consume import ConsumerLoop
+from infra.broker.control import announce_cancel, ring
+from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
+from infra.broker.settle import Settler, must_run_alone
+from messages.errors import Poison
+from messages.lifecycle import Step
+from tests.support.pipeline import MODEL, Pipeline, work
+from tests.support.waiting import wait_until
+
+
+class Desk:
+    """A handler with one slot: it notes what it is given, and holds it until told to settle."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.cancelled: list[str] = []
+        self.ticks = 0
+        self.slot = threading.Semaphore(1)
+        self._held: list[Delivery] = []
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        if not self.slot.acquire(timeout=timeout_s):
+            return False
+        self.slot.release()
+        return True
+
+    def holding(self) -> int:
+        return len(self._held)
+
+    def take(self, deliveries: list[Delivery]) -> None:
+        self.slot.acquire()
+        self._held += deliveries
+        self.taken += [delivery.message.message_id for delivery in deliveries]
+
+    def settle(self) -> None:
+        """Done with what is held."""
+        self._held.pop().ack()
+        self.slot.release()
+
+    def finish(self) -> None:
+        while self._held:
+            self.settle()
+
+    def on_cancel(self, batch_id: str) -> None:
+        self.cancelled.append(batch_id)
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+
+class PushedOneByOne:
+    """The plainest flow: the broker pushes one delivery."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._consumer = broker.consume(BULK, 1)
+        self.pause = self._consumer.pause
+        self.close = self._consumer.close
+        self.nudge = self._consumer.nudge
+
+    def next(self, timeout_s: float) -> list[Delivery]:
+        self._consumer.resume()
+        delivery = self._consumer.receive(timeout_s)
+        return [delivery] if delivery else []
+
+    def full(self, _urgent: object) -> None:
+        """It holds what it holds."""
+
+
+class Site:
+    """A broker, and a station with a desk."""
+
+    def __init__(self) -> None:
+        self.server = EmbeddedServer()
+        self.broker = EmbeddedBroker(self.server)
+        self.broker.declare([MODEL])
+        self.stations_broker = EmbeddedBroker(self.server)
+        self.desk = Desk()
+        settler = Settler(self.stations_broker, [MODEL], lambda _: None)
+        self.station = ConsumerLoop(self.stations_broker, settler, "decode", MODEL, "me", self.open_flow)
+        self._thread = threading.Thread(target=self.station.run, args=(self.desk,), daemon=True)
+
+    def open_flow(self) -> PushedOneByOne:
+        return PushedOneByOne(self.stations_broker)
+
+    def open(self) -> None:
+        self._thread.start()
+        wait_until(lambda: self.desk.ticks, "the station is open")
+
+    def close(self) -> None:
+        self.station.stop()
+        ring(self.broker, "nothing")
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.stations_broker.close()
+
+    def put(self, name: str, queue: str, headers: dict[str, int] | None = None) -> None:
+        self.broker.publish(Address(topology.WORK, queue), Message(b"", name, headers=headers or {}))
+
+    def took(self, *names: str) -> None:
+        wait_until(lambda: self.desk.taken == list(names), f"{names} were taken, in this order")
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    if site._thread.is_alive():
+        site.close()
+
+
+NOW, BULK, SUSPECTS = work("decode", "now"), work("decode"), topology.suspects_queue("decode", MODEL)
+
+
+def test_the_now_lane_goes_first_and_bulk_in_the_order_it_came(site: Site) -> None:
+    for name in ("bulk-1", "bulk-2"):
+        site.put(name, BULK)
+    site.put("now", NOW)
+
+    site.open()
+
+    site.took("now")
+    site.desk.settle()
+    site.took("now", "bulk-1")
+    site.desk.settle()
+    site.took("now", "bulk-1", "bulk-2")
+
+
+def test_a_full_worker_is_given_no_more_than_its_prefetch(site: Site) -> None:
+    for number in range(5):
+        site.put(f"bulk-{number}", BULK)
+
+    site.open()
+    site.took("bulk-0")
+
+    depth = site.broker.depth(BULK)
+    assert depth is not None
+    assert depth.ready == 4
+
+
+def test_work_that_comes_to_an_idle_station_is_taken_from_both_lanes(site: Site) -> None:
+    site.open()
+
+    site.put("now", NOW)
+    ring(site.broker, NOW)
+    site.took("now")
+    site.desk.settle()
+    site.put("bulk", BULK)
+    site.took("now", "bulk")
+
+
+def test_a_suspect_is_taken_only_by_a_station_that_holds_nothing(site: Site) -> None:
+    site.put("bulk-1", BULK)
+    site.put("suspect", SUSPECTS)
+
+    site.open()  # the suspect is first: nothing is held yet
+    site.took("suspect", "bulk-1")
+
+
+def test_what_was_not_begun_when_a_station_stops_is_handed_back_uncounted(site: Site) -> None:
+    # Given a station whose slot is taken from the now lane while it was given one of the bulk
+    site.put("now", NOW)
+    site.put("bulk", BULK)
+    site.open()
+    site.took("now")
+    wait_until(lambda: len(site.stations_broker.unacked) == 2, "it was given the other too")
+
+    # When it stops
+    site.close()
+
+    # Then the one in the slot was finished, and the other lies in its queue as if never touched
+    assert site.desk.taken == ["now"]
+    back = site.broker.get(BULK)
+    assert back is not None
+    assert (back.message.message_id, back.returns, "kvasir-returns" in back.message.headers) == ("bulk", 0, False)
+
+
+# Broadcasts
+
+
+def test_a_cancel_reaches_every_station_and_nonsense_hurts_none(site: Site) -> None:
+    site.open()
+
+    nonsense = [b"", b"\xc1", msgpack.packb([1, 2]), msgpack.packb({"cancel": 5}), msgpack.packb({"dance": "now"})]
+    for body in nonsense:
+        site.broker.publish_lossy(Address(topology.CONTROL, ""), Message(body))
+    announce_cancel(site.broker, "a-batch")
+
+    wait_until(lambda: site.desk.cancelled == ["a-batch"], "the cancel is heard")
+
+
+# Suspects and poison
+
+
+@pytest.mark.parametrize(("crashes", "alone"), [(0, False), (2, False), (3, True), (4, True)])
+def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, crashes: int, alone: bool) -> None:
+    assert must_run_alone(_delivered(site, BULK), crashes) is alone
+
+
+def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_crashes(site: Site) -> None:
+    assert must_run_alone(_delivered(site, SUSPECTS), 4) is False
+    with pytest.raises(Poison, match="5 workers died while holding it"):
+        must_run_alone(_delivered(site, SUSPECTS), 5)
+
+
+def _delivered(site: Site, queue: str) -> Delivery:
+    site.put("a-job", queue)
+    delivery = site.broker.get(queue)
+    assert delivery is not None
+    delivery.ack()
+    return delivery
+
+
+# Deaths made by the broker
+
+
+def given_up(pipeline: Pipeline, queue: str) -> None:
+    """Have a message returned until the broker gives it up."""
+    while pipeline.ready(queue):
+        crashing = pipeline.new_broker()
+        crashing.get(queue)
+        crashing.close()
+    assert pipeline.ready(topology.DEATHS) == 1
+
+
+def test_a_job_that_the_broker_gives_up_is_answered_and_buried() -> None:
+    with Pipeline() as pipeline:
+        # Given a job that came back more often than the broker's limit allows
+        job = pipeline.job()
+        pipeline.submit(job)
+        given_up(pipeline, work("prefill"))
+
+        # When a worker comes up, of whatever stage
+        pipeline.start_decode()
+
+        # Then the job has its failed result, and lies in the graveyard
+        result = pipeline.result(job)
+        assert result.error is not None
+        assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "Poison")
+        assert result.error.message == "the broker gave it up: it came back more than 20 times"
+        assert [letter.message_id for letter in pipeline.dead_letters()] == [job.job_id]
+        pipeline.nothing_is_left()
+        assert pipeline.steps(job) == [Step.SUBMITTED, Step.FAILED]
+
+
+@pytest.mark.parametrize("model", ["no model at all", "", 7])
+def test_a_death_with_an_absurd_model_is_buried_and_housekeeping_goes_on(model: str | int) -> None:
+    with Pipeline() as pipeline:
+        pipeline.start_decode()
+        death = Message(b"?", "a-job", "a-batch", "reply.a-batch", {"kvasir-model": model})
+        pipeline.broker.publish(Address(topology.DEAD, topology.DEATHS), death)
+        pipeline.start_prefill()  # a new station looks at once
+
+        assert len(pipeline.dead_letters()) == 1
+        assert pipeline.ready(topology.RESULTS_PARKED) == 1
+
+
+def test_housekeeping_outlives_a_missing_queue(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a station that looks for deaths all the time, and a queue of deaths that somebody deleted
+    monkeypatch.setattr("infra.broker.consume._DEATHS_EVERY_S", 0.0)
+    site.open()
+    site.server.delete_queue(topology.DEATHS)
+    seen = site.desk.ticks
+    wait_until(lambda: site.desk.ticks >= seen + 2, "it has looked there, and goes on")
+
+    # When something else happens, then it is heard
+    announce_cancel(site.broker, "a-batch")
+
+    wait_until(lambda: site.desk.cancelled == ["a-batch"], "the cancel is heard")
+
+
+@pytest.mark.parametrize("queue", [NOW, BULK, SUSPECTS])
+def test_a_queue_that_somebody_deleted_is_declared_again_and_served(
+    site: Site, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    # Given a station that looks after its queues all the time
+    monkeypatch.setattr("infra.broker.consume._DEATHS_EVERY_S", 0.0)
+    site.open()
+
+    # When somebody deletes one
+    site.server.delete_queue(queue)
+    wait_until(lambda: site.server.depth(queue), "the queue is there again")
+
+    # Then what is put there is taken
+    site.put("after", queue)
+    site.took("after")

@@ -1,0 +1,207 @@
+"""What `kvasir deploy` would write and run: units, steps, wheels; and that a dry run shows no secret."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import plistlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from infra.config.settings import MachineSettings, Settings, load_settings
+from infra.deploy import steps, supervise, wheelhouse
+from infra.deploy.accounts import SERVICES, Account, accounts, logged_in, passwords, secrets_of
+from infra.deploy.machine import assumed, place_of
+from infra.deploy.permissions import PERMISSIONS
+from infra.deploy.services import definitions, service_files, store_users
+from infra.deploy.units import Place, supervisor_of, unit_file, units_of
+from kvasir.cli import kvasir
+from messages.errors import UsageError
+from tests.support.waiting import wait_until
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "kvasir.toml"
+PLACE = Place("/home/k", "k", "/home/k/kvasir", {"A": "50% $HOME"})
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return load_settings(config=EXAMPLE, environ={})
+
+
+def _machine(settings: Settings, name: str) -> MachineSettings:
+    return settings.machines[name]
+
+
+def test_each_platform_has_its_own_supervisor_and_each_worker_its_own_port(settings: Settings) -> None:
+    machines = settings.machines.values()
+    assert [supervisor_of(machine) for machine in machines] == ["systemd", "systemd", "launchd", "launchd"]
+    units = units_of(_machine(settings, "mac1"))
+    assert [(unit.name, unit.port, unit.host) for unit in units] == [
+        ("kvasir-decode-gpt-oss-120b", 9101, "169.254.150.101")
+    ]
+
+
+def test_a_launchd_daemon_is_a_plist_that_keeps_its_worker_running(settings: Settings) -> None:
+    unit = units_of(_machine(settings, "mac2"))[0]
+    path, text = unit_file("launchd", unit, PLACE)
+    entries = plistlib.loads(text.encode())
+    assert path == "/Library/LaunchDaemons/org.kvasir.decode-qwen3-coder-30b.plist"
+    assert entries["ProgramArguments"] == unit.command(PLACE)
+    assert (entries["KeepAlive"], entries["UserName"], entries["EnvironmentVariables"]["A"]) == (True, "k", "50% $HOME")
+
+
+def test_systemd_reads_no_specifier_and_no_variable_out_of_a_value(settings: Settings) -> None:
+    _, text = unit_file("systemd", units_of(_machine(settings, "spark1"))[0], PLACE)
+    assert 'Environment="A=50%% $HOME"' in text
+
+
+def test_no_machine_is_given_the_wheel_that_computes_on_its_cpu(settings: Settings) -> None:
+    assert wheelhouse.extras_of(_machine(settings, "spark1")) == ["nvml"]
+    assert wheelhouse.extras_of(_machine(settings, "mac1")) == ["llamacpp"]
+
+
+@pytest.mark.parametrize(
+    ("said", "missing"),
+    [
+        ("one: ERROR: No matching distribution found for redis>=5.2 (status 1)", "redis>=5.2"),
+        ('ERROR: No matching distribution found for a-b>=4; python_version < "3.12"', "a-b>=4"),
+        ("ERROR: No matching distribution found for mlx[cuda13] (from kvasir)", "mlx[cuda13]"),
+        ("ERROR: the disk is full", ""),
+    ],
+)
+def test_what_pip_did_not_find_is_named_in_its_message(said: str, missing: str) -> None:
+    assert wheelhouse.missing_in(said) == missing
+
+
+def test_a_broker_and_a_store_know_nobody_but_the_accounts_and_keep_no_password(settings: Settings) -> None:
+    everybody = [Account("teacher", "secret"), Account("kvasir-decode", "another", "decode")]
+    made = json.loads(definitions(everybody))
+    for user, password in zip(made["users"], (b"secret", b"another"), strict=True):
+        salted = base64.b64decode(user["password_hash"])
+        assert hashlib.sha256(salted[:4] + password).digest() == salted[4:]
+    assert made["permissions"] == [
+        {"configure": given.configure, "write": given.write, "read": given.read, "user": user, "vhost": "/"}
+        for user, given in (("teacher", PERMISSIONS["operator"]), ("kvasir-decode", PERMISSIONS["decode"]))
+    ]
+    assert [line.split()[1:3] for line in store_users(everybody).splitlines()] == [
+        ["default", "off"],
+        ["teacher", "on"],
+        ["kvasir-decode", "on"],
+    ]
+    files = service_files(_machine(settings, "mac1"), settings, PLACE, everybody, everybody)
+    assert not [path for path, file in files.items() if b"secret" in file.content or b"another" in file.content]
+    assert {Path(path).name for path, file in files.items() if file.mode == 0o600} == {"definitions.json", "redis.acl"}
+    assert b"maxmemory 128000000000" in files["/home/k/kvasir/services/redis.conf"].content
+
+
+def _settings_with(folder: Path, store: str = "redis://teacher@s:6379/0") -> Settings:
+    config = folder / "kvasir.toml"
+    config.write_text(
+        f'[services]\nbroker = "amqp://teacher@b:5672/?heartbeat=9"\nstore = "{store}"\n'
+        'broker_password_file = "broker"\nstore_password_file = "store"\n[models.m]\n[machines.one]\nroles = ['
+        '{role = "prefill", model = "m", engine = "simulated"}, {role = "decode", model = "m", engine = "simulated"}]\n'
+    )
+    return load_settings(config=config, environ={})
+
+
+def test_workers_log_in_as_the_operator_until_each_role_has_its_password(tmp_path: Path) -> None:
+    # Given services that somebody set up with one user
+    settings = _settings_with(tmp_path)
+    (tmp_path / "broker").write_text("old"), (tmp_path / "store").write_text("old")
+    units = units_of(_machine(settings, "one"))
+    assert set(secrets_of(units, settings)) == {"broker", "store"}
+    assert "KVASIR_BROKER_URL" not in dict(logged_in(units[0], settings).environment)
+
+    # When the others' passwords are made
+    made = [secret.make() for service in SERVICES for secret in passwords(settings, service).values()]
+
+    # Then the operator's is kept and stays here, and each worker has its role's user and its password's file
+    assert (tmp_path / "broker").read_text() == "old"
+    assert {path.stat().st_mode & 0o777 for path in made if path} == {0o600}
+    assert set(secrets_of(units, settings)) == {"broker.prefill", "broker.decode", "store.prefill", "store.decode"}
+    variables = dict(logged_in(units[0], settings).environment)
+    assert variables["KVASIR_BROKER_URL"] == "amqp://kvasir-prefill@b:5672/?heartbeat=9"
+    assert variables["KVASIR_STORE_URL"] == "redis://kvasir-prefill@s:6379/0"
+    assert variables["KVASIR_STORE_PASSWORD_FILE"] == "{folder}/secrets/store.prefill"
+    assert len({account.password for account in accounts(settings, "broker")}) == len(PERMISSIONS)
+    # And no unit file, which everybody on the machine can read, has a password
+    known = [secret.reveal() for secret in secrets_of(units, settings).values()]
+    texts = [unit_file(each, logged_in(units[0], settings), PLACE)[1] for each in ("systemd", "launchd", "plain")]
+    assert not [text for text in texts if any(password in text for password in known)]
+
+
+@pytest.mark.parametrize(
+    ("store", "why"),
+    [
+        ("redis://s:6379/0", "names no user"),
+        ("redis://default@s:6379/0", "the user 'default'"),
+        ("redis://kvasir-decode@s:6379/0", "the user 'kvasir-decode'"),
+    ],
+)
+def test_the_operator_needs_a_user_of_its_own(tmp_path: Path, store: str, why: str) -> None:
+    with pytest.raises(UsageError, match=rf"{why}.*write store = 'redis://kvasir@s:6379/0'"):
+        accounts(_settings_with(tmp_path, store), "store", for_show=True)
+
+
+def test_a_release_is_complete_or_made_anew_and_the_one_in_use_is_switched_by_a_link(tmp_path: Path) -> None:
+    place = Place(str(tmp_path), "k", str(tmp_path))
+    _shell(steps.prepare(place))
+    for release in ("old-1", "old-2", "old-3", "new"):
+        (tmp_path / "releases" / release).mkdir()
+        _shell(steps.use(place, release))
+    assert (tmp_path / "current").resolve() == tmp_path / "releases" / "new"
+    assert len(list((tmp_path / "releases").iterdir())) == 3
+
+
+def _shell(some: list[steps.DeployStep]) -> None:
+    for step in some:
+        subprocess.run(["sh", "-c", f"set -eu; {step.script}"], check=True)
+
+
+def test_a_folder_may_be_absolute_or_in_the_users_home(settings: Settings) -> None:
+    machine = _machine(settings, "mac1")
+    place = place_of(machine, assumed(machine), {"FILE": "{folder}/secrets/x"})
+    assert place.folder == "/Users/kvasir/kvasir"
+    assert place.environment["FILE"] == "/Users/kvasir/kvasir/secrets/x"
+    assert "/opt/homebrew/bin" in place.environment["PATH"]
+
+
+def test_a_dry_run_contacts_nobody_and_shows_no_secret() -> None:
+    done = CliRunner(env={"KVASIR_BROKER_PASSWORD": "hunter2", "KVASIR_STORE_PASSWORD": "hunter3"}).invoke(
+        kvasir, ["--config", str(EXAMPLE), "deploy", "--dry-run"], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+    assert "kvasir-prefill-gpt-oss-120b.service" in done.output
+    assert "hunter" not in done.output
+
+
+def test_an_unknown_machine_is_named_with_those_there_are() -> None:
+    done = CliRunner().invoke(kvasir, ["--config", str(EXAMPLE), "deploy", "--machine", "spark9"])
+    assert "spark1, spark2, mac1, mac2" in str(done.exception)
+
+
+def test_what_is_supervised_is_started_again_when_it_ends_and_stopped_when_asked(tmp_path: Path) -> None:
+    # Given a command that notes that it runs, and ends the first time
+    lines = tmp_path / "lines"
+    script = f'echo $$ >> {lines}; [ "$(wc -l < {lines})" -gt 1 ] && exec sleep 600; exit 3'
+    run, log = tmp_path / "run" / "unit", tmp_path / "log" / "unit.log"
+    ask = [sys.executable, "-m", "infra.deploy.supervise"]
+    more = [str(run), str(log), "--", "sh", "-c", script]
+    # When it is started, even twice
+    for _ in range(2):
+        assert subprocess.run([*ask, "start", *more], timeout=60).returncode == 0
+    # Then it is running for the second time, and once only
+    wait_until(lambda: len(lines.read_text().split()) == 2 if lines.exists() else False, "it was started again", 30)
+    assert supervise.running(run.with_suffix(".pid"))
+    assert "it ended with 3" in log.read_text()
+    # And stopping it ends it
+    assert subprocess.run([*ask, "stop", *more], timeout=60).returncode == 0
+    assert subprocess.run([*ask, "status", *more], timeout=60).returncode == 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(lines.read_text().split()[1]), 0)

@@ -1,0 +1,454 @@
+"""The `kvasir` command without services: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir import cli
+from kvasir.commands import batch as batch_commands
+from kvasir.commands import query as query_commands
+from kvasir.commands import worker as worker_commands
+from messages.jobs import JobResult, TokenEvent
+from monitoring import logs
+from producers.batch.batch import Batch
+from tests.support.homework import RUBRIC, tiny, tiny_class
+from tests.support.processes import SIMULATED, Model, config_text
+
+MODEL = "tiny:1b"
+COMMANDS = [command.name for module in (batch_commands, query_commands, worker_commands) for command in module.COMMANDS]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a command left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def sentence(self) -> str:
+        """What a usage error prints: one line on stderr, nothing on stdout, no traceback."""
+        assert self.stdout == ""
+        assert "Traceback" not in self.stderr
+        lines = self.stderr.strip().splitlines()
+        assert len(lines) == 1, self.stderr
+        assert lines[0].startswith("kvasir: ")
+        return lines[0]
+
+
+Kvasir = Callable[..., Ended]
+
+
+@pytest.fixture
+def kvasir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Kvasir]:
+    """Runs a command in this process, in an empty folder with a configuration of one simulated model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
+    loggers = [logging.getLogger(name) for name in ("", *logs.ROOMS)]
+    before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
+
+    def run(*arguments: str | Path) -> Ended:
+        capsys.readouterr()
+        code = cli.run([str(argument) for argument in arguments])
+        return Ended(code, *capsys.readouterr())
+
+    yield run
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def homework(tmp_path: Path) -> Path:
+    """A class of three."""
+    return tiny_class(tmp_path / "homework")
+
+
+# --- usage errors: one sentence, code 2 ---
+
+
+def _no_folder(homework: Path) -> str:
+    (homework / "submissions").rename(homework / "elsewhere")
+    return "no such file or folder"
+
+
+def _empty_folder(homework: Path) -> str:
+    for path in (homework / "submissions").iterdir():
+        path.unlink()
+    return "holds no submission"
+
+
+def _no_rubric(homework: Path) -> str:
+    (homework / "rubric.yaml").unlink()
+    return "rubric.yaml"
+
+
+def _rubric_is_a_folder(homework: Path) -> str:
+    (homework / "rubric.yaml").unlink()
+    (homework / "rubric.yaml").mkdir()
+    return "rubric.yaml"
+
+
+def _rubric_is_not_text(homework: Path) -> str:
+    (homework / "rubric.yaml").write_bytes(b"\xff\xfe\x00")
+    return "rubric.yaml"
+
+
+def _typo_in_the_rubric(homework: Path) -> str:
+    (homework / "rubric.yaml").write_text(RUBRIC.replace("guidance:", "guidence:", 1), "utf-8")
+    return "guidence"
+
+
+def _negative_points(homework: Path) -> str:
+    (homework / "rubric.yaml").write_text(RUBRIC.replace("points: 3", "points: -3"), "utf-8")
+    return "-3"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _no_folder,
+        _empty_folder,
+        _no_rubric,
+        _rubric_is_a_folder,
+        _rubric_is_not_text,
+        _typo_in_the_rubric,
+        _negative_points,
+    ],
+)
+def test_an_unusable_input_is_named_in_one_sentence(
+    kvasir: Kvasir, homework: Path, tmp_path: Path, spoil: Callable[[Path], str]
+) -> None:
+    expected = spoil(homework)
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert ended.code == cli.USAGE
+    assert expected in ended.sentence()
+    assert not (tmp_path / "out" / "batch.json").exists()
+
+
+def test_without_a_model_nothing_is_graded(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    (tmp_path / "kvasir.toml").unlink()
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert ended.code == cli.USAGE
+    assert "--code-model" in ended.sentence()
+
+
+def test_a_model_that_is_not_configured_is_named_with_those_that_are(
+    kvasir: Kvasir, homework: Path, tmp_path: Path
+) -> None:
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--code-model", "tiny:2b"))
+
+    assert ended.code == cli.USAGE
+    assert "'tiny:2b' is not configured" in ended.sentence()
+    assert MODEL in ended.sentence()
+
+
+def test_bad_toml_is_shown_with_its_line(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    (tmp_path / "kvasir.toml").write_text("[grading]\ncode_model =\n", "utf-8")
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert ended.code == cli.USAGE
+    assert "kvasir.toml" in ended.sentence()
+    assert "line 2" in ended.sentence()
+
+
+def test_a_solution_too_long_for_the_model_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    (tmp_path / "kvasir.toml").write_text(
+        config_text({MODEL: Model("simulated", SIMULATED.weights, context=4096)}), "utf-8"
+    )
+    (homework / "solution.py").write_text("total = total + value\n" * 2000, "utf-8")
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--solution", homework / "solution.py"))
+
+    assert ended.code == cli.USAGE
+    assert "leaves no room for a submission" in ended.sentence()
+
+
+def test_a_prompt_above_the_size_limit_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    weights = "sim:scale=0,context=1000000"
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: Model("simulated", weights, context=1_000_000)}), "utf-8")
+    (homework / "solution.py").write_text("total = total + value\n" * 50_000, "utf-8")  # 1.1 MB
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--solution", homework / "solution.py", "--quiet"))
+
+    assert ended.code == cli.USAGE
+    assert "prompt" in ended.sentence()
+
+
+def test_an_out_folder_that_can_not_be_made_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", "utf-8")
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "file" / "out"))
+
+    assert ended.code == cli.USAGE
+    assert "--out" in ended.sentence()
+
+
+def test_an_out_folder_in_use_is_left_alone(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    with Batch(tmp_path / "out"):
+        ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert ended.code == cli.USAGE
+    assert "in use by another kvasir process" in ended.sentence()
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"KVASIR_BROKER_URL": "amqp://127.0.0.1"}, "KVASIR_STORE_URL"),
+        ({"KVASIR_STORE_URL": "redis://127.0.0.1"}, "KVASIR_BROKER_URL"),
+    ],
+)
+def test_half_a_cluster_is_a_usage_error(
+    kvasir: Kvasir,
+    homework: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    missing: str,
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert ended.code == cli.USAGE
+    assert missing in ended.sentence()
+
+
+@pytest.mark.parametrize("command", ["watch", "results", "retry"])
+def test_a_folder_without_a_batch_is_a_usage_error(kvasir: Kvasir, tmp_path: Path, command: str) -> None:
+    ended = kvasir(command, tmp_path)
+
+    assert ended.code == cli.USAGE
+    assert "holds no batch" in ended.sentence()
+    assert not (tmp_path / "batch.lock").exists()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["", "[]", '{"version": 1}', '{"version": 1, "batch_id": "b", "created_at": 1, "secret": "no hex", "jobs": []}'],
+)
+def test_a_damaged_batch_is_a_usage_error_and_stays_as_it_is(
+    kvasir: Kvasir, homework: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "batch.json").write_text(damaged, "utf-8")
+    grading = kvasir("grade", *tiny(homework, out))
+    monkeypatch.setenv("KVASIR_BROKER_URL", "amqp://127.0.0.1")
+    monkeypatch.setenv("KVASIR_STORE_URL", "redis://127.0.0.1")
+    cancelling = kvasir("cancel", out)
+
+    assert grading.code == cancelling.code == cli.USAGE
+    assert grading.sentence() == cancelling.sentence()
+    assert "batch.json can't be read" in grading.sentence()
+    assert (out / "batch.json").read_text("utf-8") == damaged
+
+
+@pytest.mark.parametrize("command", ["submit", "cancel"])
+def test_detached_commands_ask_for_a_broker(kvasir: Kvasir, homework: Path, tmp_path: Path, command: str) -> None:
+    ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path]))
+
+    assert ended.code == cli.USAGE
+    assert "KVASIR_BROKER_URL" in ended.sentence()
+
+
+@pytest.mark.parametrize("role", ["prefill-worker", "decode-worker"])
+def test_a_worker_asks_for_a_cluster(kvasir: Kvasir, role: str) -> None:
+    ended = kvasir(role, "--model", MODEL)
+
+    assert ended.code == cli.USAGE
+    assert "KVASIR_BROKER_URL" in ended.sentence()
+
+
+def test_a_missing_option_is_a_usage_error_that_names_it(kvasir: Kvasir, homework: Path) -> None:
+    ended = kvasir("grade", homework / "submissions")
+
+    assert ended.code == cli.USAGE
+    assert "--rubric" in ended.stderr
+    assert ended.stdout == ""
+
+
+# --- what works ---
+
+
+def test_grading_prints_a_table_and_running_again_calls_no_engine(
+    kvasir: Kvasir, homework: Path, tmp_path: Path
+) -> None:
+    first = kvasir("grade", *tiny(homework, tmp_path / "out"))
+    again = kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert first.code == again.code == 0, first.stderr
+    assert all(f"student{number}_" in first.stdout for number in range(3))
+    assert "no engine was called" not in first.stdout
+    assert "Everything is already graded; no engine was called." in again.stdout
+
+
+def test_jobs_not_done_by_the_deadline_expire(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    # Given a model that takes half a minute for an answer
+    slow = Model("simulated", "sim:prefill=100000,decode=20,answer=500,scale=1", context=8192, slots=8)
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: slow}), "utf-8")
+    # When its answers are wanted in a second
+    graded = kvasir("grade", *tiny(homework, tmp_path / "out", "--json", "--deadline", "1s"))
+    # Then there are none, and it says why
+    assert graded.code == cli.FAILED
+    assert json.loads(graded.stdout)["jobs"]["expired"] == 6
+
+
+def test_a_deadline_that_is_none_is_refused_before_anything_is_read(
+    kvasir: Kvasir, homework: Path, tmp_path: Path
+) -> None:
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--deadline", "soon"))
+
+    assert ended.code == cli.USAGE
+    assert "such as 07:30, not 'soon'" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_is_all_that_stdout_holds(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    graded = kvasir("grade", *tiny(homework, tmp_path / "out", "--json"))
+    shown = kvasir("results", tmp_path / "out", "--json")
+
+    found: dict[str, Any] = json.loads(graded.stdout)
+    assert found["jobs"] == {"total": 6, "succeeded": 6, "failed": 0, "cancelled": 0, "expired": 0}
+    assert [made["state"] for made in found["submissions"]] == ["graded"] * 3
+    assert json.loads(shown.stdout) == found
+    assert "6/6 jobs" in graded.stderr
+
+
+def test_a_submission_that_can_not_be_read_makes_the_code_1(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    (homework / "submissions" / "broken_7_7_homework.ipynb").write_text("{", "utf-8")
+
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--json"))
+
+    states = {made["submission"]: made["state"] for made in json.loads(ended.stdout)["submissions"]}
+    assert ended.code == cli.FAILED
+    assert states.pop("broken_7_7_homework.ipynb") == "failed"
+    assert set(states.values()) == {"graded"}
+
+
+def test_limit_and_only_choose_submissions(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    limited = kvasir("grade", *tiny(homework, tmp_path / "limited", "--limit", "2", "--json"))
+    only = kvasir("grade", *tiny(homework, tmp_path / "only", "--only", "101, student2_102_1_homework", "--json"))
+
+    assert _names(limited) == ["student0_100_1_homework.py", "student1_101_1_homework.py"]
+    assert _names(only) == ["student1_101_1_homework.py", "student2_102_1_homework.py"]
+
+
+def test_only_with_a_name_that_nobody_has_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--only", "nobody"))
+
+    assert ended.code == cli.USAGE
+    assert "nobody" in ended.sentence()
+
+
+def test_a_dry_run_counts_tokens_and_leaves_no_trace(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+
+    ended = kvasir("--log-level", "info", "grade", *tiny(homework, tmp_path / "out", "--dry-run", "--json"))
+
+    found = json.loads(ended.stdout)
+    assert ended.code == 0
+    assert found["exact_tokens"]
+    assert found["prompts"] == 6
+    assert len(found["submissions"]) == 3
+    assert {part["role"] for part in found["shared_prefix"]} == {"code", "feedback"}
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "decode_started" not in ended.stderr
+    assert "prefill_started" not in ended.stderr
+
+
+def test_a_dry_run_for_people_says_what_is_shared(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--dry-run"))
+
+    assert ended.code == 0
+    assert "6 prompts" in ended.stdout
+    assert "the class shares" in ended.stdout
+
+
+def test_asking_prints_the_answer_alone(kvasir: Kvasir) -> None:
+    printed = kvasir("ask", "What is a mean?", "--model", MODEL, "--temperature", "0")
+    streamed = kvasir("ask", "What is a mean?", "--model", MODEL, "--temperature", "0", "--stream")
+
+    assert printed.code == streamed.code == 0
+    assert printed.stdout == streamed.stdout
+    assert len(printed.stdout) > 20
+
+
+@pytest.mark.parametrize(
+    ("arrived", "printed"),
+    [
+        (("one ", "two ", "three"), "one two three\n"),
+        (("one ",), "one two three\n"),  # the result overtook the rest
+        ((), "one two three\n"),
+        (("one ", "three"), "one three\n[pieces of the answer were lost; here it is whole]\none two three\n"),
+    ],
+)
+def test_a_streamed_answer_is_whole_whichever_pieces_arrive(
+    capsys: pytest.CaptureFixture[str], arrived: tuple[str, ...], printed: str
+) -> None:
+    printer = query_commands._Printer(stream=True)
+
+    for index, piece in enumerate(arrived):
+        printer.show(TokenEvent("job", 1, "delivery", index, piece))
+    printer.show(JobResult("job", 1, "batch", "item", MODEL, "succeeded", text="one two three"))
+
+    assert printer.end(as_json=False) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_config_shows_where_values_come_from_and_no_password(
+    kvasir: Kvasir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVASIR_BROKER_URL", "amqp://user:hush@broker.example:5672/")
+    monkeypatch.setenv("KVASIR_STORE_PASSWORD", "hush")
+    monkeypatch.setenv("KVASIR_STORE_URL", "redis://store.example/0")
+
+    table, rows = kvasir("config"), kvasir("config", "--json")
+
+    values = {row["name"]: row for row in json.loads(rows.stdout)}
+    assert table.code == rows.code == 0
+    assert "hush" not in table.stdout + table.stderr + rows.stdout + rows.stderr
+    assert "user:***@broker.example" in values["services.broker"]["value"]
+    assert "KVASIR_BROKER_URL" in values["services.broker"]["from"]
+    assert "kvasir.toml" in values["grading.code_model"]["from"]
+
+
+def test_status_without_a_broker_says_so(kvasir: Kvasir) -> None:
+    ended = kvasir("status")
+
+    assert ended.code == 0
+    assert "No broker is configured" in ended.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(kvasir: Kvasir, command: str) -> None:
+    ended = kvasir(command, "--help")
+
+    assert ended.code == 0
+    assert ended.stdout.startswith(f"Usage: kvasir {command}")
+
+
+def test_help_lists_every_command(kvasir: Kvasir) -> None:
+    ended = kvasir("--help")
+
+    assert ended.code == 0
+    assert all(command in ended.stdout for command in COMMANDS)
+
+
+def _names(ended: Ended) -> list[str]:
+    return [made["submission"] for made in json.loads(ended.stdout)["submissions"]]

@@ -1,0 +1,55 @@
+"""`kvasir forget` leaves nothing of a batch behind."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from kvasir import cli
+from tests.support.homework import tiny, tiny_class
+from tests.support.processes import SIMULATED, config_text
+
+
+@pytest.fixture
+def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    homework = tiny_class(tmp_path / "homework", 1)
+    cli.run(["grade", *tiny(homework, tmp_path / "out", "--quiet")])
+    return tmp_path / "out"
+
+
+def test_the_folder_goes_and_the_submissions_stay(graded: Path) -> None:
+    assert cli.run(["forget", str(graded), "--yes"]) == 0
+
+    assert not graded.exists()
+    assert list((graded.parent / "homework/submissions").iterdir())
+
+
+def test_what_is_not_ours_is_left_and_named(graded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (graded / "thesis.docx").write_text("mine")
+
+    assert cli.run(["forget", str(graded), "--yes"]) == 0
+
+    assert [item.name for item in graded.iterdir()] == ["thesis.docx"]
+    assert "thesis.docx" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""])
+def test_without_a_yes_nothing_is_deleted(
+    graded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    before = sorted(item.name for item in graded.iterdir())
+
+    assert cli.run(["forget", str(graded)]) == cli.FAILED
+
+    assert capsys.readouterr().err.endswith("nothing was deleted\n")
+    assert sorted(item.name for item in graded.iterdir()) == before
+
+
+def test_a_folder_without_a_batch_is_an_error(tmp_path: Path) -> None:
+    assert cli.run(["forget", str(tmp_path), "--yes"]) == cli.USAGE

@@ -1,0 +1,147 @@
+"""`kvasir plan`: what it predicts, what it says of the team's targets, and how it answers bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir.cli import run
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples/kvasir.toml"
+HOMEWORK = ROOT / "examples/homework"
+
+
+def _plan(capsys: pytest.CaptureFixture[str], *arguments: str, config: Path = EXAMPLE) -> dict[str, Any]:
+    assert run(["--config", str(config), "plan", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *arguments: str, config: Path = EXAMPLE) -> str:
+    assert run(["--config", str(config), "plan", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err
+
+
+def _changed(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = EXAMPLE.read_text("utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    made = folder / "kvasir.toml"
+    made.write_text(text, "utf-8")
+    return made
+
+
+def test_the_teams_machines_and_a_class_of_150(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _plan(capsys, "--submissions", "150")
+
+    assert found["jobs"] == 300
+    assert found["bound_s"] <= found["makespan_s"] < found["without_stealing_s"]
+    assert found["students_per_hour"] == pytest.approx(150 * 3600 / found["makespan_s"])
+    assert found["steals"] > 0
+    assert {busy["machine"] for busy in found["busy"]} == {"mac1", "mac2", "spark1", "spark2"}
+    assert {row["machine"] for row in found["what_if"]} == {"mac1", "mac2", "spark1", "spark2"}
+
+
+def test_every_target_has_a_verdict_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    goals = {goal["name"]: goal for goal in _plan(capsys, "--submissions", "30")["targets"]}
+
+    performance = ["latency", "throughput", "parallel efficiency", "utilisation"]
+    assert list(goals) == [*performance, "uptime", "error rate", "energy", "cost"]
+    assert not goals["throughput"]["met"]
+    assert "times the" in goals["throughput"]["why"]
+    assert goals["energy"]["met"]
+    assert all(goal["why"] for goal in goals.values())
+
+
+def test_energy_and_cost_follow_from_watts_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _plan(capsys, "--submissions", "30")
+
+    assert found["energy_kwh"] == pytest.approx((240 + 240 + 175 + 140) / 1000 * found["makespan_s"] / 3600)
+    assert found["electricity"] == pytest.approx(found["energy_kwh"] * 0.17)
+    assert found["cost_per_submission"] == pytest.approx((found["electricity"] + found["hardware"]) / 30)
+
+
+def test_what_is_not_known_is_neither_met_nor_missed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = _plan(capsys, "--submissions", "5", config=_changed(tmp_path, ("watts = 140", "")))
+
+    goals = {goal["name"]: goal["met"] for goal in found["targets"]}
+    assert goals["energy"] is None
+    assert goals["cost"] is None
+    assert found["energy_kwh"] is None
+
+
+def test_without_stealing_the_plan_says_what_stealing_would_have_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _plan(capsys, "--submissions", "30", "--no-steal")
+
+    assert found["steals"] == 0
+    assert found["makespan_s"] == found["without_stealing_s"]
+
+
+def test_a_mac_without_room_for_both_models_steals_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small = _changed(
+        tmp_path, ("memory_gb = 512", "memory_gb = 200"), ("memory_gb = 128\nlink", "memory_gb = 90\nlink")
+    )
+
+    assert _plan(capsys, "--submissions", "30", config=small)["steals"] == 0
+
+
+def test_a_folder_is_planned_with_the_prompts_that_grading_makes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _plan(capsys, str(HOMEWORK / "submissions"), "--rubric", str(HOMEWORK / "rubric.yaml"))
+
+    assert found["jobs"] > found["submissions"] > 0
+    assert found["computed_tokens"] < found["prompt_tokens"]
+
+
+def test_people_get_tables_that_end_with_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--config", str(EXAMPLE), "plan", "--submissions", "20"]) == 0
+
+    shown = capsys.readouterr().out
+    assert "students an hour" in shown
+    assert shown.index("one more like") < shown.index("target") < shown.index("10 requests/s")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "a FOLDER of submissions, or --submissions N"),
+        (["here", "--submissions", "3"], "and not both"),
+        (["--submissions", "0"], "--submissions"),
+        (["--submissions", "many"], "--submissions"),
+        ([str(HOMEWORK / "submissions")], "--rubric"),
+        (["nowhere", "--rubric", str(HOMEWORK / "rubric.yaml")], "nowhere"),
+        (["--submissions", "3", "--code-model", "llama"], "llama"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert said in _refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('rates."gpt-oss:120b".prefill = 1000', ""), 'set rates."gpt-oss:120b".prefill'),
+        (('{ role = "prefill", model = "gpt-oss:120b", engine = "llamacpp" }', ""), "no machine has the role prefill"),
+    ],
+)
+def test_a_configuration_that_lacks_something_says_what(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    assert said in _refused(capsys, "--submissions", "3", config=_changed(tmp_path, change))
+
+
+def test_a_configuration_without_machines_points_to_the_example(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bare = tmp_path / "kvasir.toml"
+    bare.write_text('[grading]\ncode_model = "m"\nfeedback_model = "m"\n[models.m]\n', "utf-8")
+
+    assert "examples/kvasir.toml" in _refused(capsys, "--submissions", "3", config=bare)

@@ -1,0 +1,223 @@
+"""The simulation of the pipeline: cases computed by hand, and what holds for every class and fleet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.plan.bound import lower_bound
+from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
+from kvasir.plan.policy import Stealing
+from kvasir.plan.simulate import Policy, simulate
+from kvasir.plan.typical import typical
+from kvasir.plan.workload import CODE, drawn
+
+A, B = "a", "b"
+
+
+def _fleet(*decoders: Decoder, **more: object) -> Fleet:
+    prefillers = (Prefiller("spark-a", A, 100.0), Prefiller("spark-b", B, 100.0))
+    return Fleet(prefillers, decoders, **more)  # type: ignore[arg-type]
+
+
+def _jobs(count: int, model: str = A, answer: int = 100, shared: int = 0, own: int = 100) -> list[PlannedJob]:
+    return [PlannedJob(f"{model}{number}", model, shared, own, answer) for number in range(count)]
+
+
+def test_one_job_takes_its_prefill_and_its_decode() -> None:
+    fleet, jobs = _fleet(Decoder("mac", A, 1, {A: 10.0})), _jobs(1, shared=50)
+
+    run = simulate(fleet, jobs)
+
+    assert run.makespan_s == 1.5 + 10.0 == lower_bound(fleet, jobs)
+    assert run.busy_s == {("prefill", "spark-a"): 1.5, ("decode", "mac"): 10.0}
+
+
+def test_the_class_wide_part_is_computed_once_and_stages_overlap() -> None:
+    fleet, jobs = _fleet(Decoder("mac", A, 1, {A: 100.0})), _jobs(3, shared=400, own=200)
+
+    run = simulate(fleet, jobs)
+
+    # Prefill ends after 6, 8 and 10 s; each decode takes 1 s and waits for nothing.
+    assert [timing.ended_s for timing in run.timings] == [7.0, 9.0, 11.0]
+    assert lower_bound(fleet, jobs) == 11.0
+
+
+def test_two_slots_share_four_jobs() -> None:
+    run = simulate(_fleet(Decoder("mac", A, 2, {A: 10.0})), _jobs(4, own=0))
+
+    assert run.makespan_s == 20.0
+    assert run.busy_s["decode", "mac"] == 20.0
+
+
+def test_a_second_prefill_worker_waits_for_the_class_wide_part_and_then_helps() -> None:
+    prefillers = (Prefiller("one", A, 100.0), Prefiller("two", A, 100.0))
+    fleet = Fleet(prefillers, (Decoder("mac", A, 9, {A: 100.0}),))
+
+    run = simulate(fleet, _jobs(4, shared=500, own=100))
+
+    assert run.makespan_s == 5.0 + 2 * 1.0 + 1.0
+
+
+def test_a_transfer_costs_time_only_where_the_job_had_just_arrived() -> None:
+    fleet = _fleet(Decoder("mac", A, 1, {A: 10.0}), kv_transfer_s={A: 0.02}, decode_overhead_s=0.5)
+
+    run = simulate(fleet, _jobs(2))
+
+    # 1 s of prefill, 2 s of transfer; the second job has waited longer than its transfer takes.
+    assert [timing.ended_s for timing in run.timings] == [1 + 2 + 0.5 + 10, 13.5 + 0.5 + 10]
+
+
+def test_a_thief_with_nothing_to_do_takes_half_of_the_others_work() -> None:
+    fleet = _fleet(Decoder("mac1", A, 1, {A: 10.0, B: 10.0}), Decoder("mac2", B, 1, {A: 10.0, B: 10.0}))
+
+    alone, helped = simulate(fleet, _jobs(10)), simulate(fleet, _jobs(10), Stealing())
+
+    assert alone.steals == 0
+    assert alone.makespan_s == 101.0
+    assert helped.steals == 5
+    assert helped.makespan_s == 52.0
+
+
+def test_a_steal_that_needs_a_long_load_is_not_made() -> None:
+    fleet = _fleet(
+        Decoder("mac1", A, 1, {A: 10.0, B: 10.0}), Decoder("mac2", B, 1, {A: 10.0, B: 10.0}, load_s={A: 500.0})
+    )
+
+    assert simulate(fleet, _jobs(10), Stealing()).steals == 0
+
+
+def test_what_a_dead_worker_was_doing_is_done_again() -> None:
+    fleet = _fleet(Decoder("mac1", A, 1, {A: 10.0}), Decoder("mac2", A, 1, {A: 10.0}, dies_s=5.0))
+
+    run = simulate(fleet, _jobs(2, own=0))
+
+    assert [(timing.machine, timing.ended_s) for timing in run.timings] == [("mac1", 10.0), ("mac1", 20.0)]
+    assert run.busy_s["decode", "mac2"] == 5.0
+    assert lower_bound(fleet, _jobs(2, own=0)) == 15.0
+
+
+def test_a_worker_that_joins_late_takes_nothing_before() -> None:
+    fleet = _fleet(Decoder("mac1", A, 1, {A: 10.0}), Decoder("mac2", A, 1, {A: 10.0}, joins_s=15.0))
+
+    run = simulate(fleet, _jobs(3, own=0))
+
+    assert [(timing.machine, timing.ended_s) for timing in run.timings][-1] == ("mac2", 25.0)
+
+
+def test_an_interactive_job_passes_the_queues() -> None:
+    fleet = _fleet(Decoder("mac", A, 1, {A: 100.0}))
+    urgent = PlannedJob("urgent", A, 0, 100, 100, lane="now", submitted_s=10.5)
+
+    run = simulate(fleet, [*_jobs(100, answer=200), urgent])
+
+    ended = next(timing for timing in run.timings if timing.job is urgent)
+    # The running prefill (to 11 s), its own (12 s), the running decode (13 s), its own.
+    assert ended.ended_s == 14.0
+
+
+def test_jobs_of_a_model_that_nobody_serves_stay_and_have_no_bound() -> None:
+    fleet, jobs = _fleet(Decoder("mac", A, 1, {A: 10.0})), _jobs(1, B)
+
+    assert simulate(fleet, jobs).timings == ()
+    assert lower_bound(fleet, jobs) == float("inf")
+
+
+def test_no_jobs_take_no_time() -> None:
+    fleet = _fleet(Decoder("mac", A, 1, {A: 10.0}))
+
+    assert simulate(fleet, []).makespan_s == lower_bound(fleet, []) == 0.0
+
+
+def test_slots_of_different_speeds_are_bounded_by_what_each_does_best() -> None:
+    # mac1 is ten times as fast with A, mac2 with B: a sum of rates for "tokens" would say too little.
+    fleet = _fleet(Decoder("mac1", A, 1, {A: 10.0, B: 1.0}), Decoder("mac2", B, 1, {A: 1.0, B: 10.0}))
+    jobs = _jobs(5, A, own=0) + _jobs(5, B, own=0)
+
+    assert lower_bound(fleet, jobs) == pytest.approx(50.0)
+    assert simulate(fleet, jobs, Stealing()).makespan_s == pytest.approx(50.0)
+
+
+rates = st.floats(1.0, 100.0)
+decoders = st.builds(
+    lambda home, slots, a, b, joins, lives: Decoder("mac", home, slots, {A: a, B: b}, {}, joins, joins + lives),
+    *(st.sampled_from([A, B]), st.integers(1, 4), rates, rates, st.floats(0.0, 50.0), st.floats(1.0, 1e6)),
+)
+classes = st.lists(
+    st.builds(
+        PlannedJob, st.uuids().map(str), st.sampled_from([A, B]), st.just(300), st.integers(0, 500), st.integers(1, 900)
+    ),
+    max_size=40,
+)
+policies = st.sampled_from([Policy, Stealing])
+
+
+@given(st.lists(decoders, max_size=3), classes, policies)
+@settings(max_examples=150, deadline=None)
+def test_every_job_ends_once_and_never_sooner_than_the_bound(
+    others: list[Decoder], jobs: list[PlannedJob], policy: type[Policy]
+) -> None:
+    constant = [Decoder("home-a", A, 2, {A: 20.0, B: 5.0}), Decoder("home-b", B, 2, {A: 5.0, B: 20.0})]
+    fleet = _fleet(*constant, *others)
+
+    run = simulate(fleet, jobs, policy())
+
+    assert Counter(timing.job.name for timing in run.timings) == Counter(job.name for job in jobs)
+    assert lower_bound(fleet, jobs) <= run.makespan_s * (1 + 1e-9)
+    assert all(
+        seconds <= run.makespan_s * (1 + 1e-9) for (stage, _), seconds in run.busy_s.items() if stage == "prefill"
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_the_teams_rates_stealing_stays_within_a_tenth_of_the_bound(seed: int) -> None:
+    code, feedback = {"c": 65.0, "f": 18.7}, {"c": 97.0, "f": 28.0}
+    fleet = Fleet(
+        (Prefiller("spark1", "c", 1750.0), Prefiller("spark2", "f", 1000.0)),
+        (Decoder("mac1", "f", 4, feedback), Decoder("mac2", "c", 4, code)),
+    )
+    jobs = drawn(150, "c", "f", seed)
+
+    run = simulate(fleet, jobs, Stealing())
+
+    assert run.makespan_s <= 1.10 * lower_bound(fleet, jobs)
+    assert run.makespan_s < simulate(fleet, jobs).makespan_s
+
+
+def test_drawn_lengths_follow_the_workload_table() -> None:
+    from kvasir.plan.workload import draw
+
+    for share, value in CODE:
+        assert draw(CODE, share) == pytest.approx(value)
+    assert draw(CODE, 0.0) < 1306 < draw(CODE, 0.3) < 10839
+    assert drawn(20, "c", "f", 1) == drawn(20, "c", "f", 1) != drawn(20, "c", "f", 2)
+
+
+def test_the_typical_run_is_the_middle_of_many_and_always_the_same() -> None:
+    # Given a class whose makespan hangs on who gets the one long job
+    fleet = _fleet(Decoder("mac1", A, 2, {A: 10.0}), Decoder("mac2", A, 2, {A: 9.0}))
+    jobs = [*_jobs(40, own=10), *_jobs(1, answer=900, own=10)]
+    # When it is simulated as the plan does
+    run = typical(fleet, jobs, Stealing)
+    # Then all jobs are in it, it is near the exact one, and asked again it is the same
+    assert len(run.timings) == len(jobs)
+    assert run.makespan_s == pytest.approx(simulate(fleet, jobs, Stealing()).makespan_s, rel=0.1)
+    assert run == typical(fleet, jobs, Stealing)
+
+
+def test_the_typical_run_does_not_jump_with_the_last_digit_of_a_rate() -> None:
+    def spread(makespan: Callable[[Fleet, list[PlannedJob]], float]) -> float:
+        found = []
+        for hair in range(10):
+            rate = 28.0 + hair / 100
+            fleet = _fleet(Decoder("mac1", A, 4, {A: rate, B: 97.0}), Decoder("mac2", B, 4, {A: 18.7, B: 65.0}))
+            found.append(makespan(fleet, drawn(60, A, B, 1)))
+        return max(found) - min(found)
+
+    one = spread(lambda fleet, jobs: simulate(fleet, jobs, Stealing()).makespan_s)
+    middle = spread(lambda fleet, jobs: typical(fleet, jobs, Stealing).makespan_s)
+    assert middle < one

@@ -1,0 +1,198 @@
+"""`kvasir run`: any batch of prompts; a line that can't be used gets its reason and the others run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir import cli
+from producers.batch.prompt_lines import Defaults, PromptLine, read_lines
+from tests.support.processes import SIMULATED, config_text
+
+MODEL = "tiny:1b"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
+    return tmp_path
+
+
+def openai(custom_id: str, text: str = "Hello.", **body: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": "You translate."}, {"role": "user", "content": text}]
+    request = {"model": MODEL, "messages": messages, "max_tokens": 20, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": request}
+
+
+def write(folder: Path, *lines: Any) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines), "utf-8")
+    return path
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def lines(folder: Path, *given: Any) -> list[PromptLine]:
+    return read_lines(write(folder, *given), "b", b"s" * 16, lambda _name: Defaults(MODEL, 100, 0.2, 0.9))
+
+
+def made_older(out: Path) -> None:
+    """Give the batch the job ids and the form of an earlier version."""
+    manifest = json.loads((out / "batch.json").read_text("utf-8"))
+    assert manifest["prompt_form"] > 2
+    manifest["prompt_form"] = 2
+    (out / "batch.json").write_text(json.dumps(manifest), "utf-8")
+    for path in (out / name for name in ("batch.json", "submitted.jsonl", "results.jsonl")):
+        text = path.read_text("utf-8")
+        for entry in manifest["jobs"]:
+            text = text.replace(entry["job_id"], entry["job_id"][::-1])
+        path.write_text(text, "utf-8")
+
+
+def test_from_a_folder_of_an_older_form_nothing_new_is_sent_and_its_answers_stay(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a batch of an earlier version, all of it answered
+    write(folder, openai("a"), {"id": "b", "prompt": "Review this.", "max_tokens": 10})
+    command = ["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]
+    assert cli.run(command) == 0
+    out = folder / "out"
+    made_older(out)
+    sent = (out / "submitted.jsonl").read_bytes(), json.loads((out / "batch.json").read_text("utf-8"))
+    # When it is run again, the answers are shown as they were
+    (out / "answers.jsonl").unlink()
+    assert cli.run(command) == 0
+    assert [row["custom_id"] for row in rows(out / "answers.jsonl")] == ["a", "b"]
+    # And if one was never sent, it is not sent now, and a sentence says why
+    for name in ("submitted.jsonl", "results.jsonl"):
+        first = (out / name).read_text("utf-8").splitlines(keepends=True)[0]
+        (out / name).write_text(first, "utf-8")
+    assert cli.run(command) == 1
+    assert "of an older form" in capsys.readouterr().err
+    assert len(rows(out / "answers.jsonl")) == len(rows(out / "submitted.jsonl")) == 1
+    assert json.loads((out / "batch.json").read_text("utf-8")) == sent[1]
+    assert cli.run([*command, "--retry-failed"]) == cli.USAGE
+
+
+def test_lines_in_and_answers_out_are_the_batch_apis(folder: Path) -> None:
+    write(folder, openai("a"), {"id": "b", "prompt": "Review this.", "max_tokens": 10}, openai("c", n=2))
+
+    assert cli.run(["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]) == 0
+
+    answers = rows(folder / "out/answers.jsonl")
+    assert [row["custom_id"] for row in answers] == ["a", "b", "c"]
+    assert [len(row["response"]["body"]["choices"]) for row in answers] == [1, 1, 2]
+    for row in answers:
+        assert row["error"] is None
+        assert row["response"]["status_code"] == 200
+        assert row["response"]["body"]["choices"][0]["message"]["content"].strip()
+        used = row["response"]["body"]["usage"]
+        assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"] > 0
+    assert rows(folder / "out/errors.jsonl") == []
+
+
+def test_a_rerun_runs_nothing_again_and_a_new_line_alone(folder: Path) -> None:
+    write(folder, openai("a"))
+    cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"])
+    first = (folder / "out/results.jsonl").read_text("utf-8")
+
+    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 0
+    assert (folder / "out/results.jsonl").read_text("utf-8") == first
+
+    write(folder, openai("a"), openai("b"))
+    cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"])
+    assert (folder / "out/results.jsonl").read_text("utf-8").startswith(first)
+    assert len(rows(folder / "out/results.jsonl")) == 2
+
+
+def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path) -> None:
+    write(
+        folder,
+        openai("good"),
+        "not json",
+        openai("good"),
+        openai("other", model="nobody:1b"),
+        {"prompt": "No id."},
+        openai("chat", messages=[{"role": "assistant", "content": "Hi"}]),
+        openai("hot", temperature=9),
+        openai("long", text="x" * (1 << 20)),
+        "",
+    )
+
+    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 1
+
+    assert [row["custom_id"] for row in rows(folder / "out/answers.jsonl")] == ["good"]
+    errors = {row["custom_id"]: row["error"] for row in rows(folder / "out/errors.jsonl")}
+    assert len(rows(folder / "out/errors.jsonl")) == 7
+    assert {error["code"] for error in errors.values()} == {"invalid_request"}
+    reasons = {name: error["message"] for name, error in errors.items()}
+    assert "not JSON" in reasons["line 2"]
+    assert "taken by an earlier line" in reasons["good"]
+    assert "not configured" in reasons["other"]
+    assert "no custom_id" in reasons["line 5"]
+    assert "conversations are not served" in reasons["chat"]
+    assert "temperature" in reasons["hot"]
+    assert "longer than 1 MiB" in reasons["long"]
+
+
+def test_system_messages_are_the_shared_part_and_options_become_sampling(folder: Path) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    [line] = lines(folder, openai("a", temperature=0, top_p=0.5, seed=7, stop="END", response_format=format_))
+
+    assert line.task is not None
+    assert (line.task.prompt.shared, line.task.prompt.own) == ("You translate.\n\n", "Hello.")
+    sampling = line.task.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (20, 0, 0.5, 7)
+    assert sampling.stop == ("END",)
+    assert json.loads(sampling.json_schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"id": "a"}, "neither 'body'"),
+        ({"id": "a", "prompt": " "}, "not empty"),
+        ({"id": "a", "prompt": "x", "shared": 3}, "must be text"),
+        ("[]", "no object"),
+        (openai("a", messages=[]), "list of objects"),
+        (openai("a", messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "pictures are not served"),
+        (openai("a", response_format="json"), "response_format"),
+        ({**openai("a"), "url": "/v1/embeddings"}, "only /v1/chat/completions"),
+        ({**openai("a"), "body": []}, "body is no object"),
+    ],
+)
+def test_each_thing_that_is_wrong_with_a_line_is_said(folder: Path, line: Any, why: str) -> None:
+    [found] = lines(folder, line)
+
+    assert found.task is None
+    assert why in found.problem
+
+
+def test_a_file_without_prompts_and_a_wrong_model_are_the_commands_mistakes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, "")
+    assert cli.run(["run", "prompts.jsonl", "--out", "out"]) == cli.USAGE
+    assert "holds no prompt" in capsys.readouterr().err
+    write(folder, openai("a"))
+    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--model", "nobody"]) == cli.USAGE
+    assert cli.run(["run", "missing.jsonl", "--out", "out"]) == cli.USAGE
+
+
+def test_grading_commands_say_that_this_batch_is_none_of_theirs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, openai("a"))
+    cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"])
+
+    assert cli.run(["results", "out"]) == cli.USAGE
+    assert "kvasir run" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""Memory for values: used again when nobody uses it, and not a moment before."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from kvstore.redis.bulk import ALIGNMENT, CHUNK_BYTES, IDLE_CHUNKS, _Arena, _Values, bulk_target
+
+VALUE_BYTES = (3 << 20) + 352
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def test_a_chunk_is_used_again_when_the_last_array_over_it_is_gone() -> None:
+    arena = _Arena()
+    values = _Values(arena)
+    array = np.frombuffer(values.place(VALUE_BYTES, 5)[352:].toreadonly(), np.uint16).reshape(48, 2, 32, 4, 128)
+    address = array.ctypes.data
+    del values
+
+    while_alive = _address(arena.chunk(CHUNK_BYTES))
+    del array
+    gc.collect()
+
+    assert while_alive != address - 352
+    assert address - 352 in {_address(kept) for kept in [arena.chunk(CHUNK_BYTES) for _ in range(2)]}
+
+
+def test_values_of_one_get_never_overlap() -> None:
+    values = _Values(_Arena())
+    places = [values.place(VALUE_BYTES, 12 - index) for index in range(12)]
+
+    for index, place in enumerate(places):
+        place[:] = bytes([index]) * VALUE_BYTES
+
+    assert all(place == bytes([index]) * VALUE_BYTES for index, place in enumerate(places))
+
+
+@pytest.mark.parametrize("size", [1, 100, VALUE_BYTES, CHUNK_BYTES, CHUNK_BYTES + 1])
+def test_places_have_the_size_asked_for_and_are_aligned(size: int) -> None:
+    values = _Values(_Arena())
+    places = [values.place(size, 3 - index) for index in range(3)]
+
+    assert [len(place) for place in places] == [size] * 3
+    assert len({_address(place) % min(16, ALIGNMENT) for place in places}) == 1
+
+
+def test_no_more_than_some_chunks_are_kept() -> None:
+    arena = _Arena()
+    lent = [arena.chunk(CHUNK_BYTES) for _ in range(IDLE_CHUNKS + 3)]
+
+    del lent
+    gc.collect()
+
+    assert len(arena._idle) == IDLE_CHUNKS
+
+
+def test_a_small_get_takes_no_chunk() -> None:
+    arena = _Arena()
+
+    _Values(arena).place(1000, 8)
+    gc.collect()
+
+    assert not arena._idle
+
+
+def test_threads_are_never_lent_the_same_chunk() -> None:
+    arena, held, lock = _Arena(), set[int](), threading.Lock()
+    twice: list[int] = []
+
+    def use() -> None:
+        for _ in range(500):
+            chunk = arena.chunk(CHUNK_BYTES)
+            address = _address(chunk)
+            with lock:
+                twice.extend({address} & held)
+                held.add(address)
+            with lock:
+                held.discard(address)
+            del chunk
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert not twice
+    assert len(arena._idle) <= 4
+
+
+def test_an_ipv6_address_and_a_socket_path_are_targets() -> None:
+    six, path = bulk_target("redis://:p@[::1]:7000/2"), bulk_target("unix://u:p@/run/redis.sock?db=4")
+
+    assert six is not None
+    assert (six.host, six.port, six.db, six.password) == ("::1", 7000, 2, "p")
+    assert path is not None
+    assert (path.path, path.db, path.username) == ("/run/redis.sock", 4, "u")

@@ -1,0 +1,378 @@
+"""What may happen to a job at the prefill worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from engines.base import Loaded
+from engines.proof import prove
+from infra.broker import topology
+from infra.broker.base import Address, Delivery
+from infra.broker.embedded.broker import EmbeddedBroker
+from infra.broker.envelope import open_envelope
+from messages.errors import EngineUnavailable, KVTransferFailed
+from messages.jobs import Part, Question, Sampling
+from messages.lifecycle import Step
+from prefill_worker.flow import PrefillFlow
+from prefill_worker.worker import PrefillWorker
+from tests.support.pipeline import (
+    BATCH,
+    MODEL,
+    SLOW,
+    Gate,
+    HybridEngine,
+    Pipeline,
+    Started,
+    WatchedEngine,
+    always_fails,
+    fails,
+    work,
+)
+from tests.support.waiting import wait_until
+
+SLOW_PREFILL = SLOW.replace("prefill=1000000", "prefill=1")
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Pipeline]:
+    with Pipeline() as pipeline:
+        yield pipeline
+
+
+# The store
+
+
+@pytest.mark.parametrize("operation", ["put", "missing"])
+def test_a_store_that_takes_nothing_costs_the_kv_transfer_and_not_the_job(pipeline: Pipeline, operation: str) -> None:
+    pipeline.kv.away = {operation}
+    pipeline.start()
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.attempts, result.decode.kv_transfer) == ("succeeded", 1, "none")
+    assert "the store did not take it" in result.decode.why_none
+    assert result.text == pipeline.undisturbed_text(job)
+    assert Step.KV_STORED not in pipeline.steps(job)
+
+
+def test_a_store_that_gives_nothing_back_costs_the_restoring_and_not_the_job(pipeline: Pipeline) -> None:
+    # Given a class whose prefix is stored
+    pipeline.start()
+    pipeline.run(pipeline.job("the first " * 20))
+
+    # When the store refuses to read it out
+    pipeline.kv.away = {"get"}
+    job = pipeline.job("the second " * 20)
+    result = pipeline.run(job)
+
+    # Then the text is right
+    assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
+
+
+def test_a_damaged_shared_block_is_not_built_upon(pipeline: Pipeline) -> None:
+    # Given a stored prefix, a block of which is damaged
+    prefill, _ = pipeline.start()
+    pipeline.run(pipeline.job("the first " * 20))
+    job = pipeline.job("the second " * 20)
+    pipeline.kv.flip_a_byte(pipeline.refs(job)[0])
+
+    # When the next of the class is prefilled
+    result = pipeline.run(job)
+
+    # Then the whole prompt is computed, and the answer is right and from a KV cache
+    assert len(prefill.engine.prefilled[-1]) == result.decode.prompt_tokens - 1
+    assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
+
+
+def test_an_engine_that_cannot_give_its_kv_cache_out_costs_the_kv_transfer_and_not_the_job(pipeline: Pipeline) -> None:
+    prefill, _ = pipeline.start()
+    prefill.engine.before_prefill = always_fails(KVTransferFailed("the disk of the slot files is full"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
+    assert result.decode.why_none == "the engine did not give it out: the disk of the slot files is full"
+    assert result.text == pipeline.undisturbed_text(job)
+
+
+def test_a_prefill_whose_kv_transfer_was_not_proved_passes_the_job_on_untouched(pipeline: Pipeline) -> None:
+    prefill = pipeline.start_prefill(why_no_kv="it can't be trusted " * 80)
+    pipeline.start_decode()
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (prefill.engine.tokenized, prefill.engine.prefilled) == (1, [])
+    assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "none")
+
+
+def test_a_layout_that_is_not_supported_yet_is_not_stored_and_the_result_says_why(pipeline: Pipeline) -> None:
+    started, _ = pipeline.start_prefill(HybridEngine()), pipeline.start_decode()
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
+    assert result.decode.why_none == "the model has layers with a recurrent state, which is not transferred yet"
+    assert result.text == pipeline.undisturbed_text(job)
+    assert started.engine.prefilled == []
+    assert prove(started.engine, started.engine) == result.decode.why_none
+
+
+def test_a_job_with_questions_fails_once_and_says_that_this_worker_can_not_answer_them(pipeline: Pipeline) -> None:
+    pipeline.start()
+    asked = pipeline.job(questions=(Question((Part("user", "\nWhy?"),), Sampling(8)),))
+
+    result, neighbour = pipeline.run(asked), pipeline.run(pipeline.job("a neighbour's work"))
+
+    assert (result.state, result.error and result.error.kind) == ("failed", "InvalidPrompt")
+    assert result.error
+    assert result.error.message == "it asks several questions after one prompt, which this worker can't answer yet"
+    assert [letter.headers["kvasir-error"] for letter in pipeline.dead_letters()] == ["InvalidPrompt"]
+    assert neighbour.state == "succeeded"
+
+
+def test_a_prompt_of_one_token_needs_no_kv_cache(pipeline: Pipeline) -> None:
+    pipeline.start()
+
+    result = pipeline.run(pipeline.job(tokens=(7,)))
+
+    assert (result.state, result.decode.prompt_tokens) == ("succeeded", 1)
+    assert result.decode.why_none == "a prompt of one token has no KV cache to transfer"
+
+
+# Errors
+
+
+def test_a_transient_error_is_retried_after_a_second_without_tokenizing_into_the_message(pipeline: Pipeline) -> None:
+    prefill, _ = pipeline.start()
+    prefill.engine.before_prefill = fails(EngineUnavailable("out of memory for now"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.decode.kv_transfer) == ("succeeded", "verified")
+    assert pipeline.steps(job).count(Step.RETRIED) == 1
+    assert len(prefill.engine.prefilled) == 2
+
+
+def test_a_prompt_too_long_for_the_model_fails_once_and_can_be_replayed_from_the_graveyard() -> None:
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job whose answer may be longer than the context has room for
+        pipeline.start()
+        job = pipeline.job(sampling=Sampling(max_tokens=5000))
+
+        # When it is submitted
+        result = pipeline.run(job)
+
+        # Then there is one failed result that says where and why
+        assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "ContextExceeded")
+        assert "context of 4,096" in result.error.message
+        pipeline.nothing_is_left()
+        assert len(pipeline.results(job)) == 1
+
+        # and one dead letter, with all that is needed to run it again
+        (letter,) = pipeline.dead_letters()
+        assert (letter.message_id, letter.correlation_id) == (job.job_id, BATCH)
+        assert letter.reply_to == topology.reply_queue(BATCH)
+        assert letter.headers["kvasir-from"] == work("prefill")
+        assert letter.headers["kvasir-error"] == "ContextExceeded"
+        assert (letter.headers["kvasir-model"], letter.headers["kvasir-stage"]) == (job.model, "prefill")
+        assert (letter.headers["kvasir-item"], letter.headers["kvasir-run"]) == (job.item_id, 1)
+
+        # and the same body, published again where it came from, is worked on again
+        body = replace(letter, headers={name: letter.headers[name] for name in ("kvasir-item", "kvasir-run")})
+        pipeline.broker.publish(Address(topology.WORK, str(letter.headers["kvasir-from"])), body)
+        assert len(pipeline.results(job, at_least=2)) == 2
+
+
+def test_a_schema_that_no_engine_takes_fails_at_decode(pipeline: Pipeline) -> None:
+    _, decode = pipeline.start()
+    schema = json.dumps({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]})
+    job = pipeline.job(sampling=Sampling(max_tokens=16, json_schema=schema))
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "InvalidSchema")
+    assert [letter.headers["kvasir-from"] for letter in pipeline.dead_letters()] == [work("decode")]
+    assert len(decode.engine.decoded) == 1
+    pipeline.nothing_is_left()
+
+
+def test_a_bug_in_an_engine_is_not_run_again_and_leaves_the_worker_alive(pipeline: Pipeline) -> None:
+    prefill, _ = pipeline.start()
+    prefill.engine.before_prefill = fails(RuntimeError("shape mismatch \udcff"))
+    job = pipeline.job()
+
+    result = pipeline.run(job)
+
+    assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "RuntimeError")
+    assert result.error.message == "bug: RuntimeError: shape mismatch ?"
+    assert len(prefill.engine.prefilled) == 1
+    assert len(pipeline.dead_letters()) == 1
+    assert pipeline.run(pipeline.job("the next")).state == "succeeded"
+
+
+# Cancelled, expired, leaving, dying
+
+
+def test_a_cancelled_prefill_stops_and_its_batch_is_acked_silently(pipeline: Pipeline) -> None:
+    prefill = pipeline.start_prefill(WatchedEngine(SLOW_PREFILL))
+    jobs = [pipeline.job(f"number {n} " * 30) for n in range(3)]
+    pipeline.submit(*jobs)
+    wait_until(lambda: prefill.engine.prefilled, "one is being prefilled")
+
+    pipeline.client.cancel(BATCH)
+
+    wait_until(lambda: not prefill.broker.unacked and not pipeline.work_left(), "all is acked", timeout_s=2)
+    assert len(prefill.engine.prefilled) == 1
+    assert [result for job in jobs for result in pipeline.results_so_far(job)] == []
+
+
+def test_a_job_past_its_deadline_is_not_prefilled(pipeline: Pipeline) -> None:
+    job = pipeline.job(deadline=pipeline.cluster_state.now() - 1)
+    prefill = pipeline.start_prefill()
+
+    assert pipeline.run(job).state == "expired"
+    assert prefill.engine.prefilled == []
+    assert pipeline.dead_letters(0) == []
+
+
+def test_a_worker_that_stops_finishes_its_prefill_and_hands_back_what_it_was_given_meanwhile(
+    pipeline: Pipeline,
+) -> None:
+    # Given a worker that prefills an urgent job while a job of the bulk lies in its hands
+    prefill = pipeline.start_prefill()
+    prefill.engine.before_prefill = gate = Gate()
+    urgent, bulk = pipeline.job("urgent " * 30, lane="now"), pipeline.job("bulk " * 30)
+    pipeline.submit(urgent)
+    gate.wait()
+    pipeline.submit(bulk)
+    wait_until(lambda: len(prefill.broker.unacked) == 2, "it was given the job of the bulk too")
+
+    # When it is told to leave
+    prefill.stop()
+    gate.open()
+    prefill.left()
+    pipeline.workers.remove(prefill)
+
+    # Then the urgent one is prefilled, and the other is back in its queue, no return counted
+    assert len(prefill.engine.prefilled) == 1
+    assert pipeline.ready(work("decode", "now")) == 1
+    looking = pipeline.new_broker()
+    envelope = open_envelope(looking.get(work("prefill")), "prefill", bulk.model)
+    assert (envelope.job_id, envelope.returns) == (bulk.job_id, 0)
+    looking.close()
+
+
+def test_a_worker_that_aborts_hands_its_prefill_back_and_another_does_it(pipeline: Pipeline) -> None:
+    slow = pipeline.start_prefill(WatchedEngine(SLOW_PREFILL))
+    job = pipeline.job()
+    pipeline.submit(job)
+    wait_until(lambda: slow.engine.prefilled, "it is being prefilled")
+
+    pipeline.leave(slow, abort=True)
+
+    pipeline.start()
+    result = pipeline.result(job)
+    assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
+
+
+def test_a_prefill_that_lost_its_channel_passes_on_all_the_same_and_the_copy_is_harmless(pipeline: Pipeline) -> None:
+    # Given a prefill that is running when its worker loses its channel
+    prefill, decode = pipeline.start()
+    prefill.engine.before_prefill = gate = Gate()
+    job = pipeline.job()
+    pipeline.submit(job)
+    gate.wait()
+
+    # When it goes on, and the job comes back meanwhile
+    prefill.broker.drop()
+    gate.open()
+
+    # Then whatever becomes of the copy, the job is decoded once and answered alike
+    wait_until(lambda: pipeline.steps(job).count(Step.PASSED_ON) == 2, "both copies are passed on")
+    assert pipeline.result(job).state == "succeeded"
+    pipeline.nothing_is_left()
+    assert Step.REDELIVERED in pipeline.steps(job)
+    assert len(decode.engine.decoded) == 1
+    assert len(set(pipeline.results(job))) == 1
+
+
+def test_a_job_that_kills_its_prefill_worker_ends_as_poison_and_its_neighbours_succeed() -> None:
+    with Pipeline(unseen_copies=True) as pipeline:
+        # Given a job that kills whoever prefills it, among neighbours, and a supervisor that starts the worker again
+        poison, neighbours = pipeline.job("poison", shared=""), [pipeline.job(f"neighbour {n}") for n in range(3)]
+        prefill, _ = pipeline.start()
+        prefill.engine.before_prefill = prefill.dies_of("poison")
+
+        # When all are submitted
+        pipeline.submit(neighbours[0], poison, *neighbours[1:])
+
+        # Then it killed three among the others and two alone, and was given up
+        result = pipeline.result(poison)
+        assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "Poison")
+        assert [len(tokens) for tokens in prefill.engine.prefilled].count(4) == 5
+        assert [pipeline.result(job).state for job in neighbours] == ["succeeded"] * 3
+
+
+def test_a_job_that_does_not_say_when_it_was_submitted_is_done_all_the_same(pipeline):
+    pipeline.start()
+
+    result = pipeline.run(pipeline.job(submitted_at=0.0))
+
+    assert result.state == "succeeded"
+    assert (result.prefill.queue_s, result.decode.queue_s) == (0.0, 0.0)
+
+
+def test_a_short_prompt_goes_on_without_its_kv_cache_and_a_longer_one_with_it(pipeline: Pipeline) -> None:
+    # Given a prefill worker that leaves prompts of up to 50 tokens to decode
+    engine, broker = WatchedEngine(), EmbeddedBroker(pipeline.server)
+    short, long = pipeline.job("short " * 20, shared=""), pipeline.job("long " * 80, shared="")
+    args = (MODEL, Loaded(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
+    pipeline.workers.append(Started(lambda: PrefillWorker(*args, short_tokens=50), engine, broker))
+    pipeline.start_decode()
+
+    # When one of each comes
+    pipeline.submit(short, long)
+
+    # Then only the long one was prefilled and stored, and the other's result says why it was not
+    assert pipeline.result(long).decode.kv_transfer == "verified"
+    result = pipeline.result(short)
+    assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(short))
+    assert (result.decode.kv_transfer, len(engine.prefilled)) == ("none", 1)
+    assert "this short" in result.decode.why_none
+
+
+def test_many_quick_jobs_are_held_at_once_until_a_large_one_comes(pipeline: Pipeline) -> None:
+    # Given a flow whose jobs have been quick so far
+    handed_back: list[Delivery] = []
+    broker = EmbeddedBroker(pipeline.server)
+    flow = PrefillFlow(broker, MODEL, handed_back.extend)
+    jobs = [pipeline.job(f"quick {number}", shared="") for number in range(60)]
+    jobs[40] = pipeline.job("large " * 4000, shared="")
+    pipeline.submit(*jobs)
+    while len(broker.unacked) <= 1:
+        taken = flow.next(1)
+        assert taken, "jobs ran out before many were held"
+        for delivery in taken:
+            delivery.ack()
+
+    # When the large one comes
+    while all(len(delivery.message.body) < 16 * 1024 for delivery in taken):
+        taken = flow.next(1)
+        assert taken
+        for delivery in taken:
+            delivery.ack()
+
+    # Then those behind it are handed back, for other workers to take
+    assert handed_back
+    for delivery in [*handed_back, *flow.close()]:
+        delivery.ack()
+    broker.close()
