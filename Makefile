@@ -9,6 +9,7 @@ PY = .venv/bin/python
 HERE := $(shell pwd | cksum | cut -d ' ' -f 1)
 STAMPS = .venv/.installed-$(HERE)
 ENGINES = llamacpp
+RESULTS = examples/homework/results
 TEST_ENGINES = llamacpp,mlx
 
 DEMO_SIZE = 60 MB
@@ -17,23 +18,20 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui test lint test-system test-torch services observe bench faults env clean
+.PHONY: help demo ui test lint test-system test-torch audit services observe bench faults matrix env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: $(STAMPS)/demo ## grade a small made-up class on this machine: no services, no account
-	@$(PY) -m examples.demo
-	@echo
-	@echo "Next:   . .venv/bin/activate"
-	@echo "        kvasir --help"
+	@$(PY) -m kvasir demo --out $(RESULTS)
 
 ui: $(STAMPS)/demo $(STAMPS)/ui ## the grading desk in a browser, with kvasir.toml if there is one, else the demo's model
 	@$(PY) -m kvasir --config "$(if $(wildcard kvasir.toml),kvasir.toml,examples/demo.toml)" ui \
-	    --home results/desk examples/homework/results
+	    --home results/desk $(RESULTS)
 
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
-	$(PY) -m pytest -m "not system and not torch"
+	$(PY) -m pytest -n 2 --dist loadfile -m "not system and not torch"
 
 lint: $(STAMPS)/test ## ruff, mypy, import arrows
 	$(PY) -m ruff check .
@@ -41,12 +39,19 @@ lint: $(STAMPS)/test ## ruff, mypy, import arrows
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 
-test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser, Prometheus, or minutes
+test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser, Prometheus, a real model (92 MB once), or minutes
 	$(PY) -m tests.support.programs chromium prometheus redis-exporter
+	$(PY) -m tests.support.smollm2
 	$(PY) -m pytest -m system
 
-test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch
+test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch, and a real model (92 MB once)
+	$(PY) -m tests.support.smollm2
 	$(PY) -m pytest -m torch
+
+audit: $(STAMPS)/test $(STAMPS)/ui ## known vulnerabilities of all that is installed; asks PyPI, so no part of the tests
+	@[ -x .venv/audit/bin/pip-audit ] || { $(PY) -m venv .venv/audit && \
+	    .venv/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
+	@$(PY) -m tests.support.audit .venv/audit/bin/pip-audit
 
 observe: $(STAMPS)/test ## what every dashboard panel shows, idle and under load, over private services
 	@$(PY) -m tests.support.observe
@@ -59,6 +64,11 @@ bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each
 
 faults: $(STAMPS)/test ## every fault of docs/reliability.md, 1,000 jobs each: half an hour
 	$(PY) -m benchmarks.faults
+
+matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (92 MB once): half an hour
+	@$(PY) -m tests.support.smollm2
+	$(PY) -m benchmarks.matrix --real
+	$(PY) -m benchmarks.sketches
 
 env: ## .env with random passwords for docker compose
 	@sh scripts/make-env
