@@ -22,8 +22,8 @@ VARIABLE = "KVASIR_FAILPOINT"
 # In the order in which a job passes them.
 PREFILL = ("prefill.taken", "prefill.tokenized", "prefill.storing", "prefill.stored", "prefill.passed", "prefill.acked")
 DECODE = (
-    *("decode.taken", "decode.claimed", "decode.loaded", "decode.generated", "decode.stored", "decode.replied"),
-    *("decode.acked", "decode.deleted"),
+    *("decode.taken", "decode.claimed", "decode.loaded", "decode.answered", "decode.generated", "decode.stored"),
+    *("decode.replied", "decode.acked", "decode.deleted"),
 )
 
 
