@@ -63,6 +63,7 @@ class Answers:
         try:
             answer = self._given[number] = self._give(number)
             self._cluster_state.note_answer(self._job.job_id, self._job.run, number, _encoded(self._job, answer))
+            log.debug("job %s: answer %d is noted", self._job.job_id, number)
             failpoint("decode.answered", self._job.job_id)
         except BaseException as error:  # noqa: BLE001  raised in the job's own thread
             self._errors.append(error)
