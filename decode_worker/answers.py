@@ -32,7 +32,7 @@ class Answers:
         self._give = give
         self._slots = slots
         self._cluster_state = cluster_state
-        self._given = self._noted()
+        self._given = self._noted(total)
         self._left = deque(number for number in range(total) if number not in self._given)
         self._helpers: list[Thread] = []
         self._errors: list[BaseException] = []
@@ -70,11 +70,13 @@ class Answers:
             self._left.clear()
         return True
 
-    def _noted(self) -> dict[int, Answer]:
+    def _noted(self, total: int) -> dict[int, Answer]:
         found = {}
-        for number, body in self._cluster_state.noted_answers(self._job.job_id, self._job.run).items():
+        noted = self._cluster_state.noted_answers(self._job.job_id, self._job.run)
+        for number, body in noted.items():
             try:
-                found[number] = _decoded(body)
+                if number < total:
+                    found[number] = _decoded(body)
             except (InvalidMessage, NewerMessage) as error:  # it is given again
                 log.info("job %s: a noted answer can't be read: %s", self._job.job_id, error)
         return found

@@ -222,9 +222,9 @@ class PrefillJob:
         prompts = [((*self.prompt, *one.suffix), self.tokens + one.tokens, one.sampling) for one in self.questions]
         found = []
         for prompt, tokens, sampling in prompts or [(self.prompt, self.tokens, self.sampling)]:
-            for number in range(sampling.answers):
-                seed = (sampling.seed + number) % 2**32
-                found.append(Ask(prompt, tokens, changed(sampling, seed=seed, answers=1)))
+            seeds = [(sampling.seed + number) % 2**32 for number in range(sampling.answers)]
+            each = [changed(sampling, seed=seed, answers=1) for seed in seeds] if seeds[1:] else [sampling]
+            found += [Ask(prompt, tokens, one) for one in each]
         return found
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from decode_worker import fallback
+from engines.base import Tokenized
 from engines.questions import tokenized
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
@@ -141,6 +143,36 @@ def test_without_a_prefill_worker_they_are_tokenized_and_answered_without_a_kv_c
     assert texts_of(result) == alone(job)
     assert (result.decode.kv_transfer, result.decode.why_none) == ("none", fallback.WHY)
     assert {answer.evaluated_tokens for answer in result.answers} == {len(ask.tokens) for ask in asked(job).asks()}
+
+
+class TextEngine(WatchedEngine):
+    """Renders and tokenizes by itself, and tells nobody the ids."""
+
+    def tokenize(self, prompt, clock):
+        return Tokenized((), 0)
+
+    def decode_text(self, prompt, sampling, on_text=None, stop=None):
+        return self._engine.decode(self._engine.tokenize(prompt, 0.0).ids, None, sampling, on_text, stop)
+
+
+def test_an_engine_that_takes_text_is_given_each_whole_prompt(pipeline):
+    pipeline.start_prefill(TextEngine())
+    pipeline.start_decode(TextEngine())
+    job = pipeline.job(questions=questions(2))
+
+    result = pipeline.run(job)
+
+    assert texts_of(result) == alone(job)
+    assert (result.decode.kv_transfer, result.decode.transferred_tokens) == ("none", 0)
+
+
+def test_a_dead_letter_with_questions_is_tokenized_anew_when_it_is_replayed(pipeline):
+    pipeline.start()
+    first = asked(pipeline.job(questions=questions()))
+
+    result = pipeline.run(replace(first, tokens=(), shared_tokens=0, run=2))
+
+    assert (texts_of(result), result.decode.kv_transfer) == (alone(first), "verified")
 
 
 def test_a_crash_in_the_middle_redoes_only_what_is_unanswered(pipeline):
