@@ -63,11 +63,12 @@ SAMPLING = Sampling(max_tokens=4, temperature=0)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a batch took."""
+    """What a batch took. `tokens`: computed by prefill workers; `evaluated`: by decoders, for all answers."""
 
     tokens: int
     stored_bytes: int
     seconds: float
+    evaluated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,9 @@ class PrefixRow:
 class PrefixFleet:
     """Two prefill workers and a decode worker, each with an engine of its own, over a Redis."""
 
-    def __init__(self, engine: str, store_url: str) -> None:
+    def __init__(self, engine: str, store_url: str, weights: str = "", slots: int = 1) -> None:
         self._engine_name = engine
+        self._weights, self._slots = weights or WEIGHTS[engine], slots
         self._stack = ExitStack()
         self._server = EmbeddedServer()
         self._kv = RedisKVStore(store_url)
@@ -136,6 +138,7 @@ class PrefixFleet:
             sum(result.prefill.computed_tokens for result in results),
             sum(result.prefill.put_bytes for result in results),
             seconds,
+            sum(one.evaluated_tokens for result in results for one in (result.answers or (result.decode,))),
         )
 
     def _forget(self, jobs: Sequence[PrefillJob]) -> None:
@@ -148,7 +151,8 @@ class PrefixFleet:
             self._redis.delete(f"result:{job.job_id}:{job.run}")
 
     def _start(self, role: Role) -> Engine:
-        options = EngineOptions(WEIGHTS[self._engine_name], context=CONTEXT, slots=1, threads=1)
+        slots = self._slots if role == "decode" else 1
+        options = EngineOptions(self._weights, context=CONTEXT, slots=slots, threads=1)
         engine = open_engine(self._engine_name, options)
         self._stack.callback(engine.close)
         services = (self._broker(), self._kv, self._cluster_state, lambda _moment: None)
@@ -170,9 +174,9 @@ class PrefixFleet:
 
 
 @contextmanager
-def fleet(engine: str, store_url: str) -> Iterator[PrefixFleet]:
+def fleet(engine: str, store_url: str, weights: str = "", slots: int = 1) -> Iterator[PrefixFleet]:
     """A fleet for the length of the block."""
-    opened = PrefixFleet(engine, store_url)
+    opened = PrefixFleet(engine, store_url, weights, slots)
     try:
         yield opened
     finally:
@@ -208,13 +212,13 @@ def measure(engine: str, store_url: str, jobs: int, seed: int) -> PrefixRow:
 def class_texts(engine: Engine, jobs: int, seed: int) -> list[tuple[str, str]]:
     """The (shared, own) texts of a class. They differ from run to run: what another run stored must not help."""
     source = random.Random(seed)
-    shared = _text(engine, SHARED_TOKENS, source, f"Class {secrets.token_hex(8)}.")
+    shared = text(engine, SHARED_TOKENS, source, f"Class {secrets.token_hex(8)}.")
     return [
-        (shared, _text(engine, PROMPT_TOKENS - SHARED_TOKENS, source, f" Student {number}.")) for number in range(jobs)
+        (shared, text(engine, PROMPT_TOKENS - SHARED_TOKENS, source, f" Student {number}.")) for number in range(jobs)
     ]
 
 
-def _text(engine: Engine, tokens: int, source: random.Random, beginning: str) -> str:
+def text(engine: Engine, tokens: int, source: random.Random, beginning: str) -> str:
     """Words, as many as make about this many tokens."""
     words = [beginning, *source.choices(ADJECTIVES + NOUNS + VERBS, k=tokens)]
     count = bisect.bisect_left(range(tokens), tokens, key=lambda n: engine.count_tokens(" ".join(words[:n])))

@@ -98,6 +98,7 @@ class Slots:
         self.done = 0  # jobs
         self._changed = threading.Condition()
         self._taken: set[object] = set()
+        self._lent = 0  # slots that no delivery has, and a job with several answers uses
         self._threads: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
 
@@ -134,6 +135,28 @@ class Slots:
             future = self._pool.submit(work, partial(self._leave, slot))
             self._threads.add(future)
         future.add_done_callback(partial(self._done, slot, jobs))
+
+    def lend(self, work: Callable[[], bool]) -> threading.Thread | None:
+        """Do `work` in a slot that idles, and again as long as it returns True and no delivery has taken that slot.
+
+        Deliveries come first: they are given slots as if none were lent, and one that finds the engine full waits for
+        the end of `work`. The thread; None if no slot idles. `work` must not raise.
+        """
+        with self._changed:
+            if len(self._taken) + self._lent >= self.count:
+                return None
+            self._lent += 1
+        helper = threading.Thread(target=self._help, args=(work,), name="lent-slot", daemon=True)
+        helper.start()
+        return helper
+
+    def _help(self, work: Callable[[], bool]) -> None:
+        lent = True
+        while lent:
+            more = work()
+            with self._changed:
+                lent = more and len(self._taken) + self._lent <= self.count
+                self._lent -= not lent
 
     def finish(self) -> None:
         """Return when no slot's thread runs any more. Answers may still be on their way out."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import cast
+from contextlib import nullcontext, suppress
+from typing import Any, cast
 
-from decode_worker.attempt import DecodeAttempt
+from decode_worker.answers import Answers
+from decode_worker.attempt import DecodeAttempt, Slots
 from decode_worker.fetching import Fetched, agreement, check_finite, fetch, stored_refs
 from decode_worker.kv_check import KVChecks
 from engines.base import Answer, DecodesText
+from engines.questions import tokenized
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Message
 from infra.broker.failpoints import failpoint
@@ -19,7 +20,7 @@ from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, window_ref
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
-from messages.jobs import DecodeReport, JobResult, PrefillJob, StoredKV, TokenEvent
+from messages.jobs import Ask, DecodeReport, JobResult, PrefillJob, QuestionAnswer, StoredKV, TokenEvent
 from messages.kv import KVCache
 from messages.lifecycle import Event, Step
 
@@ -34,6 +35,7 @@ class Generation:
         broker: Broker,
         cluster_state: ClusterState,
         checks: KVChecks,
+        slots: Slots,
         worker_id: str,
         observe: Callable[[Event], None],
     ) -> None:
@@ -45,6 +47,7 @@ class Generation:
         self._broker = broker
         self._cluster_state = cluster_state
         self._checks = checks
+        self._slots = slots
         self._worker_id = worker_id
         self._observe = observe
         self.queue_s = self._since_submission()
@@ -77,19 +80,17 @@ class Generation:
         return why
 
     def generate(self, fetched: Fetched | None, why_none: str = "") -> JobResult:
-        """All answers that the job asks for, one after the other from the same cache; only the first is streamed.
+        """All answers that the job asks for, from the same cache; only the first is streamed.
 
-        Without a cache the prompt is done here, and `why_none` goes into the result.
+        Without a cache the prompts are done here, and `why_none` goes into the result. A job that no prefill worker
+        tokenized is tokenized here.
         """
-        job, envelope = self._job.job, self._attempt.envelope
-        stream = _Stream(self._broker, job) if job.stream_to else None
+        job = self._job.job if self._job.job.tokens else tokenized(self._engine, self._job.job)
+        asks, cache = job.asks(), fetched.cache if fetched else None
         before_s = self._since_submission()
-        cache = fetched.cache if fetched else None
-        answers = [self._answer(cache, 0, stream.send if stream else None)]
-        if stream:
-            stream.send("", last=True)
-        self._observe(envelope.event(Step.FIRST_TOKEN, ttft_s=before_s + answers[0].first_token_s))
-        answers += [self._answer(cache, number) for number in range(1, job.sampling.answers)]
+        answers = self._several(asks, cache, before_s) if asks[1:] else [self._first(asks[0], cache, before_s)]
+        first, more = answers[0], tuple([answer.text for answer in answers[1:]])
+        said: dict[str, Any] = {"text": first.text, "finish_reason": first.finish_reason, "more_texts": more}
         return JobResult(
             job.job_id,
             job.run,
@@ -97,12 +98,10 @@ class Generation:
             job.item_id,
             job.model,
             "succeeded",
-            text=answers[0].text,
-            finish_reason=answers[0].finish_reason,
-            more_texts=tuple(answer.text for answer in answers[1:]),
-            attempts=envelope.attempts + 1,
+            attempts=self._attempt.envelope.attempts + 1,
             prefill=self._job.prefill,
-            decode=self._report(answers, fetched, before_s, why_none),
+            decode=self._report(asks, answers, fetched, before_s, why_none),
+            **({"answers": tuple([_counted(answer) for answer in answers])} if job.questions else said),
         )
 
     def drop_damaged(self) -> None:
@@ -128,36 +127,53 @@ class Generation:
             return False
         return True
 
-    def _answer(self, cache: KVCache | None, number: int, on_text: Callable[[str], None] | None = None) -> Answer:
-        """The engine's answer. A job that no prefill worker tokenized travels as text, and is tokenized here."""
+    def _several(self, asks: Sequence[Ask], cache: KVCache | None, before_s: float) -> list[Answer]:
+        """All of them, those left by a crash, in this slot and in those that idle."""
+
+        def give(number: int) -> Answer:
+            return self._answer(asks[number], cache) if number else self._first(asks[0], cache, before_s)
+
+        answers = Answers(self._job.job, len(asks), give, self._slots, self._cluster_state)
+        with self._engine.imported(asks[0].tokens, cache) if cache else nullcontext():
+            return answers.all()
+
+    def _first(self, ask: Ask, cache: KVCache | None, before_s: float) -> Answer:
+        """The job's first answer, streamed to whoever reads along."""
         job = self._job.job
-        sampling = job.sampling
-        if number or sampling.answers > 1:
-            sampling = replace(sampling, seed=(sampling.seed + number) % 2**32, answers=1)
-        stop = self._attempt.stop
+        stream = _Stream(self._broker, job) if job.stream_to else None
+        answer = self._answer(ask, cache, stream.send if stream else None)
+        if stream:
+            stream.send("", last=True)
+        self._observe(self._attempt.envelope.event(Step.FIRST_TOKEN, ttft_s=before_s + answer.first_token_s))
+        return answer
+
+    def _answer(self, ask: Ask, cache: KVCache | None, on_text: Callable[[str], None] | None = None) -> Answer:
+        """The engine's answer."""
         if hasattr(self._engine, "decode_text"):  # isinstance would ask just this, and not quickly
-            return cast(DecodesText, self._engine).decode_text(job.prompt, sampling, on_text, stop)
-        tokens = job.tokens or self._engine.tokenize(job.prompt, job.submitted_at).ids
-        return self._engine.decode(tokens, cache, sampling, on_text, stop)
+            whole = cast(DecodesText, self._engine)
+            return whole.decode_text(ask.prompt, ask.sampling, on_text, self._attempt.stop)
+        return self._engine.decode(ask.tokens, cache, ask.sampling, on_text, self._attempt.stop)
 
     def _report(
-        self, answers: Sequence[Answer], fetched: Fetched | None, before_s: float, why_none: str
+        self, asks: Sequence[Ask], answers: Sequence[Answer], fetched: Fetched | None, before_s: float, why_none: str
     ) -> DecodeReport:
-        """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left.
+        """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left of its
+        prompt.
 
         The text is right all the same; but a KV transfer that saved nothing must not be reported as one.
         """
         transferred = fetched.cache.num_tokens if fetched else 0
         evaluated = max(answer.evaluated_tokens for answer in answers)
-        left = len(self._job.job.tokens) - transferred
-        if transferred and evaluated != left:
-            why_none = why_none or f"the engine evaluated {evaluated:,} prompt tokens where {left:,} were left"
+        for ask, answer in zip(asks, answers, strict=True) if transferred else ():
+            done, left = answer.evaluated_tokens, len(ask.tokens) - transferred
+            if done != left:
+                why_none = why_none or f"the engine evaluated {done:,} prompt tokens where {left:,} were left"
         return DecodeReport(
             worker_id=self._worker_id,
             engine=self._engine.info.engine,
             kv_transfer="none" if why_none or not transferred else "verified-rounded" if self._rounded else "verified",
             why_none=why_none,
-            prompt_tokens=len(self._job.job.tokens) or evaluated,
+            prompt_tokens=max(len(ask.tokens) for ask in asks) or evaluated,
             transferred_tokens=0 if why_none else transferred,
             evaluated_tokens=evaluated,
             completion_tokens=sum(answer.completion_tokens for answer in answers),
@@ -170,6 +186,10 @@ class Generation:
 
     def _since_submission(self) -> float:
         return self._job.job.waited_s(self._cluster_state.now())
+
+
+def _counted(answer: Answer) -> QuestionAnswer:
+    return QuestionAnswer(answer.text, answer.finish_reason, "succeeded", answer.evaluated_tokens)
 
 
 class _Stream:

@@ -69,7 +69,7 @@ class KVChecks:
         Raises what `engine.top_logprobs` raises.
         """
         started = time.monotonic()
-        tokens = job.job.tokens
+        tokens = job.job.asks()[0].tokens
         gap = logprob_gap(engine.top_logprobs(tokens, None, stop), engine.top_logprobs(tokens, cache, stop))
         with self._lock:
             producer = self._producer(job)

@@ -34,6 +34,7 @@ from infra.broker.settle import MAX_KV_TRANSFERS, Settler, check_runnable, reply
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore
+from kvstore.blocks import BlockRef
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import CLAIM_TTL_S, Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
@@ -209,7 +210,7 @@ class DecodeWorker:
     def _generate(self, attempt: DecodeAttempt) -> None:
         """Set `attempt.result` and `body`. Raises KVTransferFailed if the job is better prefilled again."""
         job, envelope = attempt.job, attempt.envelope
-        services = (self._kv, self._broker, self._cluster_state, self._checks)
+        services = (self._kv, self._broker, self._cluster_state, self._checks, self._slots)
         generation = Generation(attempt, *services, self.worker_id, self._observe)
         before = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
         waited_s = max(0.0, generation.queue_s - before.queue_s - before.prefill_s - before.put_s)
@@ -268,7 +269,11 @@ class DecodeWorker:
 
     def _delete_own_blocks(self, jobs: Iterable[DecodeJob]) -> None:
         """Delete what these jobs alone used: nobody will need it again."""
-        refs = [ref for job in jobs for ref in own_refs(job)]
+        refs: list[BlockRef] = []
+        for job in jobs:
+            refs += own_refs(job)
+            if job.job.questions or job.job.sampling.answers > 1:
+                self._cluster_state.forget_answers(job.job.job_id, job.job.run)
         try:
             self._kv.delete(refs)
         except StoreUnavailable as error:  # their TTL ends them

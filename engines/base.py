@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -145,8 +146,9 @@ class DecodeEngine(Tokenizes, Protocol):
     ) -> Answer:
         """Generate an answer to the prompt `tokens`.
 
-        With `cache` (which covers `tokens[:-1]`) only the last prompt token is evaluated; without, all of them, in a
-        cleared slot. The answer's `evaluated_tokens` is the engine's own counter, so that the caller can prove it.
+        With `cache`, which covers a beginning of `tokens` and leaves at least the last, only the rest is evaluated;
+        without, all of them, in a cleared slot. The answer's `evaluated_tokens` is the engine's own counter, so that
+        the caller can prove it.
 
         Args:
             on_text: called with each new piece of text, in the calling thread.
@@ -155,8 +157,15 @@ class DecodeEngine(Tokenizes, Protocol):
         Raises:
             ContextExceeded: prompt and `sampling.max_tokens` don't fit the context.
             InvalidSchema: the schema can't be made a constraint.
-            KVTransferFailed: the cache has another layout, doesn't cover tokens[:-1], or can't be restored.
+            KVTransferFailed: the cache has another layout, covers no beginning of the tokens, or can't be restored.
             EngineUnavailable, Cancelled.
+        """
+
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+        """For the length of the block, every `decode` from this very `cache` begins with a copy inside the engine.
+
+        So it is imported once, and many answers are forked from it. `tokens` begin with those that it covers. Raises
+        KVTransferFailed, EngineUnavailable.
         """
 
     def top_logprobs(

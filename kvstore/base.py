@@ -118,6 +118,18 @@ class ClusterState(ABC):
             self.release(job_id, run, worker_id)
 
     @abstractmethod
+    def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
+        """Keep one of several answers of a run that has not ended, so that after a crash it is not given again."""
+
+    @abstractmethod
+    def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
+        """The answers kept for this run, by their numbers."""
+
+    @abstractmethod
+    def forget_answers(self, job_id: str, run: int) -> None:
+        """The run has ended; fine if none were kept."""
+
+    @abstractmethod
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """Set a batch's tombstone."""
 

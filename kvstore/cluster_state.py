@@ -71,6 +71,18 @@ class BestEffortClusterState(ClusterState):
         """Keep results, if possible; claims run out."""
         self._try(lambda: self._cluster_state.finish(worker_id, results, ttl_s), None)
 
+    def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
+        """Keep an answer, if possible."""
+        self._try(lambda: self._cluster_state.note_answer(job_id, run, number, body, ttl_s), None)
+
+    def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
+        """The answers kept, or none."""
+        return self._try(lambda: self._cluster_state.noted_answers(job_id, run), {})
+
+    def forget_answers(self, job_id: str, run: int) -> None:
+        """Forget them, if possible; else they run out."""
+        self._try(lambda: self._cluster_state.forget_answers(job_id, run), None)
+
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """Set a tombstone, if possible."""
         self._try(lambda: self._cluster_state.cancel(batch_id, ttl_s), None)

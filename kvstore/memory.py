@@ -12,6 +12,7 @@ from kvstore.records import decode_block, decode_window, encode
 from kvstore.workers import readable_registrations
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
+from messages.jobs import MAX_QUESTION_ANSWERS
 from messages.kv import Block, KVLayout, Window
 from messages.workers import WorkerInfo
 
@@ -182,6 +183,20 @@ class MemoryClusterState(ClusterState):
     def get_result(self, job_id: str, run: int) -> bytes | None:
         """See ClusterState."""
         return self._values.get(f"result:{job_id}:{run}")
+
+    def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
+        """See ClusterState."""
+        self._values.put(f"answers:{job_id}:{run}:{number}", body, ttl_s)
+
+    def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
+        """See ClusterState."""
+        found = {number: self._values.get(f"answers:{job_id}:{run}:{number}") for number in range(MAX_QUESTION_ANSWERS)}
+        return {number: body for number, body in found.items() if body is not None}
+
+    def forget_answers(self, job_id: str, run: int) -> None:
+        """See ClusterState."""
+        for number in self.noted_answers(job_id, run):
+            self._values.delete(f"answers:{job_id}:{run}:{number}")
 
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""

@@ -123,10 +123,14 @@ def user_prompt(shared: str, own: str) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something asked after a job's prompt: a suffix of its own, from the same KV cache, with its own sampling."""
+    """Something asked after a job's prompt: a suffix of its own, from the same KV cache, with its own sampling.
+
+    `tokens` are the ids that follow the job's; empty as long as those are.
+    """
 
     suffix: tuple[Part, ...]
     sampling: Sampling
+    tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.suffix, tuple) or not self.suffix:
@@ -135,6 +139,17 @@ class Question:
             raise InvalidMessage("a question's suffix must be of parts")
         if not isinstance(self.sampling, Sampling):
             raise InvalidMessage("a question must have its sampling")
+        if len(self.tokens) > MAX_TOKENS:
+            raise InvalidMessage(f"tokens: {len(self.tokens):,}; at most {MAX_TOKENS:,} are allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One answer that a job wants: the whole prompt, its ids (none until it is tokenized), and how to sample it."""
+
+    prompt: tuple[Part, ...]
+    tokens: tuple[int, ...]
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +160,8 @@ class PrefillJob:
     the wider one ends. `tokens` is empty until a prefill worker has rendered the chat template and tokenized; decode
     gets it with the job, and tokenizes nothing again.
 
-    With `questions` each of them is answered after the prompt, and `sampling` is not used.
+    With `questions` each of them is answered after the prompt, and `sampling` is not used. `tokens` are then those
+    with which all of the prompts begin, and each question has the rest of its own.
     """
 
     job_id: str
@@ -193,6 +209,23 @@ class PrefillJob:
     def tokenized(self, tokens: tuple[int, ...], shared_tokens: int) -> PrefillJob:
         """The same job with its token ids."""
         return changed(self, tokens=tokens, shared_tokens=shared_tokens)
+
+    @property
+    def kv_tokens(self) -> int:
+        """How many of `tokens` have their KV cache transferred: all, if each question has some left for the decoder."""
+        return len(self.tokens) - (not self.questions or not all(one.tokens for one in self.questions))
+
+    def asks(self) -> list[Ask]:
+        """All answers that it wants, question by question; several to one prompt have seeds that count up."""
+        if not self.questions and self.sampling.answers == 1:
+            return [Ask(self.prompt, self.tokens, self.sampling)]
+        prompts = [((*self.prompt, *one.suffix), self.tokens + one.tokens, one.sampling) for one in self.questions]
+        found = []
+        for prompt, tokens, sampling in prompts or [(self.prompt, self.tokens, self.sampling)]:
+            seeds = [(sampling.seed + number) % 2**32 for number in range(sampling.answers)]
+            each = [changed(sampling, seed=seed, answers=1) for seed in seeds] if seeds[1:] else [sampling]
+            found += [Ask(prompt, tokens, one) for one in each]
+        return found
 
 
 def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) -> None:
@@ -288,7 +321,7 @@ class StoredKV:
 
     fingerprint: str
     layout: KVLayout
-    num_tokens: int  # tokens covered, counted from the start: all of the prompt but its last one
+    num_tokens: int  # tokens covered, counted from the start: `PrefillJob.kv_tokens`
     shared_tokens: int  # a multiple of the layout's block length: blocks below it are keyed by content
     stored_bytes: int = 0
     sketch: str = ""  # hexadecimal hash of the producer's sketch; "": it left none
@@ -347,7 +380,7 @@ class DecodeJob:
             return
         if not isinstance(self.kv, StoredKV):
             raise InvalidMessage("kv is neither absent nor a StoredKV")
-        if self.kv.num_tokens >= len(self.job.tokens):
+        if self.kv.num_tokens > self.job.kv_tokens:
             raise InvalidMessage("kv covers the whole prompt; its last token must be left to the decoder")
 
 

@@ -62,7 +62,7 @@ class KVWriter:
         self._short_tokens = short_tokens
 
     def compute_and_store(self, job: PrefillJob, stop: threading.Event, queue_s: float = 0.0) -> DecodeJob:
-        """Make sure that the KV cache of all prompt tokens but the last lies in the store; returns the decode job.
+        """Make sure that the KV cache of `job.kv_tokens` lies in the store; returns the decode job.
 
         `queue_s`: how long the job has waited, for the report.
 
@@ -97,7 +97,8 @@ class KVWriter:
 
     def _why_none(self, job: PrefillJob) -> str:
         """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if it is too long."""
-        info, prompt, answer = self.engine.info, len(job.tokens), job.sampling.max_tokens
+        info, asks = self.engine.info, job.asks()
+        prompt, answer = max(((len(ask.tokens), ask.sampling.max_tokens) for ask in asks), key=sum)
         if prompt + answer > info.context:
             raise ContextExceeded(
                 f"the prompt has {prompt:,} tokens and the answer may have {answer:,}, "
@@ -105,9 +106,9 @@ class KVWriter:
             )
         if not info.capabilities.exports_kv or info.layout is None:
             return f"engine {info.engine} exports no KV cache"
-        if prompt < 2:
+        if job.kv_tokens < 1:
             return "a prompt of one token has no KV cache to transfer"
-        if prompt <= self._short_tokens:
+        if job.kv_tokens * len(asks) < self._short_tokens:
             return "a prompt this short is computed sooner than fetched"
         return self._why_no_kv or info.layout.why_unsupported
 
@@ -123,7 +124,7 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        covered = len(job.tokens) - 1  # the last token is the decoder's
+        covered = job.kv_tokens  # what is left is the decoder's
         shared = shared_boundary(layout, min(job.shared_tokens, covered))
         fingerprint = self._engine.info.fingerprint
         # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.

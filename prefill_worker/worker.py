@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from engines.base import Loaded, PrefillEngine
+from engines.questions import tokenized
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
 from infra.broker.consume import ConsumerLoop
@@ -136,8 +137,7 @@ class PrefillWorker:
                 attempt.stop_for("leaving")
             self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
             if not job.tokens:
-                prompt = self._engine.tokenize(job.prompt, job.submitted_at)
-                job = job.tokenized(prompt.ids, prompt.shared)
+                job = tokenized(self._engine, job)
             failpoint("prefill.tokenized", job.job_id)
             onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
             failpoint("prefill.stored", job.job_id)

@@ -68,8 +68,7 @@ class Throughput:
     def expected_s(self, job: DecodeJob) -> float:
         """Expected time of a job in a slot, from what is known before it is decoded."""
         measured = self.of(job.job.model)
-        sampling = job.job.sampling
-        most = sampling.max_tokens * sampling.answers
+        most = sum(ask.sampling.max_tokens for ask in job.job.asks())
         tokens = min(most, measured.answer_tokens or most)
         return expected_service_s(tokens, measured.tokens_per_s, measured.fetch_s)
 

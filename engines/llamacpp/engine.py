@@ -84,6 +84,7 @@ class LlamaCppEngine:
         self._shape: SlotShape | None = None
         self._ropes: tuple[Rope, ...] = ()
         self._streams = 0
+        self._imported: dict[int, Path] = {}
         self._no_kv_transfer = self._learn_slot_files()
         self._info = self._describe(len(decode_slots))
 
@@ -144,20 +145,30 @@ class LlamaCppEngine:
         """See DecodeEngine."""
         called = time.monotonic()
         self._check_context(len(tokens) + sampling.max_tokens)
-        state = None
-        if cache is not None and len(tokens) > 1:
-            state = self._slot_file(tokens[:-1], cache, self._require_kv_transfer())
+        state = self._state(tokens, cache)
         with self._decode_slots.taken(stop) as slot:
             self._answers.require_enforced(sampling.json_schema, slot, stop)
             self._prepare(slot, state, stop)
             return self._answers.generate(Ask(slot, tokens, sampling, on_text, stop, called))
+
+    @contextmanager
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+        """See DecodeEngine: one slot file, from which each slot is restored."""
+        state = self._slot_file(tokens[: cache.num_tokens], cache, self._require_kv_transfer())
+        with self._exchange_file() as path:
+            path.write_bytes(state)
+            self._imported[id(cache)] = path
+            try:
+                yield
+            finally:
+                del self._imported[id(cache)]
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
         self._check_context(len(tokens) + 1)
-        state = self._slot_file(tokens[:-1], cache, self._require_kv_transfer()) if cache and len(tokens) > 1 else None
+        state = self._state(tokens, cache)
         with self._decode_slots.taken(stop) as slot:
             self._prepare(slot, state, stop)
             return self._answers.top_logprobs(slot, tokens, stop)
@@ -224,18 +235,31 @@ class LlamaCppEngine:
     def _slot_file(self, tokens: Sequence[int], cache: KVCache, shape: SlotShape) -> bytes:
         return slotfile.build(tokens, cache, shape, self._streams)
 
-    def _prepare(self, slot: int, state: bytes | None, stop: threading.Event | None) -> None:
+    def _state(self, tokens: Sequence[int], cache: KVCache | None) -> bytes | Path | None:
+        """A slot file, or where one lies; None: nothing was transferred."""
+        if cache is None or not cache.blocks:
+            return None
+        if cache.num_tokens >= len(tokens):
+            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
+        shape = self._require_kv_transfer()
+        return self._imported.get(id(cache)) or self._slot_file(tokens[: cache.num_tokens], cache, shape)
+
+    def _prepare(self, slot: int, state: bytes | Path | None, stop: threading.Event | None) -> None:
         """Clear a slot, and put a KV cache into it."""
         if self._backing.slot_folder is not None:  # without a slot folder the server has no such action
             self._server.post(f"/slots/{slot}?action=erase", {}, stop)
-        if state is None:
-            return
-        with self._exchange_file() as path:
-            path.write_bytes(state)
-            try:
-                self._server.post(f"/slots/{slot}?action=restore", {"filename": path.name}, stop)
-            except ServerRefused as error:
-                raise KVTransferFailed(f"the KV cache could not be restored: {error}") from None
+        if isinstance(state, Path):
+            self._restore(slot, state, stop)
+        elif state is not None:
+            with self._exchange_file() as path:
+                path.write_bytes(state)
+                self._restore(slot, path, stop)
+
+    def _restore(self, slot: int, path: Path, stop: threading.Event | None) -> None:
+        try:
+            self._server.post(f"/slots/{slot}?action=restore", {"filename": path.name}, stop)
+        except ServerRefused as error:
+            raise KVTransferFailed(f"the KV cache could not be restored: {error}") from None
 
     def _save(self, slot: int, stop: threading.Event | None) -> SlotFile:
         with self._exchange_file() as path:

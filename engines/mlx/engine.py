@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +23,7 @@ from engines.huggingface.text import TextStream, final_channel, token_bytes
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
 from engines.logprobs import top_logprobs
 from engines.mlx import model as mlx_model
+from engines.mlx.kv import CacheState
 from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
@@ -54,6 +56,7 @@ class MLXEngine:
         self._prompt = prompt
         self._loop = loop
         self._token_bytes = token_bytes(prompt)
+        self._imported: dict[int, list[CacheState]] = {}
         self._constrainer = Constrainer(prompt, loop.num_logits)
         transfers_kv = loop.layout is not None
         if not transfers_kv:
@@ -135,11 +138,21 @@ class MLXEngine:
         stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
         eager = on_text is not None or bool(sampling.stop)
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
+        work.fork = self._imported.get(id(cache))
         self._loop.submit(work)
         try:
             return self._collect(work, stream, on_text, stop, called)
         finally:
             work.abandoned = True
+
+    @contextmanager
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+        """See DecodeEngine: the first decode makes the arrays, the others begin with the same."""
+        self._imported[id(cache)] = []
+        try:
+            yield
+        finally:
+            del self._imported[id(cache)]
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
@@ -207,8 +220,10 @@ class MLXEngine:
         self._check_prompt(tokens, max_tokens)
         if cache is not None:
             self._check_cache(cache, self._require_kv_transfer())
-            if cache.num_tokens != len(tokens) - 1:
-                raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {len(tokens) - 1:,}")
+            if cache.num_tokens >= len(tokens):
+                raise KVTransferFailed(
+                    f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left"
+                )
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         wanted = len(tokens) + max_tokens

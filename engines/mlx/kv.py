@@ -22,6 +22,7 @@ from messages.kv import Array, Block, DType, KVCache, KVLayout, Window
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
+CacheState = tuple[mx.array, mx.array, int, int]  # of one layer: keys, values, offset, a ring's next row
 Rows = mx.array  # (layers, 2, tokens, kv_heads, head_dim)
 
 
@@ -96,6 +97,19 @@ def window(caches: Sequence[Any], layout: KVLayout) -> Window | None:
 def arrays(caches: Sequence[Any]) -> list[mx.array]:
     """The arrays that make up a model's caches, to evaluate them."""
     return [array for cache in caches for array in _state(cache)]
+
+
+def states(caches: Sequence[Any]) -> list[CacheState]:
+    """What filled caches hold, to be set in others."""
+    return [(mx.array(one.keys), mx.array(one.values), one.offset, getattr(one, "_idx", 0)) for one in caches]
+
+
+def set_states(caches: Sequence[Any], given: Sequence[CacheState]) -> None:
+    """Put into new, empty caches what others held. Nothing is copied: later writes make new arrays."""
+    for cache, (keys, values, offset, index) in zip(caches, given, strict=True):
+        cache.keys, cache.values, cache.offset = mx.array(keys), mx.array(values), offset
+        if type(cache) is RingCache:
+            cache._idx = index
 
 
 def _state(cache: Any) -> list[mx.array]:

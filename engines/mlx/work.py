@@ -36,6 +36,7 @@ class PromptWork(ABC):
     def __init__(self, tokens: Sequence[int], restored: KVCache | None) -> None:
         self.tokens = list(tokens)
         self.restored = restored
+        self.fork: list[mlx_kv.CacheState] | None = None  # `restored` as arrays, once somebody has made them
         self.abandoned = False  # set by the caller, who has stopped listening
         self.caches: list[Any] = []
         self.position = 0  # tokens in the cache
@@ -56,7 +57,12 @@ class PromptWork(ABC):
         if self.restored is not None:
             if layout is None:
                 raise KVTransferFailed("this model's KV cache can't be transferred")
-            mlx_kv.fill(caches, layout, self.restored)
+            if self.fork:
+                mlx_kv.set_states(caches, self.fork)
+            else:
+                mlx_kv.fill(caches, layout, self.restored)
+                if self.fork is not None:
+                    self.fork += mlx_kv.states(caches)
             self.position = self.restored.num_tokens
             self.restored = None  # its memory is not needed any more
         self.caches = caches

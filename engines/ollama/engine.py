@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -166,6 +167,10 @@ class OllamaEngine:
         stop: threading.Event | None = None,
     ) -> Answer:
         """Always KVTransferFailed: Ollama takes text (`decode_text`), no ids and no KV cache."""
+        raise KVTransferFailed("Ollama takes no token ids and no KV cache in")
+
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+        """Always KVTransferFailed, as `decode`."""
         raise KVTransferFailed("Ollama takes no token ids and no KV cache in")
 
     def top_logprobs(

@@ -19,7 +19,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -193,9 +193,9 @@ class SimulatedEngine:
         called = time.monotonic()
         self._check_context(len(tokens) + sampling.max_tokens)
         if cache is not None:
-            self._verify_covers(tokens, cache)
+            self._verify_leaves_some(tokens, cache)
         text, finish_reason = self._answer(tokens, sampling)
-        evaluated = len(tokens) if cache is None else 1
+        evaluated = len(tokens) - (cache.num_tokens if cache else 0)
         pieces = _pieces(text)
         first_token_s = 0.0
         with self._held(self._slots, stop):
@@ -218,13 +218,17 @@ class SimulatedEngine:
             seconds=time.monotonic() - called,
         )
 
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+        """See DecodeEngine: it has nothing to import, and checks the cache at each decode."""
+        return nullcontext()
+
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
         self._check_context(len(tokens) + 1)
         if cache is not None:
-            self._verify_covers(tokens, cache)
+            self._verify_leaves_some(tokens, cache)
         source = random.Random(hash((self._model.seed, *tokens)))
         return {source.randrange(_VOCABULARY): -0.1 * number - 1 for number in range(TOP)}
 
@@ -254,9 +258,9 @@ class SimulatedEngine:
         data &= _finite_mask(kind)
         return data.view(layout.numpy_type)
 
-    def _verify_covers(self, tokens: Sequence[int], cache: KVCache) -> None:
-        if cache.num_tokens != len(tokens) - 1:
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {len(tokens) - 1:,}")
+    def _verify_leaves_some(self, tokens: Sequence[int], cache: KVCache) -> None:
+        if cache.num_tokens >= len(tokens):
+            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
         self._verify(_chain(tokens), cache)
 
     def _verify(self, chain: Array, cache: KVCache) -> None:

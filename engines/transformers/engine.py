@@ -14,10 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
 from engines.huggingface.constrain import Constrainer, Constraint
@@ -62,6 +64,7 @@ class TransformersEngine:
         self._token_bytes = token_bytes(prompt)
         self._constrainer = Constrainer(prompt, model.config.vocab_size)
         self._closed = threading.Event()
+        self._imported: dict[int, DynamicCache] = {}
         self._prefilling = threading.Semaphore(1)
         self._slots = threading.Semaphore(options.slots)
         self._chunk_tokens = _CHUNK_TOKENS[model.device.type]
@@ -127,7 +130,7 @@ class TransformersEngine:
         called = time.monotonic()
         self._check_context(len(tokens) + sampling.max_tokens)
         if cache is not None:
-            self._check_covers(cache, len(tokens) - 1)
+            self._check_covers(cache, len(tokens))
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
         check = partial(self._check_running, stop)
         with self._slot(self._slots, stop) as model:
@@ -137,13 +140,24 @@ class TransformersEngine:
             sampled = self._sampled(model, run, scores, sampling, constraint, check)
             return self._answer(sampled, sampling, on_text, evaluated, first_token_s, called)
 
+    @contextmanager
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+        """See DecodeEngine: each decode begins with the same tensors."""
+        with self._slot(self._slots, None) as model:
+            run = self._begin(model, cache)
+        self._imported[id(cache)] = run.past
+        try:
+            yield
+        finally:
+            del self._imported[id(cache)]
+
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
         self._check_context(len(tokens) + 1)
         if cache is not None:
-            self._check_covers(cache, len(tokens) - 1)
+            self._check_covers(cache, len(tokens))
         with self._slot(self._slots, stop) as model:
             run = self._begin(model, cache)
             return top_logprobs(self._read_prompt(model, run, tokens, partial(self._check_running, stop)))
@@ -183,11 +197,11 @@ class TransformersEngine:
         if wanted > self._info.context:
             raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
 
-    def _check_covers(self, cache: KVCache, wanted: int) -> None:
+    def _check_covers(self, cache: KVCache, tokens: int) -> None:
         layout, _ = self._require_kv_transfer()
         require_same_shape(cache.layout, layout)
-        if cache.num_tokens != wanted:
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {wanted:,}")
+        if cache.num_tokens >= tokens:
+            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {tokens:,}: none is left")
 
     def _check_running(self, stop: threading.Event | None = None) -> None:
         if self._closed.is_set():
@@ -213,7 +227,10 @@ class TransformersEngine:
 
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()
-        if cache is not None and cache.blocks:
+        if source := self._imported.get(id(cache)):
+            # PyTorch appends to a layer by making new tensors: those that it began with may be anybody's.
+            run.past.layers = [copy(layer) for layer in source.layers]
+        elif cache is not None and cache.blocks:
             layout, _ = self._require_kv_transfer()
             restore(run.past, cache, layout, model.device)
         return run

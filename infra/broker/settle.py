@@ -23,7 +23,6 @@ from messages import codec
 from messages.errors import (
     AttemptsExhausted,
     BrokerUnavailable,
-    InvalidPrompt,
     KvasirError,
     KVTransferFailed,
     NewerMessage,
@@ -249,8 +248,7 @@ class Settler:
 
 
 def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now: float, crashes: int) -> None:
-    """Raises Stopped if the job is cancelled, expired or a suspect, which its attempt then says; Poison if it is that;
-    InvalidPrompt if it has questions.
+    """Raises Stopped if the job is cancelled, expired or a suspect, which its attempt then says; Poison if it is that.
 
     `cancelled`: its batch was. `now`: the store's clock. `crashes`: how many workers died while holding it.
     """
@@ -262,8 +260,6 @@ def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now:
         attempt.stop_for("suspect")
     if attempt.why_stopped:
         raise Stopped(f"not begun: {attempt.why_stopped}")
-    if job.questions:
-        raise InvalidPrompt("it asks several questions after one prompt, which this worker can't answer yet")
 
 
 def must_run_alone(delivery: Delivery, crashes: int) -> bool:

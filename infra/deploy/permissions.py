@@ -91,7 +91,8 @@ STORE_RULES: Mapping[Role, str] = MappingProxyType(
         # It renews a block's time to live, and deletes; it writes none.
         "decode": (
             f"{_LOG_IN} {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} "
-            "(~kv:* ~kvw:* +getex +expire +unlink) (~result:* ~claim:* +evalsha +get +set +del)"
+            "(~kv:* ~kvw:* +getex +expire +unlink) (~result:* ~claim:* +evalsha +get +set +del) "
+            "(~answers:* +evalsha +hset +pexpire +hgetall +del)"
         ),
         "monitor": f"{_LOG_IN} {_SEES} +config|get",
     }

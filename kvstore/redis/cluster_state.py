@@ -4,6 +4,7 @@
     result:<job>:<run>    an encoded JobResult         cancelled:<batch>    tombstone
     claim:<job>:<run>     worker id                reservations   hash: name -> "bytes expiry in ms"
     takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
+    answers:<job>:<run>   hash: number -> one answer of several, while the others are not complete
 
 All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its registration
 or storing a result, which take a few bytes.
@@ -67,6 +68,8 @@ for i, body in ipairs({unpack(ARGV, 3)}) do
 end
 """
 
+_NOTE_ANSWER = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) redis.call('PEXPIRE', KEYS[1], ARGV[3])"
+
 # Expired entries are dropped on the way; the hash expires with the last one.
 _RESERVE = """
 local time = redis.call('TIME')
@@ -122,8 +125,8 @@ class RedisClusterState(ClusterState):
         self._set, self._register, self._claim, self._release, self._reserve, self._reserved = (
             script(_LUA + text) for text in (_SET, _PUT_REGISTRATION, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
         )
-        self._take_up, self._finish, self._count_crashes = (
-            script(_LUA + text) for text in (_TAKE_UP, _FINISH, _COUNT_CRASHES)
+        self._take_up, self._finish, self._count_crashes, self._note_answer = (
+            script(_LUA + text) for text in (_TAKE_UP, _FINISH, _COUNT_CRASHES, _NOTE_ANSWER)
         )
 
     def now(self) -> float:
@@ -175,6 +178,22 @@ class RedisClusterState(ClusterState):
         keys = _results_and_claims([(job_id, run) for job_id, run, _ in results])
         with errors_mapped(self._place):
             self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in results)])
+
+    def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
+        """See ClusterState."""
+        with errors_mapped(self._place):
+            self._note_answer([f"answers:{job_id}:{run}"], [number, body, _milliseconds(ttl_s)])
+
+    def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
+        """See ClusterState."""
+        with errors_mapped(self._place):
+            found: Any = self._client.hgetall(f"answers:{job_id}:{run}")
+        return {int(number): bytes(body) for number, body in found.items()}
+
+    def forget_answers(self, job_id: str, run: int) -> None:
+        """See ClusterState."""
+        with errors_mapped(self._place):
+            self._client.delete(f"answers:{job_id}:{run}")
 
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""

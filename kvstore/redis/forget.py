@@ -1,4 +1,4 @@
-"""Deleting what the store keeps of some jobs: their own blocks, stored results, claims and takes.
+"""Deleting what the store keeps of some jobs: their own blocks, stored results and answers, claims and takes.
 
 Shared blocks hold nobody's work and die by their TTL.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from kvstore.redis.client import errors_mapped, open_client, place
 
-_PATTERNS = ("kv:*", "kvw:*", "result:*", "claim:*", "takes:*")
+_PATTERNS = ("kv:*", "kvw:*", "result:*", "claim:*", "takes:*", "answers:*")
 _AT_ONCE = 500
 
 

@@ -108,6 +108,21 @@ def test_a_result_expires(room: Room) -> None:
     assert room.cluster_state.get_result(room.token, 1) is None
 
 
+def test_answers_are_noted_by_run_and_number_until_they_are_forgotten_or_expire(room: Room) -> None:
+    state = room.cluster_state
+    for number, body in ((7, b"seventh"), (0, b"first"), (7, b"seventh again")):
+        state.note_answer(room.token, 1, number, body, ttl_s=100)
+    state.note_answer(room.token, 2, 1, b"another run's", ttl_s=10)
+
+    assert state.noted_answers(room.token, 1) == {0: b"first", 7: b"seventh again"}
+    room.let_pass(11)
+    assert state.noted_answers(room.token, 2) == {}
+
+    state.forget_answers(room.token, 1)
+    state.forget_answers(room.token, 1)
+    assert state.noted_answers(room.token, 1) == {}
+
+
 def test_a_tombstone_stands_for_its_batch_until_it_expires(room: Room) -> None:
     batch = f"batch-{room.token}"
     assert not room.cluster_state.is_cancelled(batch)

@@ -12,11 +12,12 @@ import pytest
 
 from engines.base import Answer
 from engines.proof import prove
+from engines.questions import tokenized
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.sketch import compare
 from engines.sketching import sketch_of
 from messages.errors import Cancelled, ContextExceeded, EngineUnavailable, InvalidSchema, KVTransferFailed
-from messages.jobs import Part, Sampling, user_prompt
+from messages.jobs import Part, PrefillJob, Question, Sampling, user_prompt
 from messages.kv import Block, KVCache, KVLayout
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
@@ -142,6 +143,29 @@ def test_a_conversation_shares_what_is_the_class_s_and_nothing_of_anybody_s_own(
     said = (system, Part("user", "a"), Part("assistant", "b"), Part("user", "c"))
     texts = [said, (*said[:2], Part("user", "b"), said[3]), (Part("user", SHARED, "class"), *said[1:])]
     assert len({pair.prefill.tokenize(prompt, 0.0).ids for prompt in texts}) == 3
+
+
+def test_questions_are_tokenized_as_whole_prompts_and_share_their_longest_beginning(pair: Pair) -> None:
+    # Given a student's prompt, and questions whose beginnings merge with its end in different ways
+    ends = ("?", " indeed", "s", "\n\nPoints:", " ", "'s name", "é")
+    questions = tuple(Question((Part("user", end + " Why is it so?"),), GREEDY) for end in ends)
+    before = user_prompt(SHARED, "def total(values): return sum(value")
+    job = PrefillJob("job", "batch", "item", "tiny:1b", before, GREEDY, questions=questions)
+    asked = tokenized(pair.prefill, job)
+    # Then each has the ids of its whole prompt, and what they share is as long as can be
+    whole = [pair.prefill.tokenize((*before, *one.suffix), 0.0) for one in questions]
+    assert [(*asked.tokens, *one.tokens) for one in asked.questions] == [prompt.ids for prompt in whole]
+    assert all(one.tokens for one in asked.questions)
+    assert len({one.tokens[0] for one in asked.questions}) > 1
+    assert asked.shared_tokens == whole[0].shared
+    assert tokenized(pair.decode, job) == asked
+    # And an only question has no more than itself, and what merged with it
+    only = tokenized(pair.prefill, replace(job, questions=questions[:1]))
+    (rest,) = only.questions
+    assert (*only.tokens, *rest.tokens) == whole[0].ids
+    assert 0 <= len(only.tokens) - len(asked.tokens) < 8
+    twice = tokenized(pair.prefill, replace(job, questions=questions[:1] * 2))
+    assert (twice.tokens, twice.questions) == (only.tokens, (rest, rest))
 
 
 def test_both_engines_tokenize_alike(pair: Pair) -> None:
@@ -275,12 +299,41 @@ def test_a_cache_of_another_layout_is_refused(pair: Pair) -> None:
         pair.decode.decode(tokens, cache, GREEDY)
 
 
-def test_a_cache_that_does_not_cover_the_prompt_is_refused(pair: Pair) -> None:
+def test_a_cache_that_leaves_no_token_to_evaluate_is_refused(pair: Pair) -> None:
     tokens = pair.prompt("short")
-    cache = pair.cache(tokens)
-    for covered in (KVCache(cache.layout, cache.blocks[:-1]), pair.cache((*tokens, 7))):
-        with pytest.raises(KVTransferFailed, match="covers"):
-            pair.decode.decode(tokens, covered, GREEDY)
+    with pytest.raises(KVTransferFailed, match="covers"):
+        pair.decode.decode(tokens, pair.cache((*tokens, 7)), GREEDY)
+
+
+@pytest.mark.parametrize("left", [2, 40, 1000])
+def test_of_a_cache_of_the_prompt_s_beginning_only_the_rest_is_evaluated(pair: Pair, left: int) -> None:
+    # Given the cache of a beginning that ends anywhere, within a block too
+    tokens = pair.prompt("def main(): pass # shorter")
+    cache = pair.cache(tokens[: len(tokens) - left + 1])
+    # When the prompt is decoded from there
+    warm, cold = pair.decode.decode(tokens, cache, GREEDY), pair.decode.decode(tokens, None, GREEDY)
+    # Then it says what a cold run says, and the engine's counter shows what was left
+    assert (warm.text, warm.tokens) == (cold.text, cold.tokens)
+    assert warm.evaluated_tokens == left
+
+
+def test_many_answers_forked_from_one_import_say_what_each_says_alone(pair: Pair) -> None:
+    # Given a prompt with more questions than there are slots, and a neighbour with a prompt of its own
+    begun, other = pair.prompt("n_ferry=12 " * 12), pair.prompt("max_rain=77 " * 12)
+    owns = ("Why? ", "total " * 9, "É", "Is it named? ", "# Rubric ")
+    asked = [(*begun, *pair.decode.tokenize(user_prompt("", own), 0.0).ids) for own in owns]
+    cache, theirs = pair.cache((*begun, 7)), pair.cache(other)
+    alone = [pair.decode.decode(tokens, None, GREEDY).text for tokens in (*asked, other)]
+    assert len(set(alone)) > 2
+    # When all are answered at once, the questions from one import
+    with ThreadPoolExecutor(len(alone)) as threads, pair.decode.imported(begun, cache):
+        forked = [threads.submit(pair.decode.decode, tokens, cache, GREEDY) for tokens in asked]
+        answers = [one.result() for one in (*forked, threads.submit(pair.decode.decode, other, theirs, GREEDY))]
+    # Then each is as alone, and evaluated just what was left of its prompt
+    assert [answer.text for answer in answers] == alone
+    assert [answer.evaluated_tokens for answer in answers] == [*(len(ids) - len(begun) for ids in asked), 1]
+    # and afterwards the same cache serves as before
+    assert pair.decode.decode(asked[0], cache, GREEDY).text == alone[0]
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -247,6 +247,12 @@ def test_a_model_with_sliding_windows_hands_its_last_rows_over(tmp_path: Path) -
     half = prefilled(sender, whole[:64])
     done = receiver.prefill(whole, lambda _: None, first=64, resume=half)
     assert (done.restored_tokens, done.computed_tokens) == (64, len(whole) - 64)
+    # And so does each of the answers that are forked from there
+    with receiver.imported(whole, half):
+        for rest in (whole[80:81], whole[20:50], whole[70:75]):
+            tokens = (*whole[:64], *rest)
+            warm, cold = receiver.decode(tokens, half, GREEDY), receiver.decode(tokens, None, GREEDY)
+            assert (warm.text, warm.evaluated_tokens) == (cold.text, len(rest))
     for engine in (sender, receiver):
         engine.close()
 

@@ -237,6 +237,23 @@ def test_answers_that_join_and_leave_a_running_batch_are_those_they_are_alone(tm
     engine.close()
 
 
+@pytest.mark.parametrize("begun", [3, 16, 17, 90])
+def test_answers_forked_from_one_import_are_those_of_cold_runs(tmp_path: Path, begun: int) -> None:
+    # Given a gpt-oss with windows of 16, a prompt's beginning, and more ends of it than there are slots
+    engine = load(tiny(tmp_path, "gpt-oss", layers=4)[0])
+    whole = engine.tokenize(user_prompt(PROSE, ""), 0.0).ids
+    cache = prefilled(engine, whole[:begun])
+    prompts = [(*whole[:begun], *whole[start : start + own]) for start, own in ((20, 1), (30, 30), (60, 5), (90, 2))]
+    cold = [engine.decode(tokens, None, GREEDY) for tokens in prompts]
+    # When they are decoded together, and once more
+    with engine.imported(whole, cache), ThreadPoolExecutor(4) as threads:
+        forked = list(threads.map(lambda tokens: engine.decode(tokens, cache, GREEDY), prompts * 2))
+    # Then each is what a cold run says, and evaluated its own tokens only
+    assert [answer.tokens for answer in forked] == [answer.tokens for answer in cold] * 2
+    assert [answer.evaluated_tokens for answer in forked] == [1, 30, 5, 2] * 2
+    engine.close()
+
+
 def test_free_and_constrained_and_random_answers_share_a_batch(engine: Engine) -> None:
     # Given answers that differ in all that sampling knows
     tokens = engine.tokenize(user_prompt(PROSE, "grade"), 0.0).ids

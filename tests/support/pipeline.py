@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -104,6 +105,7 @@ class WatchedEngine:
         self.prefilled: list[tuple[int, ...]] = []
         self.decoded: list[tuple[int, ...]] = []
         self.tokenized = 0
+        self.imports = 0  # of KV caches from which several answers are forked
         self.checked = 0  # KV caches that were compared with one of its own
         self.misled = 0.0  # nats by which a transferred KV cache misleads it
         self.before_check: Callable[[], object] = lambda: None
@@ -152,6 +154,12 @@ class WatchedEngine:
         self.decoded.append(tuple(tokens))
         self.before_decode(tokens, stop)
         return self._engine.decode(tokens, cache, sampling, on_text, stop)
+
+    @contextmanager
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+        self.imports += 1
+        with self._engine.imported(tokens, cache):
+            yield
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None

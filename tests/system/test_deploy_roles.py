@@ -184,6 +184,10 @@ def test_what_happens_rarely_is_allowed_too(deployed: Deployed) -> None:
     ]
     assert changed == [1, 0] * 2
     producer.cancel("batch")
+    decode.note_answer("job", 1, 3, b"yes")
+    assert decode.noted_answers("job", 1) == {3: b"yes"}
+    decode.forget_answers("job", 1)
+    assert decode.noted_answers("job", 1) == {}
     decode.finish("w", [("job", 1, b"body")])
 
     assert decode.take_up("w", [("job", 1)], 60) == [(b"body", False)]
@@ -211,6 +215,8 @@ FORBIDDEN: list[tuple[Role, tuple[object, ...]]] = [
     ("prefill", ("GET", "result:job:1")),
     ("prefill", ("SET", "result:job:1", "A+")),
     ("prefill", ("SET", "claim:job:1", "w")),
+    ("prefill", ("HGETALL", "answers:job:1")),
+    ("producer", ("HSET", "answers:job:1", 0, "A+")),
     ("prefill", ("SET", "cancelled:batch", "1")),
     ("decode", ("SET", "kv:a:b", "forged")),
     ("decode", ("SET", "cancelled:batch", "1")),

@@ -264,6 +264,21 @@ def test_a_transferred_window_leads_to_the_answer_of_a_cold_run(gpt_oss: Engine,
     assert (warm.evaluated_tokens, cold.evaluated_tokens) == (1, length)
 
 
+@pytest.mark.parametrize("begun", [5, 16, 100])
+def test_answers_forked_from_a_window_leave_it_as_it_was(gpt_oss: Engine, begun: int) -> None:
+    ids = gpt_oss.tokenize(user_prompt(QUESTION, ""), 0.0).ids
+    cache = cache_of(gpt_oss, ids[: begun + 1])
+    prompts = [(*ids[:begun], *ids[start : start + 30]) for start in (200, 240, 280)]
+    sampling = Sampling(max_tokens=2 * WINDOW, temperature=0)
+
+    with gpt_oss.imported(ids, cache):
+        forked = [gpt_oss.decode(tokens, cache, sampling) for tokens in (*prompts, prompts[0])]
+
+    assert [one.tokens for one in forked[:3]] == [gpt_oss.decode(one, None, sampling).tokens for one in prompts]
+    assert forked[3].tokens == forked[0].tokens
+    assert {one.evaluated_tokens for one in forked} == {30}
+
+
 def test_a_window_of_another_prompt_leads_to_another_answer(gpt_oss: Engine) -> None:
     """Else the tests above would prove nothing."""
     one, other = (

@@ -365,11 +365,12 @@ def _to_store(inject: Callable[[Stage, TcpProxy], None]) -> Inject:
     return lambda stage: inject(stage, stage.services.to_store)
 
 
-def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int) -> Fault:
+def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int, of: str = "") -> Fault:
     what = f"{each} SIGKILLs at {points[0]}" if len(points) == 1 else "a SIGKILL at each step of the handler"
-    return Fault(name, what, partial(kill_at, role=role, points=points, each=each), owner_starts=False)
+    return Fault(name, what + of, partial(kill_at, role=role, points=points, each=each), owner_starts=False)
 
 
+_FORKED = "jobs of 8 answers, forked from one KV cache"
 FAULTS = [
     Fault("none", "nothing", nothing),
     Fault("decode-killed", "SIGKILL of a decode worker, four times", partial(kill_workers, role="decode")),
@@ -379,6 +380,13 @@ FAULTS = [
     _killed_at("decode-steps", "decode", failpoints.DECODE, each=1),
     *[_killed_at(point, "prefill", (point,), each=3) for point in failpoints.PREFILL],
     *[_killed_at(point, "decode", (point,), each=3) for point in failpoints.DECODE],
+    Fault(
+        "forked-decode-killed",
+        f"SIGKILL of a decode worker, four times; {_FORKED}",
+        partial(kill_workers, role="decode"),
+    ),
+    _killed_at("forked-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_FORKED}"),
+    *[_killed_at(point, "decode", (point,), each=3, of=f"; {_FORKED}") for point in failpoints.FORKED],
     Fault("workers-stopped", "SIGSTOP of two workers for 2 to 3 heartbeats, then SIGCONT, twice", stop_workers),
     Fault("workers-leave", "SIGTERM of two workers, three times", leave_workers),
     Fault("slow-worker", "a decode worker ten times slower joins", slow_worker),
@@ -423,6 +431,7 @@ FAULTS = [
 _PLANS = {
     "clock-back": {"environment": {"KVASIR_CLOCK_STEP_S": "-3600"}, "deadline_s": 600.0},
     "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
+    **{name: {"questions": 4} for name in ("forked-decode-killed", "forked-prefill-steps", *failpoints.FORKED)},
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},

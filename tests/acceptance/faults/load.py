@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
+from engines.questions import tokenized
 from engines.registry import EngineOptions
 from engines.simulated.engine import open_engine
-from messages.jobs import Sampling, job_id, user_prompt
+from messages.jobs import Part, PrefillJob, Question, Sampling, job_id, user_prompt
 from producers.batch.batch import BatchEntry
 from producers.batch.grade import Task
 from producers.prompts.prompt import Prompt
@@ -34,15 +36,24 @@ def tasks(batch_id: str, model: str, jobs: int, seed: int, long_jobs: int = 0, l
     return made
 
 
+def asking(job: PrefillJob, questions: int) -> PrefillJob:
+    """The job with so many questions, two answers to each; 0: as it is."""
+    sampling = replace(job.sampling, answers=2)
+    asked = [Question((Part("user", f"Question {number}?"),), sampling) for number in range(questions)]
+    return replace(job, questions=tuple(asked))
+
+
 def entries(made: list[Task]) -> list[BatchEntry]:
     """Their lines in the manifest."""
     return [BatchEntry(task.job_id, task.item_id, task.model, task.role, task.item_id) for task in made]
 
 
-def expected_texts(made: list[Task]) -> Iterator[tuple[str, str]]:
-    """Job id and answer, from an engine that nobody disturbs."""
+def expected_texts(made: list[Task], questions: int = 0) -> Iterator[tuple[str, str]]:
+    """Job id and answer, several of them a line each, from an engine that nobody disturbs."""
     engine = open_engine(EngineOptions(UNPACED, CONTEXT))
     for task in made:
-        prompt = engine.tokenize(user_prompt(task.prompt.shared, task.prompt.own), 0.0)
-        yield task.job_id, engine.decode(prompt.ids, None, task.sampling).text
+        prompt = user_prompt(task.prompt.shared, task.prompt.own)
+        job = asking(PrefillJob(task.job_id, "batch", task.item_id, task.model, prompt, task.sampling), questions)
+        asks = tokenized(engine, job).asks()
+        yield task.job_id, "\n".join(engine.decode(ask.tokens, None, ask.sampling).text for ask in asks)
     engine.close()

@@ -37,10 +37,11 @@ class Quiet:
 
 
 class Insistent:
-    """A client that publishes each of its first jobs several times."""
+    """A client that publishes each of its first jobs several times, and asks `questions` in each."""
 
-    def __init__(self, client: Client, copies: int, jobs: int) -> None:
+    def __init__(self, client: Client, copies: int, jobs: int, questions: int = 0) -> None:
         self._client = client
+        self._questions = questions
         self._copies = copies
         self._jobs = jobs
 
@@ -49,7 +50,7 @@ class Insistent:
 
     def submit(self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None]) -> int:
         """The first jobs again and again, in between the others."""
-        wanted = list(jobs)
+        wanted = [load.asking(job, self._questions) for job in jobs]
         again = wanted[: self._jobs] * (self._copies - 1)
         told = self._client.submit(wanted, on_confirmed)
         self._client.submit(again)
@@ -69,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--copied-jobs", type=int, default=0)
     parser.add_argument("--deadline-s", type=float, default=0.0)
+    parser.add_argument("--questions", type=int, default=0)
     parser.add_argument("--submit-only", action="store_true")
     return parser.parse_args()
 
@@ -82,7 +84,7 @@ def main() -> int:
         made = load.tasks(batch.batch_id, given.model, given.jobs, given.seed, given.long_jobs, given.long_s)
         if not batch.entries:
             batch.plan(load.entries(made), {})
-        insistent: Any = Insistent(client, given.copies, given.copied_jobs)
+        insistent: Any = Insistent(client, given.copies, given.copied_jobs, given.questions)
         runner = Runner(batch, made, insistent, Quiet(), given.deadline_s)
         if given.submit_only:
             runner.submit()

@@ -36,10 +36,12 @@ class Row:
     journal_duplicates: int
     dead_lettered: int
     recovery_s: float | None
+    resumed: int = 0  # jobs with several answers that somebody went on with, some of theirs noted
+    answers_redone: int = 0  # answers that were noted, and given again
 
     def is_clean(self) -> bool:
         """Nothing lost, nothing that nobody asked for, nothing twice."""
-        return not (self.lost or self.unexpected or self.journal_duplicates)
+        return not (self.lost or self.unexpected or self.journal_duplicates or self.answers_redone)
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON line."""
@@ -66,7 +68,7 @@ def collect(fault: str, stage: Stage) -> Row:
         wanted=[entry["job_id"] for entry in manifest["jobs"]],
         submitted=_lines(stage.out / "submitted.jsonl"),
         results=_lines(stage.out / "results.jsonl"),
-        texts=dict(load.expected_texts(made)),
+        texts=dict(load.expected_texts(made, plan.questions)),
         steps=[line for program in stage.programs for line in program.lines()],
         dead_lettered=len(stage.services.take_all(topology.DEAD_LETTERS)),
         recovery_s=recovery(stage.overs, stage.programs),
@@ -87,6 +89,7 @@ def count(
     confirmed = [(line["job_id"], line["run"]) for line in submitted]
     states = {result["job_id"]: result["state"] for result in reversed(results)}  # the first line counts
     by_state = Counter(states[job] for job in wanted if job in states)
+    noted = Counter(step["event"] for step in steps if step["event"].endswith(" is noted"))
     starts = Counter(step["job"] for step in steps if step["event"] == "decode_started")
     return Row(
         fault=fault,
@@ -101,13 +104,16 @@ def count(
         journal_duplicates=len(results) - len({(result["job_id"], result["run"]) for result in results}),
         dead_lettered=dead_lettered,
         recovery_s=recovery_s,
+        resumed=sum(" answers are noted, " in step["event"] for step in steps),
+        answers_redone=noted.total() - len(noted),
     )
 
 
 def _is_unexpected(result: Line, texts: dict[str, str]) -> bool:
     """Of a job that is not of this batch, or with another answer than an undisturbed engine's."""
     job = result["job_id"]
-    return job not in texts or (result["state"] == "succeeded" and result["text"] != texts[job])
+    said = "\n".join(answer["text"] for answer in result["answers"]) if result.get("answers") else result["text"]
+    return job not in texts or (result["state"] == "succeeded" and said != texts[job])
 
 
 def recovery(overs: list[Over], programs: list[Program]) -> float | None:

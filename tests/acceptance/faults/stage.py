@@ -53,6 +53,7 @@ class Plan:
     copies: int = 1  # how often
     copied_jobs: int = 0  # the first so many are published
     deadline_s: float = 0.0
+    questions: int = 0  # of each job, two answers to each
     environment: dict[str, str] = field(default_factory=dict)  # of every worker
 
 
@@ -155,7 +156,8 @@ class Stage:
         self, role: Role, *options: str, fault_point: str = "", instead_of: Program | None = None
     ) -> Program:
         """A worker, which may not be ready yet."""
-        arguments = ["--config", str(self._config), "--log-style", "json", "--log-level", "info"]
+        level = "debug" if self.plan.questions else "info"  # each answer that is noted
+        arguments = ["--config", str(self._config), "--log-style", "json", "--log-level", level]
         arguments += [f"{role}-worker", "--model", self.model]
         variables = self._environment() | self.plan.environment
         if fault_point:
@@ -169,7 +171,7 @@ class Stage:
     def start_owner(self, *options: str) -> Program:
         """The batch's owner, for the first time or again."""
         arguments = ["--config", str(self._config), "--out", str(self.out), "--model", self.model]
-        for name in ("jobs", "seed", "long_jobs", "long_s", "copies", "copied_jobs", "deadline_s"):
+        for name in ("jobs", "seed", "long_jobs", "long_s", "copies", "copied_jobs", "deadline_s", "questions"):
             arguments += [f"--{name.replace('_', '-')}", str(getattr(self.plan, name))]
         self.owner = self._start("tests.acceptance.faults.owner", [*arguments, *options], self._environment(), "owner")
         return self.owner

@@ -60,5 +60,18 @@ def test_a_job_confirmed_twice_was_lost_before_the_rerun():
     assert (row.lost_before_rerun, row.confirmed, row.is_clean()) == (1, 2, True)
 
 
+def test_an_answer_that_was_noted_and_given_again_is_no_clean_crash():
+    noted = [{"job": "-", "event": f"job a: answer {number} is noted"} for number in (0, 1, 2, 1)]
+    steps = [*noted, {"job": "-", "event": "job a: 3 answers are noted, 5 left"}]
+    row = count("a fault", ["a"], [], [result("a")], {"a": "right"}, steps, 0, None)
+    assert (row.resumed, row.answers_redone, row.is_clean()) == (1, 1, False)
+
+
+def test_of_a_job_with_questions_all_answers_are_compared():
+    answers = {**result("a", text=""), "answers": [{"text": "yes"}, {"text": "no"}]}
+    rows = [count("a fault", ["a"], [], [answers], {"a": text}, [], 0, None) for text in ("yes\nno", "yes\nyes")]
+    assert [row.unexpected for row in rows] == [0, 1]
+
+
 def test_a_job_begun_twice_is_counted_once():
     assert figures(result("a"), result("b"), started="aaab").executed_twice == 1

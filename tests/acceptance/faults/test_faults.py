@@ -29,6 +29,7 @@ def services() -> Iterator[Services]:
         "decode-killed",
         "prefill.passed",
         "decode.replied",
+        "decode.answered",
         "owner-killed",
         "broker-killed",
         "broker-reset",

@@ -23,6 +23,7 @@ KEYS = {
     " json_put_ratio extra_put_MB extra_get_MB",
     "prefix": "computed_tokens ideal_tokens tokens_ratio stored_bytes ideal_bytes bytes_ratio seconds"
     " seconds_without_sharing",
+    "questions": "prefill_ratio kv_bytes_ratio speedup rows",
     "overlap": "upload_seconds exposed_seconds hidden",
     "matrix": "pairs refused controls all_equal all_held all_caught",
     "decode": "rows",

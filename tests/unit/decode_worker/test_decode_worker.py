@@ -10,7 +10,7 @@ from infra.broker import topology
 from infra.broker.envelope import open_envelope
 from messages import codec
 from messages.errors import EngineUnavailable
-from messages.jobs import DecodeJob, Question, Sampling, user_prompt
+from messages.jobs import DecodeJob, Sampling, user_prompt
 from messages.lifecycle import Step
 from tests.support.pipeline import (
     BATCH,
@@ -190,25 +190,6 @@ def test_a_kv_cache_of_a_layout_that_is_not_supported_yet_is_not_used(pipeline):
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
     assert result.decode.why_none == "K is 16 and V 8 wide, and unequal widths are not transferred yet"
     assert result.text == pipeline.undisturbed_text(job)
-
-
-def test_a_decode_job_with_questions_fails_and_says_that_this_worker_can_not_answer_them(pipeline):
-    # Given a decode job of a later version's prefill worker
-    job = pipeline.job()
-    prefilled(pipeline, job)
-    delivery = pipeline.broker.get(work("decode"))
-    later = codec.decode(delivery.message.body, DecodeJob)
-    later = replace(later, job=replace(later.job, questions=(Question(user_prompt("", "Why?"), Sampling(8)),)))
-    message = replace(delivery.message, body=codec.encode(later))
-    pipeline.broker.publish(topology.work("decode", job.model, "bulk"), message)
-    delivery.ack()
-
-    decode = pipeline.start_decode()
-
-    result = pipeline.result(job)
-    assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "InvalidPrompt")
-    assert "several questions" in result.error.message
-    assert decode.engine.decoded == []
 
 
 def test_a_store_that_is_away_costs_the_decoder_the_kv_transfer_and_not_the_job(pipeline):

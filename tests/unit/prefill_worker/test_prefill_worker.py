@@ -15,7 +15,7 @@ from infra.broker.base import Address, Delivery
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from messages.errors import EngineUnavailable, KVTransferFailed
-from messages.jobs import Part, Question, Sampling
+from messages.jobs import Sampling
 from messages.lifecycle import Step
 from prefill_worker.flow import PrefillFlow
 from prefill_worker.worker import PrefillWorker
@@ -123,19 +123,6 @@ def test_a_layout_that_is_not_supported_yet_is_not_stored_and_the_result_says_wh
     assert result.text == pipeline.undisturbed_text(job)
     assert started.engine.prefilled == []
     assert prove(started.engine, started.engine) == result.decode.why_none
-
-
-def test_a_job_with_questions_fails_once_and_says_that_this_worker_can_not_answer_them(pipeline: Pipeline) -> None:
-    pipeline.start()
-    asked = pipeline.job(questions=(Question((Part("user", "\nWhy?"),), Sampling(8)),))
-
-    result, neighbour = pipeline.run(asked), pipeline.run(pipeline.job("a neighbour's work"))
-
-    assert (result.state, result.error and result.error.kind) == ("failed", "InvalidPrompt")
-    assert result.error
-    assert result.error.message == "it asks several questions after one prompt, which this worker can't answer yet"
-    assert [letter.headers["kvasir-error"] for letter in pipeline.dead_letters()] == ["InvalidPrompt"]
-    assert neighbour.state == "succeeded"
 
 
 def test_a_prompt_of_one_token_needs_no_kv_cache(pipeline: Pipeline) -> None:

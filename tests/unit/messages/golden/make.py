@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from messages import codec
@@ -47,6 +47,12 @@ QUESTIONS = (
     Question((Part("user", "\nIs it named?"),), Sampling(16, temperature=0.0)),
     Question((Part("user", "\nIs it"), Part("user", " right?")), EVERY_SAMPLING),
 )
+ASKED = PrefillJob(
+    *(*NAMES, user_prompt("Rubric.\n", "x <- 1"), Sampling(1)),
+    tokens=(1, 2, 70_000),
+    shared_tokens=2,
+    questions=tuple(replace(one, tokens=(number, 2**32 - 1)) for number, one in enumerate(QUESTIONS)),
+)
 PLAIN = KVLayout(28, 8, 128, "bf16")
 WINDOWED = KVLayout(4, 2, 64, "f16", window=128, window_layers=(0, 2))
 HYBRID = KVLayout(6, 2, 192, "f32", v_head_dim=128, recurrent_layers=(0, 1, 3), both_layers=(4,))
@@ -65,6 +71,8 @@ MESSAGES = {
     "prefill-conversation": PrefillJob(*NAMES, TALK, Sampling(5)),
     "prefill-tokenized": TOKENIZED,
     "prefill-questions": PrefillJob(*NAMES, user_prompt("Rubric.\n", "x <- 1"), Sampling(1), questions=QUESTIONS),
+    "prefill-questions-tokenized": ASKED,
+    "decode-questions": DecodeJob(ASKED, StoredKV("f00d", PLAIN, 3, 2, 344_064), PREFILLED),
     "decode-without-kv": DecodeJob(TOKENIZED, None, PREFILLED, "the store is away"),
     "decode-with-kv": DecodeJob(TOKENIZED, StoredKV("f00d", PLAIN, 3, 2, 344_064), PREFILLED),
     "decode-with-a-sketch": DecodeJob(TOKENIZED, StoredKV("f00d", PLAIN, 3, 0, 1, "5e7c4000aa")),

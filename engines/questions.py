@@ -1,0 +1,35 @@
+"""A job's token ids, and those of its questions: what all of its prompts begin with, and what each has of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engines.base import Tokenizes
+from engines.chat import common_prefix
+from messages.change import changed
+from messages.jobs import PrefillJob
+
+# Takes the place of an only question, to see where the prompt before it ends.
+_ANOTHER = "?"
+
+
+def tokenized(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
+    """The job with its token ids, none if the engine keeps them to itself. Raises InvalidPrompt.
+
+    Each prompt is rendered and tokenized as a whole: a tokenizer may merge the end of one part with the beginning of
+    the next, and a template may print something in between.
+    """
+    if not job.questions:
+        prompt = engine.tokenize(job.prompt, job.submitted_at)
+        return job.tokenized(prompt.ids, prompt.shared)
+    suffixes = [one.suffix for one in job.questions]
+    if len({*suffixes}) == 1:
+        suffixes.append(tuple([replace(part, text=_ANOTHER) for part in suffixes[0]]))
+    whole = [engine.tokenize((*job.prompt, *suffix), job.submitted_at) for suffix in suffixes]
+    first, *others = [prompt.ids for prompt in whole]
+    common = min([len(first) - 1, *(min(common_prefix(first, ids), len(ids) - 1) for ids in others)])
+    if common < 0:  # no ids
+        return job
+    own = [changed(one, tokens=prompt.ids[common:]) for one, prompt in zip(job.questions, whole, strict=False)]
+    shared = min(common, *(prompt.shared for prompt in whole))
+    return changed(job, tokens=first[:common], shared_tokens=shared, questions=tuple(own))
