@@ -11,6 +11,7 @@ Another process loads the engine that decodes, gets them from there, and answers
 chosen beforehand so that rounding decides no token (`matrix_prompts`); so all 64 must be equal, with nothing left out.
 For each model and pair:
 
+    sketch_agrees     whether the decode engine's comparison of both sketches (`engines.sketch`) lets KV caches through
     equal             whether both answers have the tokens and the text of the decode engine's own cold run
     evaluated_tokens  prompt tokens that the decode engine evaluated, by its own counter: the most of both prompts
     max_difference    between any number of the transferred caches and of those that the decode engine itself prefills
@@ -18,8 +19,8 @@ For each model and pair:
     margin            by how much the cold run preferred its token there, in its own logits
 
 `all_equal`: every pair was equal and evaluated 1 token (a sliding-window model through llama.cpp: 8 at most), and no
-model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`) or the loaded engines
-say no to, with their sentence. Each pair is then given the longer prompt's cache spoiled in five ways
+model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`), the loaded engines or
+their sketches say no to, with their sentence (`sketch_agrees` null: nothing to compare). Each pair is then given the longer prompt's cache spoiled in five ways
 (`matrix_mutations`), except the demo model's, whose answer leaves most of a prompt out of account; `caught`: the answer
 is another than the cold run's, or the engine refuses the cache.
 
@@ -119,7 +120,8 @@ class MatrixRun:
 
     def _refuse(self, models: Sequence[str], prefill: Sequence[str], decode: Sequence[str], reason: str) -> None:
         for model, one, other in product(models, prefill, decode):
-            self.found["refused"].append({"model": model, "prefill": one, "decode": other, "reason": reason})
+            row = {"model": model, "prefill": one, "decode": other, "sketch_agrees": None, "reason": reason}
+            self.found["refused"].append(row)
 
     def _chosen(self) -> dict[str, Any]:
         print("llamacpp chooses prompts", flush=True)

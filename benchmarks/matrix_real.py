@@ -25,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import matrix_models
 from benchmarks.matrix_caches import CachePlace, difference
 from benchmarks.matrix_forced import (
@@ -35,6 +37,7 @@ from benchmarks.matrix_forced import (
     first_difference,
     forced,
     lead,
+    shifts,
 )
 from benchmarks.matrix_mutations import spoiled
 from engines.base import Answer
@@ -111,6 +114,7 @@ class RealReceiver:
         self._steps = {
             name: self._forced(tokens, self._cold_start(name), self._said) for name, tokens in prompts.items()
         }
+        self._own_shift = spread([each for name in prompts for each in self._alone(name)])
 
     def choices(self) -> dict[str, tuple[int, ...]]:
         """What the engine finds likeliest along SAID in a cold run, by prompt."""
@@ -131,6 +135,8 @@ class RealReceiver:
             "first_divergence": min((row["first_divergence"] for row in parted), default=None),
             "margin": max((row["margin"] for row in parted), default=None),
             "agreement": sum(row["agreement"] for row in rows) / len(rows),
+            "shift": spread([each for row in rows for each in row["shifts"]]),
+            "own_shift": self._own_shift,
             "texts": len(rows),
             "equal_texts": sum(row["equal"] for row in rows),
             "margins": {row["name"]: row["margin"] for row in parted},
@@ -141,6 +147,13 @@ class RealReceiver:
         control, longer = _control(self._prompts)
         mine, foreign = (source.get(self._store, name, self._prompts[name]) for name in (control, longer))
         return [{"mutation": name, **self._spoiled(control, wrong)} for name, wrong in spoiled(mine, foreign).items()]
+
+    def _alone(self, name: str) -> list[float]:
+        """What it moves in llama.cpp that each token of the prompt is evaluated by itself; nothing in the others."""
+        if self._engine.info.engine != "llamacpp":
+            return [0.0]
+        first, rest = self._prompts[name][:2], self._prompts[name][2:]
+        return shifts(self._steps[name], self._forced(first, None, [*rest, *self._said])[-len(self._said) - 1 :])
 
     def _cold_start(self, name: str) -> KVCache | None:
         """What a cold run begins with. MLX and PyTorch cut a cold prompt as they cut a prefill: to the last bit it
@@ -153,6 +166,7 @@ class RealReceiver:
         cold, warm = self._cold[name], self._engine.decode(tokens, given, GREEDY)
         equal = (warm.text, warm.tokens) == (cold.text, cold.tokens) and cold.evaluated_tokens == len(tokens)
         parted = first_difference(cold.tokens, warm.tokens)
+        steps = self._forced(tokens, given, self._said)
         return {
             "name": name,
             "equal": equal,
@@ -160,7 +174,8 @@ class RealReceiver:
             "max_difference": difference(given, self._own[name]),
             "first_divergence": parted,
             "margin": None if parted is None else self._margin(name, warm),
-            "agreement": agreement(self._steps[name], self._forced(tokens, given, self._said)),
+            "agreement": agreement(self._steps[name], steps),
+            "shifts": shifts(self._steps[name], steps),
         }
 
     def _margin(self, name: str, warm: Answer) -> float:
@@ -172,12 +187,20 @@ class RealReceiver:
     def _spoiled(self, name: str, wrong: KVCache) -> Row:
         tokens, cold = self._prompts[name], self._cold[name]
         try:
-            share = agreement(self._steps[name], self._forced(tokens, wrong, self._said))
+            steps = self._forced(tokens, wrong, self._said)
+            share, shift = agreement(self._steps[name], steps), spread(shifts(self._steps[name], steps))
             warm = self._engine.decode(tokens, wrong, GREEDY)
         except KVTransferFailed:
-            return {"caught": True, "agreement": None, "margin": None}
+            return {"caught": True, "agreement": None, "margin": None, "shift": None}
         ahead = None if warm.tokens == cold.tokens else self._margin(name, warm)
-        return {"caught": share < AGREEMENT or (ahead or 0.0) > MARGIN, "agreement": share, "margin": ahead}
+        caught = share < AGREEMENT or (ahead or 0.0) > MARGIN
+        return {"caught": caught, "agreement": share, "margin": ahead, "shift": shift}
+
+
+def spread(found: Sequence[float]) -> Row:
+    """Median, 99th percentile and largest."""
+    median, most = np.percentile(found, (50, 99))
+    return {"median": float(median), "p99": float(most), "largest": max(found)}
 
 
 def cold_margin(
