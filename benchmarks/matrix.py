@@ -20,9 +20,9 @@ For each model and pair:
 
 `all_equal`: every pair was equal and evaluated 1 token (a sliding-window model through llama.cpp: 8 at most), and no
 model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`), the loaded engines or
-their sketches say no to, with their sentence (`sketch_agrees` null: nothing to compare). Each pair is then given the longer prompt's cache spoiled in five ways
-(`matrix_mutations`), except the demo model's, whose answer leaves most of a prompt out of account; `caught`: the answer
-is another than the cold run's, or the engine refuses the cache.
+their sketches say no to, with their sentence (`sketch_agrees` null: nothing to compare). Each pair is then given the
+longer prompt's cache spoiled in five ways (`matrix_mutations`), except the demo model's, whose answer leaves most of a
+prompt out of account; `caught`: the answer is another than the cold run's, or the engine refuses the cache.
 
 `--real` (make matrix) adds SmolLM2: trained, quantized weights, and prompts that nobody chose for their answers. There
 rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.

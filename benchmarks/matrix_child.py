@@ -157,7 +157,10 @@ def decode(task: ChildTask, store: RedisKVStore) -> Row:
                     handed = task.handed[source.engine][model]
                     why = sketches.agreement(handed["sketch"]).why
                     named = _named(task, source) | {"sketch_agrees": not why}
-                    if reason := _different((source.engine, handed["said"]), (task.engine, kv_text(engine.info))) or why:
+                    if (
+                        reason := _different((source.engine, handed["said"]), (task.engine, kv_text(engine.info)))
+                        or why
+                    ):
                         found["refused"].append(named | {"reason": reason})
                         continue
                     found["pairs"].append(named | receiver.compare(source))

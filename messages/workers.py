@@ -119,6 +119,10 @@ class WorkerInfo:
             for value in column:
                 checks.number(name, value, 0, 1e11)
 
+    def why_refused(self, sketch: str) -> str:
+        """Why it uses no KV caches of producers with this sketch; "": it may, or there is none to refuse."""
+        return dict(zip(self.refuses, self.refuses_because, strict=True)).get(sketch, "") if sketch else ""
+
     def measured(self, model: str) -> tuple[float, float]:
         """(tokens a second of one sequence, mean tokens of an answer) here; 0 where nothing is known."""
         if model not in self.resident:

@@ -36,7 +36,7 @@ class Refusals:
         if self._sketch and now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
             whys = [
-                dict(zip(each.refuses, each.refuses_because, strict=True)).get(self._sketch, "")
+                each.why_refused(self._sketch)
                 for each in self._cluster_state.registrations()
                 if each.role == "decode" and each.model == self._model
             ]
