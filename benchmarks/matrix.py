@@ -196,7 +196,7 @@ def main() -> int:
     """Compare all pairs."""
     parser = harness.parser(__doc__)
     parser.add_argument("--models", nargs="*", choices=MODELS, help="only these (default: all)")
-    parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; half an hour)")
+    parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; an hour)")
     parser.add_argument("--texts", type=int, default=20, help="prompts for SmolLM2 (default: %(default)s)")
     arguments = parser.parse_args()
     chosen = arguments.models if arguments.models is not None else QUICK_MODELS if arguments.quick else MODELS

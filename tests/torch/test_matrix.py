@@ -89,7 +89,7 @@ def test_a_pair_that_differs_or_evaluates_the_prompt_again_is_not_passed_over() 
 
 def test_real_weights_may_part_where_the_receiver_was_undecided_and_nowhere_else() -> None:
     row = {"model": matrix.REAL, "equal": False, "evaluated_tokens": 1, "margin": MARGIN, "agreement": AGREEMENT}
-    row |= {"own_shift": {"largest": MARGIN / 2}}
+    row |= {"own_shift": {"p99": MARGIN / 2}}
     verdict = matrix.verdict({"pairs": [row], "controls": []}, [matrix.REAL])
     assert (verdict["all_equal"], verdict["all_held"]) == (False, True)
 
@@ -103,7 +103,7 @@ def test_real_weights_may_part_where_the_receiver_was_undecided_and_nowhere_else
         assert not matrix.is_held(row | wrong)
     assert not matrix.is_held(row | {"failure": "none"})
     # A receiver that moves its own leads further has no smaller bound than that, and no larger one
-    restless = row | {"own_shift": {"largest": 0.4}}
+    restless = row | {"own_shift": {"p99": 0.4}}
     assert matrix.is_held(restless | {"margin": 0.4})
     assert not matrix.is_held(restless | {"margin": 0.41})
 
