@@ -62,10 +62,10 @@ services: $(STAMPS)/test ## a private RabbitMQ and Redis until Ctrl-C; prints wh
 bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each
 	$(PY) -m benchmarks
 
-faults: $(STAMPS)/test ## every fault of docs/reliability.md, 1,000 jobs each: half an hour
+faults: $(STAMPS)/test ## every fault of docs/reliability.md, 1,000 jobs each: an hour
 	$(PY) -m benchmarks.faults
 
-matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (92 MB once): half an hour
+matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (92 MB once): an hour
 	@$(PY) -m tests.support.smollm2
 	$(PY) -m benchmarks.matrix --real
 	$(PY) -m benchmarks.sketches

@@ -11,6 +11,7 @@ Another process loads the engine that decodes, gets them from there, and answers
 chosen beforehand so that rounding decides no token (`matrix_prompts`); so all 64 must be equal, with nothing left out.
 For each model and pair:
 
+    sketch_agrees     whether the decode engine's comparison of both sketches (`engines.sketch`) lets KV caches through
     equal             whether both answers have the tokens and the text of the decode engine's own cold run
     evaluated_tokens  prompt tokens that the decode engine evaluated, by its own counter: the most of both prompts
     max_difference    between any number of the transferred caches and of those that the decode engine itself prefills
@@ -18,10 +19,10 @@ For each model and pair:
     margin            by how much the cold run preferred its token there, in its own logits
 
 `all_equal`: every pair was equal and evaluated 1 token (a sliding-window model through llama.cpp: 8 at most), and no
-model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`) or the loaded engines
-say no to, with their sentence. Each pair is then given the longer prompt's cache spoiled in five ways
-(`matrix_mutations`), except the demo model's, whose answer leaves most of a prompt out of account; `caught`: the answer
-is another than the cold run's, or the engine refuses the cache.
+model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`), the loaded engines or
+their sketches say no to, with their sentence (`sketch_agrees` null: nothing to compare). Each pair is then given the
+longer prompt's cache spoiled in five ways (`matrix_mutations`), except the demo model's, whose answer leaves most of a
+prompt out of account; `caught`: the answer is another than the cold run's, or the engine refuses the cache.
 
 `--real` (make matrix) adds SmolLM2: trained, quantized weights, and prompts that nobody chose for their answers. There
 rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.
@@ -119,7 +120,8 @@ class MatrixRun:
 
     def _refuse(self, models: Sequence[str], prefill: Sequence[str], decode: Sequence[str], reason: str) -> None:
         for model, one, other in product(models, prefill, decode):
-            self.found["refused"].append({"model": model, "prefill": one, "decode": other, "reason": reason})
+            row = {"model": model, "prefill": one, "decode": other, "sketch_agrees": None, "reason": reason}
+            self.found["refused"].append(row)
 
     def _chosen(self) -> dict[str, Any]:
         print("llamacpp chooses prompts", flush=True)
@@ -194,7 +196,7 @@ def main() -> int:
     """Compare all pairs."""
     parser = harness.parser(__doc__)
     parser.add_argument("--models", nargs="*", choices=MODELS, help="only these (default: all)")
-    parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; half an hour)")
+    parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; an hour)")
     parser.add_argument("--texts", type=int, default=20, help="prompts for SmolLM2 (default: %(default)s)")
     arguments = parser.parse_args()
     chosen = arguments.models if arguments.models is not None else QUICK_MODELS if arguments.quick else MODELS

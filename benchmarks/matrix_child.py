@@ -23,6 +23,8 @@ from benchmarks.matrix_prompts import ANSWER_TOKENS, ANSWERED, LENGTHS, Numbers,
 from benchmarks.matrix_real import RealReceiver, cold_margin
 from engines.base import Answer
 from engines.registry import Engine, EngineOptions, open_engine
+from engines.sketch import Sketches
+from engines.sketching import fresh_sketch
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError, KvasirError, KVTransferFailed
@@ -65,6 +67,11 @@ class ChildTask:
         """Where the caches lie that `engine` has prefilled."""
         return CachePlace(self.run, model, engine, tuple(self.family), layout)
 
+    def sketches(self, engine: Engine) -> Sketches:
+        """As a worker with this engine would have them; they lie in the run's folder."""
+        assert engine.info.layout is not None
+        return Sketches(fresh_sketch(engine, engine.info.layout), SketchFolder(Path(self.folder)))
+
     def sources(self, model: str) -> list[CachePlace]:
         """Where all caches of a model lie."""
         layouts = {engine: of[model]["layout"] for engine, of in self.handed.items() if model in of}
@@ -73,6 +80,21 @@ class ChildTask:
 
 def _layout(fields: Row) -> KVLayout:
     return KVLayout(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+
+@dataclass(frozen=True)
+class SketchFolder:
+    """Where the sketches of a run lie."""
+
+    path: Path
+
+    def put_sketch(self, name: str, body: bytes) -> None:
+        """Keep one."""
+        (self.path / f"{name}.sketch").write_bytes(body)
+
+    def get_sketch(self, name: str) -> bytes:
+        """It."""
+        return (self.path / f"{name}.sketch").read_bytes()
 
 
 @contextmanager
@@ -117,7 +139,9 @@ def _prefill_model(task: ChildTask, store: RedisKVStore, model: str) -> Row:
         for name, tokens in prompts.items():
             cache = prefilled(engine, tokens)
             task.place(task.engine, model, cache.layout).put(store, name, tokens, cache)
-        return {"layout": asdict(cache.layout), "said": kv_text(engine.info)}
+        sketches = task.sketches(engine)
+        sketches.keep()
+        return {"layout": asdict(cache.layout), "said": kv_text(engine.info), "sketch": sketches.name}
 
 
 def decode(task: ChildTask, store: RedisKVStore) -> Row:
@@ -126,20 +150,25 @@ def decode(task: ChildTask, store: RedisKVStore) -> Row:
     for model in task.models:
         try:
             with loaded(task, model) as engine:
-                receiver = _receiver(task, engine, store, model)
+                receiver, sketches = _receiver(task, engine, store, model), task.sketches(engine)
                 if isinstance(receiver, RealReceiver):
                     found["choices"] = receiver.choices()
                 for source in task.sources(model):
-                    named = _named(task, source)
-                    said = task.handed[source.engine][model]["said"]
-                    if reason := _different((source.engine, said), (task.engine, kv_text(engine.info))):
+                    handed = task.handed[source.engine][model]
+                    why = sketches.agreement(handed["sketch"]).why
+                    named = _named(task, source) | {"sketch_agrees": not why}
+                    if (
+                        reason := _different((source.engine, handed["said"]), (task.engine, kv_text(engine.info)))
+                        or why
+                    ):
                         found["refused"].append(named | {"reason": reason})
                         continue
                     found["pairs"].append(named | receiver.compare(source))
                     if model != matrix_models.DEMO:  # which looks past what does not matter to its answer
                         found["controls"] += [{"pair": pair_name(named)} | row for row in receiver.controls(source)]
         except Unable as error:
-            found["refused"] += [_named(task, source) | {"reason": str(error)} for source in task.sources(model)]
+            reason = {"sketch_agrees": None, "reason": str(error)}
+            found["refused"] += [_named(task, source) | reason for source in task.sources(model)]
     return found
 
 

@@ -45,6 +45,18 @@ def agreement(one: Sequence[Likeliest], other: Sequence[Likeliest]) -> float:
     return sum(same) / len(same)
 
 
+def shifts(one: Sequence[Likeliest], other: Sequence[Likeliest]) -> list[float]:
+    """By how much the other run moves the lead of this one's likeliest token over its second, at each position.
+
+    An answer that parts from a greedy one did so where such a lead was no larger than its shift.
+    """
+    found = []
+    for step, moved in zip(one, other, strict=True):
+        first, second = ({number} for number, _ in step[:2])
+        found.append(abs(lead(step, first, second) - lead(moved, first, second)))
+    return found
+
+
 def lead(step: Likeliest, one: Collection[int], other: Collection[int]) -> float:
     """How far the best logit among `one` lies ahead of the best among `other`, at one position.
 

@@ -42,6 +42,7 @@ WINDOW = 16
 EXPERTS, EXPERTS_USED = 4, 2
 READ_BY_ROUTERS = 8  # the first features, which no layer writes to
 ROPE_THETA, SLIDING_ROPE_THETA, RMS_EPSILON = 10_000.0, 2_000.0, 1e-6
+V5_ROPE_THETA = 100_000.0  # who misses it where transformers 5 writes it takes 10,000
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN = (*sorted(pre_tokenizers.ByteLevel.alphabet()), "th")  # with the one merge that a GGUF file must have
 MERGE = ("t", "h")
@@ -82,6 +83,8 @@ class Kind:
     layers: int
     scaling: dict[str, Any] = field(default_factory=dict)  # of its RoPE, in the words of transformers 5
     windowed: bool = False  # a qwen2 whose second layer attends to a window, for which llama.cpp has no word
+    base: float = ROPE_THETA
+    v5: bool = False  # its folder is as transformers 5 writes it: `rope_parameters` only, experts in fused tensors
 
 
 KINDS = {
@@ -98,6 +101,9 @@ KINDS = {
     "olmo2": Kind("olmo2", "olmo2", 2),
     "phi3": Kind("phi3", "phi3", 2),
     "gemma3": Kind("gemma3", "gemma3_text", 6),  # the last layer sees all, by another RoPE
+    "llama-v5": Kind("llama", "llama", 2, base=V5_ROPE_THETA, v5=True),
+    "qwen2-v5": Kind("qwen2", "qwen2", 2, base=V5_ROPE_THETA, v5=True),
+    "qwen3-moe-v5": Kind("qwen3moe", "qwen3_moe", 2, base=V5_ROPE_THETA, v5=True),
     "gpt-oss-yarn": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": True}),
     "gpt-oss-untruncated": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": False}),
 }
@@ -128,6 +134,8 @@ def write(folder: Path, name: str, seed: int) -> None:
     _write_gguf(weights_for("llamacpp", folder, name), kind, weights)
     if kind.model_type == "gemma3_text":  # whose norms multiply by one more than is stored, except in llama.cpp
         weights = {tensor: value - 1 if tensor.endswith("norm.weight") else value for tensor, value in weights.items()}
+    if kind.v5:
+        weights = _joined_experts(weights)
     _write_folder(weights_for("mlx", folder, name), kind, weights)
     _write_folder(weights_for("transformers", folder, name), kind, _as_pytorch(weights))
 
@@ -249,6 +257,19 @@ def _fused(weights: Weights) -> Weights:
     return found
 
 
+def _joined_experts(weights: Weights) -> Weights:
+    """With a layer's experts in two tensors, gate above up, as transformers 5 keeps a qwen3_moe's."""
+    found = {name: value for name, value in weights.items() if ".experts." not in name}
+    for name in [name for name in weights if ".experts.0.gate_proj." in name]:
+        stem = name.partition("0.gate_proj.")[0]
+        gate, up, down = (
+            np.stack([weights[f"{stem}{number}.{what}_proj.weight"] for number in range(EXPERTS)])
+            for what in ("gate", "up", "down")
+        )
+        found |= {f"{stem}gate_up_proj": np.concatenate([gate, up], axis=1), f"{stem}down_proj": down}
+    return found
+
+
 def _as_pytorch(weights: Weights) -> Weights:
     """The same under PyTorch's names: a gpt-oss has gate and up of all experts in one tensor, columns in turn."""
     found = {name: value for name, value in weights.items() if ".experts.gate_proj." not in name}
@@ -298,7 +319,7 @@ def _config(kind: Kind) -> dict[str, Any]:
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": CONTEXT,
-        "rope_theta": ROPE_THETA,
+        "rope_theta": kind.base,
         "rms_norm_eps": RMS_EPSILON,
         "tie_word_embeddings": False,
         "bos_token_id": len(PLAIN),
@@ -322,7 +343,7 @@ def _config(kind: Kind) -> dict[str, Any]:
         config |= {"sliding_window": WINDOW, "layer_types": kinds, "query_pre_attn_scalar": HEAD_DIM}
         bases = {"full_attention": config.pop("rope_theta"), "sliding_attention": SLIDING_ROPE_THETA}
         config["rope_parameters"] = {name: {"rope_type": "default", "rope_theta": base} for name, base in bases.items()}
-    elif kind.scaling or kind.model_type == "gpt_oss":
+    elif kind.scaling or kind.v5 or kind.model_type == "gpt_oss":
         # Also where it is plain: transformers takes a gpt-oss that says nothing for one stretched by YaRN.
         config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")} | kind.scaling
     return config
@@ -354,7 +375,7 @@ def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
     writer.add_key_length(HEAD_DIM)
     writer.add_value_length(HEAD_DIM)
     writer.add_layer_norm_rms_eps(RMS_EPSILON)
-    writer.add_rope_freq_base(ROPE_THETA)
+    writer.add_rope_freq_base(kind.base)
     writer.add_rope_dimension_count(HEAD_DIM)
     if kind.architecture in ("qwen3moe", "gpt-oss"):
         writer.add_expert_count(EXPERTS)

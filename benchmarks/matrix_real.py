@@ -11,11 +11,20 @@ is said. No prompt is chosen to avoid that. What is said of a pair:
                       over all answers that part
     agreement         both runs are made to say SAID after each prompt: the share of positions at which they find the
                       same token likeliest
-    engines_agree     the same share between the cold runs of the two engines: what changing the engine changes, with
-                      no transfer at all
+    shift             by how much the transfer moves the lead of the likeliest token over the second one, along SAID:
+                      median, 99th percentile and largest. An answer parts where a lead is no larger than that
+    own_shift         the same between two runs of the receiver alone, with no other engine's cache: it evaluates the
+                      prompt in batches, and token by token. 0 in MLX and PyTorch, which were not asked
+    engines_agree     the same share as `agreement` between the cold runs of the two engines: what changing the engine
+                      changes, with no transfer at all
 
-A pair is held if one prompt token was evaluated, each answer is equal or parts where `margin` is at most MARGIN, and
-`agreement` is at least AGREEMENT. A spoiled cache is caught if on one prompt either is not so.
+A pair is held if one prompt token was evaluated, each answer is equal or parts where `margin` is within the bound, and
+`agreement` is at least AGREEMENT. A spoiled cache is caught if on one prompt either is not so. The bound is MARGIN, or
+what 99 in 100 of `own_shift` stay below where that is more: llama.cpp with weights of 4 bits moves its own leads by so
+much when it computes the same prompt in another grouping of tokens. Measured over 860 positions (20 prompts, llama.cpp
+on a CPU): median 0.083, 99 in 100 below 0.374, the largest 0.553; transfers into it moved leads by 0.081 to 0.096, 99
+in 100 by less than 0.376 to 0.437, and parted answers at leads of up to 0.30. Keys turned one position too far part
+them at 1.2 and more there.
 """
 
 from __future__ import annotations
@@ -24,6 +33,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks import matrix_models
 from benchmarks.matrix_caches import CachePlace, difference
@@ -35,6 +46,7 @@ from benchmarks.matrix_forced import (
     first_difference,
     forced,
     lead,
+    shifts,
 )
 from benchmarks.matrix_mutations import spoiled
 from engines.base import Answer
@@ -111,6 +123,7 @@ class RealReceiver:
         self._steps = {
             name: self._forced(tokens, self._cold_start(name), self._said) for name, tokens in prompts.items()
         }
+        self._own_shift = spread([each for name in prompts for each in self._alone(name)])
 
     def choices(self) -> dict[str, tuple[int, ...]]:
         """What the engine finds likeliest along SAID in a cold run, by prompt."""
@@ -131,6 +144,8 @@ class RealReceiver:
             "first_divergence": min((row["first_divergence"] for row in parted), default=None),
             "margin": max((row["margin"] for row in parted), default=None),
             "agreement": sum(row["agreement"] for row in rows) / len(rows),
+            "shift": spread([each for row in rows for each in row["shifts"]]),
+            "own_shift": self._own_shift,
             "texts": len(rows),
             "equal_texts": sum(row["equal"] for row in rows),
             "margins": {row["name"]: row["margin"] for row in parted},
@@ -141,6 +156,13 @@ class RealReceiver:
         control, longer = _control(self._prompts)
         mine, foreign = (source.get(self._store, name, self._prompts[name]) for name in (control, longer))
         return [{"mutation": name, **self._spoiled(control, wrong)} for name, wrong in spoiled(mine, foreign).items()]
+
+    def _alone(self, name: str) -> list[float]:
+        """What it moves in llama.cpp that each token of the prompt is evaluated by itself; nothing in the others."""
+        if self._engine.info.engine != "llamacpp":
+            return [0.0]
+        first, rest = self._prompts[name][:2], self._prompts[name][2:]
+        return shifts(self._steps[name], self._forced(first, None, [*rest, *self._said])[-len(self._said) - 1 :])
 
     def _cold_start(self, name: str) -> KVCache | None:
         """What a cold run begins with. MLX and PyTorch cut a cold prompt as they cut a prefill: to the last bit it
@@ -153,6 +175,7 @@ class RealReceiver:
         cold, warm = self._cold[name], self._engine.decode(tokens, given, GREEDY)
         equal = (warm.text, warm.tokens) == (cold.text, cold.tokens) and cold.evaluated_tokens == len(tokens)
         parted = first_difference(cold.tokens, warm.tokens)
+        steps = self._forced(tokens, given, self._said)
         return {
             "name": name,
             "equal": equal,
@@ -160,7 +183,8 @@ class RealReceiver:
             "max_difference": difference(given, self._own[name]),
             "first_divergence": parted,
             "margin": None if parted is None else self._margin(name, warm),
-            "agreement": agreement(self._steps[name], self._forced(tokens, given, self._said)),
+            "agreement": agreement(self._steps[name], steps),
+            "shifts": shifts(self._steps[name], steps),
         }
 
     def _margin(self, name: str, warm: Answer) -> float:
@@ -172,12 +196,20 @@ class RealReceiver:
     def _spoiled(self, name: str, wrong: KVCache) -> Row:
         tokens, cold = self._prompts[name], self._cold[name]
         try:
-            share = agreement(self._steps[name], self._forced(tokens, wrong, self._said))
+            steps = self._forced(tokens, wrong, self._said)
+            share, shift = agreement(self._steps[name], steps), spread(shifts(self._steps[name], steps))
             warm = self._engine.decode(tokens, wrong, GREEDY)
         except KVTransferFailed:
-            return {"caught": True, "agreement": None, "margin": None}
+            return {"caught": True, "agreement": None, "margin": None, "shift": None}
         ahead = None if warm.tokens == cold.tokens else self._margin(name, warm)
-        return {"caught": share < AGREEMENT or (ahead or 0.0) > MARGIN, "agreement": share, "margin": ahead}
+        caught = share < AGREEMENT or (ahead or 0.0) > bound(self._own_shift)
+        return {"caught": caught, "agreement": share, "margin": ahead, "shift": shift}
+
+
+def spread(found: Sequence[float]) -> Row:
+    """Median, 99th percentile and largest."""
+    median, most = np.percentile(found, (50, 99))
+    return {"median": float(median), "p99": float(most), "largest": max(found)}
 
 
 def cold_margin(
@@ -206,12 +238,19 @@ def share(one: dict[str, list[int]], other: dict[str, list[int]]) -> float:
     return sum(same) / len(same)
 
 
+def bound(own_shift: Row) -> float:
+    """Up to which lead of the receiver's own choice rounding may have parted an answer."""
+    return max(MARGIN, own_shift["p99"])
+
+
 def figures(row: Row) -> str:
     """What a row says beyond those of other models, for people."""
     parted = "" if row["margin"] is None else f" (from token {row['first_divergence']}, ahead by {row['margin']:.2g})"
     return (
         f"{row['equal_texts']} of {row['texts']} texts equal{parted}, agreement {row['agreement']:.1%}, "
-        f"between the engines {row['engines_agree']:.1%}"
+        f"between the engines {row['engines_agree']:.1%}, leads moved by {row['shift']['median']:.2g} (at most "
+        f"{row['shift']['largest']:.2g}; by the receiver alone {row['own_shift']['median']:.2g}, at most "
+        f"{row['own_shift']['largest']:.2g})"
     )
 
 
@@ -220,6 +259,6 @@ def is_held(row: Row) -> bool:
     return (
         "failure" not in row
         and row["evaluated_tokens"] == 1
-        and (row["equal"] or (row["margin"] is not None and row["margin"] <= MARGIN))
+        and (row["equal"] or (row["margin"] is not None and row["margin"] <= bound(row["own_shift"])))
         and row["agreement"] >= AGREEMENT
     )

@@ -3,8 +3,9 @@
 Tiny models with random weights (`matrix_models`), the same in a GGUF file and in a folder, both float32.
 
     pairs      the sketches of llama.cpp and MLX of the same weights, for each model and seed
-    mutations  MLX with the model changed in a way that two engines may differ in, against llama.cpp's sketch of it as
-               it is, at the tolerance of each rounding; the weights stay float32, so rounding itself adds nothing
+    mutations  MLX, and PyTorch where it is installed, with the model changed in a way that two engines may differ in,
+               against llama.cpp's sketch of it as it is, at the tolerance of each rounding; the weights stay float32,
+               so rounding itself adds nothing
 
 `sketch_agrees`: whether KV caches would be taken. `beyond`: the difference in the worst layer, as a multiple of what is
 taken for rounding. What engines state of their RoPE is left out of the comparison, since it would tell at once: the
@@ -33,6 +34,7 @@ from mlx_lm.utils import load_model
 from safetensors.numpy import load_file, save_file
 
 from benchmarks import harness, matrix_models
+from engines.catalogue import BY_NAME
 from engines.huggingface.weights import layout_of, open_folder
 from engines.registry import EngineOptions, open_engine
 from engines.sketch import TOKENS, Agreement, Sketch, compare, prompt
@@ -87,8 +89,8 @@ def pairs(models: Sequence[str], seeds: int) -> list[Row]:
     return found
 
 
-def mutations(folder: Path, models: Sequence[str], seed: int) -> list[Row]:
-    """Every mutation of every model in MLX against llama.cpp's sketch of the model as it is, at each rounding.
+def mutations(folder: Path, models: Sequence[str], seed: int, engine: str) -> list[Row]:
+    """Every mutation of every model in `engine` against llama.cpp's sketch of the model as it is, at each rounding.
 
     A coarser rounding is judged by its tolerance; the model itself stays float32, so rounding adds nothing.
     """
@@ -96,20 +98,21 @@ def mutations(folder: Path, models: Sequence[str], seed: int) -> list[Row]:
     for model in models:
         own = sketch("llamacpp", folder, model)
         for name in [name for name, mutation in MUTATIONS.items() if model in mutation.models]:
-            theirs = mutated_sketch(folder, model, name, seed)
+            theirs = mutated_sketch(folder, model, name, seed, engine)
             for rounding in ("f16", "bf16", "q8", "q4"):
                 made = compare(replace(own, rounding=rounding), theirs)
-                row = {"model": model, "mutation": name, "rounding": rounding, "sketch_agrees": not made.why}
+                row = {"engine": engine, "model": model, "mutation": name, "rounding": rounding}
+                row |= {"sketch_agrees": not made.why}
                 found.append(row | {"beyond": round(beyond(made), 2), "why": made.why})
     return found
 
 
-def mutated_sketch(folder: Path, model: str, name: str, seed: int) -> Sketch:
-    """What MLX computes from the model changed in this way, taken for the model as it is."""
-    as_is = open_folder(str(matrix_models.weights_for("mlx", folder, model)))
+def mutated_sketch(folder: Path, model: str, name: str, seed: int, engine: str = "mlx") -> Sketch:
+    """What MLX or PyTorch computes from the model changed in this way, taken for the model as it is."""
+    as_is = open_folder(str(matrix_models.weights_for(engine, folder, model)))
     changed = mutated(as_is.path, folder / f"{model}, {name}", name, seed)
     try:
-        return sketch("mlx", folder, model, changed, layout_of(as_is, "f32"))
+        return sketch(engine, folder, model, changed, layout_of(as_is, "f32"))
     finally:
         shutil.rmtree(changed)
 
@@ -213,12 +216,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for model in models:
             matrix_models.write(Path(folder), model, arguments.seed)
-        changed = mutations(Path(folder), models, arguments.seed)
+        engines = [engine for engine in ("mlx", "transformers") if not BY_NAME[engine].missing]
+        changed = [row for engine in engines for row in mutations(Path(folder), models, arguments.seed, engine)]
     for model in models:
         worst = max(row["beyond"] for row in true if row["model"] == model)
         print(f"{model:10} true pairs: at most {worst:.2f} of what is taken for rounding")
     for row in changed:
-        print(f"{row['model']:10} {row['mutation']:28} {row['rounding']:4} {row['beyond']:8.2f}  {row['why']}")
+        case = f"{row['engine']:12} {row['model']:10} {row['mutation']:28} {row['rounding']:4}"
+        print(f"{case} {row['beyond']:8.2f}  {row['why']}")
     fine = [row for row in changed if row["rounding"] == "f16"]
     harness.finish(
         pairs=true,

@@ -58,10 +58,10 @@ class KVChecks:
         with self._lock:
             return self._producer(job).why_ended
 
-    def endings(self) -> list[str]:
-        """A sentence for each producer whose KV caches are not used any more."""
+    def endings(self) -> dict[str, str]:
+        """A sentence for each producer whose KV caches are not used any more, by the name of its sketch."""
         with self._lock:
-            return [producer.why_ended for producer in self._producers.values() if producer.why_ended]
+            return {name[-1]: each.why_ended for name, each in self._producers.items() if each.why_ended}
 
     def check(self, job: DecodeJob, cache: KVCache, engine: DecodeEngine, stop: threading.Event) -> float:
         """Prefill the job here, too; seconds that it took. Afterwards `why_ended` tells the verdict.

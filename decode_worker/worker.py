@@ -48,7 +48,7 @@ from messages.errors import (
 )
 from messages.jobs import KV_CHECK_EVERY, DecodeJob, JobResult
 from messages.lifecycle import Event, Step
-from messages.workers import WorkerInfo
+from messages.workers import MAX_REFUSALS, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -321,6 +321,9 @@ class DecodeWorker:
         resident = tuple(self._model_cache.resident())
         measured = [throughput.of(model) for model in resident]
         engine = engine_registration(self.worker_id, "decode", home.model, self._started_at, home.loaded)
+        endings = self._checks.endings()
+        refused = [(name, why) for name, why in (home.loaded.sketches.refused | endings).items() if name]
+        refused = refused[-MAX_REFUSALS:]
         return replace(
             engine,
             slots=self._slots.count,
@@ -328,7 +331,9 @@ class DecodeWorker:
             done=self._slots.done,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
             off=self._loop.off,
-            notes=engine.notes or next(iter(self._checks.endings()), ""),
+            notes=engine.notes or next(iter(endings.values()), ""),
+            refuses=tuple(name for name, _ in refused),
+            refuses_because=tuple(why for _, why in refused),
             jobs=running,
             resident=resident,
             resident_tokens_per_s=tuple(each.tokens_per_s for each in measured),

@@ -249,7 +249,7 @@ class Sketches:
 
     def __init__(self, own: Sketch | None = None, store: SketchStore | None = None) -> None:
         self.name = own.name if own else ""
-        self.refused = ""  # the last refusal, in one sentence
+        self.refused: dict[str, str] = {}  # why, in one sentence, by the name of the sketch
         self._own = own
         self._store = store
         self._known = {self.name: Agreement("")}
@@ -271,7 +271,8 @@ class Sketches:
                 self._known[name] = compare(self._own, read(body, name))
             except KVTransferFailed as error:  # what lies there may be replaced
                 return Agreement(str(error))
-            self.refused = self._known[name].why or self.refused
+            if self._known[name].why:
+                self.refused[name] = self._known[name].why
         return self._known[name]
 
 

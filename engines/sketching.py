@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.base import PrefillEngine
+from engines.base import EngineInfo, PrefillEngine
 from engines.sketch import POSITIONS, TOKENS, VERSION, WIDTH, Sketch, named, positions, projected, prompt, read
 from messages.errors import KVTransferFailed
 from messages.kv import Array, Block, KVLayout, Window, cast
@@ -24,8 +24,7 @@ def sketch_of(engine: PrefillEngine) -> Sketch | None:
     info = engine.info
     if not info.vocabulary or info.layout is None:
         return None
-    tokens = min(TOKENS, info.context) - 1  # the last one would be the decoder's
-    weights = info.weights or info.fingerprint
+    weights, tokens = info.weights or info.fingerprint, _num_tokens(info)
     made_by = (VERSION, weights, info.engine, info.build, info.device, info.layout, info.rounding, info.ropes, tokens)
     note = _cache_folder() / hashlib.sha256(repr(made_by).encode()).hexdigest()
     try:
@@ -33,10 +32,21 @@ def sketch_of(engine: PrefillEngine) -> Sketch | None:
         return read(kept, named(kept))
     except (OSError, KVTransferFailed):
         pass  # the first time, or a damaged file
-    numbers = computed(engine, info.layout, prompt(info.vocabulary, tokens))
-    made = Sketch(info.engine, info.rounding, weights, info.tokenizer, tokens, info.layout, info.ropes, numbers)
+    made = fresh_sketch(engine, info.layout)
     _keep(note, made.encoded)
     return made
+
+
+def fresh_sketch(engine: PrefillEngine, layout: KVLayout) -> Sketch:
+    """The engine's own, computed now and kept nowhere. Raises what the engine raises."""
+    info, tokens = engine.info, _num_tokens(engine.info)
+    numbers = computed(engine, layout, prompt(info.vocabulary, tokens))
+    weights = info.weights or info.fingerprint
+    return Sketch(info.engine, info.rounding, weights, info.tokenizer, tokens, layout, info.ropes, numbers)
+
+
+def _num_tokens(info: EngineInfo) -> int:
+    return min(TOKENS, info.context) - 1  # the last one would be the decoder's
 
 
 def computed(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:

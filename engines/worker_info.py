@@ -36,7 +36,7 @@ def engine_registration(
         started_at=started_at,
         chars_per_token=info.chars_per_token,
         transfers_kv=not loaded.why_no_kv,
-        notes=(loaded.why_no_kv or loaded.sketches.refused)[:_NOTE_CHARS],
+        notes=(loaded.why_no_kv or next(reversed(loaded.sketches.refused.values()), ""))[:_NOTE_CHARS],
         layout=kv_text(info),
         sketch=loaded.sketches.name,
     )

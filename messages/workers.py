@@ -13,6 +13,7 @@ from messages.kv import KVLayout
 Role = Literal["prefill", "decode"]
 
 MAX_LAYOUT_BYTES = 512
+MAX_REFUSALS = 16
 
 
 def layout_text(layout: KVLayout | None) -> str:
@@ -74,6 +75,8 @@ class WorkerInfo:
     left: int = 0  # times that it left its own model's work to a faster worker
     layout: str = ""  # of its KV cache, as `layout_text` gives it; "": none goes in or out, or an older worker
     sketch: str = ""  # hexadecimal hash of what its engine computes; "": it makes none, or an older worker
+    refuses: tuple[str, ...] = ()  # of a decode worker: sketches whose producers' KV caches it does not use
+    refuses_because: tuple[str, ...] = ()  # a sentence for each
 
     def __post_init__(self) -> None:
         checks.identifier("worker_id", self.worker_id)
@@ -92,6 +95,17 @@ class WorkerInfo:
         for job in self.jobs:
             checks.identifier("jobs", job)
         self._check_resident()
+        self._check_refuses()
+
+    def _check_refuses(self) -> None:
+        columns = (self.refuses, self.refuses_because)
+        if any(not isinstance(column, tuple) or len(column) != len(self.refuses) for column in columns):
+            raise InvalidMessage("refuses must have a reason for each sketch")
+        if len(self.refuses) > MAX_REFUSALS:
+            raise InvalidMessage(f"refuses must be at most {MAX_REFUSALS} sketches")
+        for sketch, why in zip(*columns, strict=True):
+            checks.text("refuses", sketch, 255)
+            checks.text("refuses_because", why, 1024)
 
     def _check_resident(self) -> None:
         measured = (self.resident_tokens_per_s, self.resident_answer_tokens)
@@ -104,6 +118,10 @@ class WorkerInfo:
         for name, column in zip(("resident_tokens_per_s", "resident_answer_tokens"), measured, strict=True):
             for value in column:
                 checks.number(name, value, 0, 1e11)
+
+    def why_refused(self, sketch: str) -> str:
+        """Why it uses no KV caches of producers with this sketch; "": it may, or there is none to refuse."""
+        return dict(zip(self.refuses, self.refuses_because, strict=True)).get(sketch, "") if sketch else ""
 
     def measured(self, model: str) -> tuple[float, float]:
         """(tokens a second of one sequence, mean tokens of an answer) here; 0 where nothing is known."""

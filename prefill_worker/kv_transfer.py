@@ -18,6 +18,7 @@ from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Window
 from prefill_worker.admission import Admission, NoRoom
 from prefill_worker.prefix import PrefixLeases
+from prefill_worker.refusals import Refusals
 
 __all__ = ["KVWriter", "NoRoom"]
 
@@ -49,6 +50,7 @@ class KVWriter:
         cluster_state: ClusterState,
         worker_id: str,
         decode_waits: Callable[[], bool],
+        refusals: Refusals,
         short_tokens: int = 0,
     ) -> None:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
@@ -59,6 +61,7 @@ class KVWriter:
         self._why_no_kv = loaded.why_no_kv
         self._worker_id = worker_id
         self.sketch = loaded.sketches.name
+        self._refusals = refusals
         self._short_tokens = short_tokens
 
     def compute_and_store(self, job: PrefillJob, stop: threading.Event, queue_s: float = 0.0) -> DecodeJob:
@@ -110,7 +113,7 @@ class KVWriter:
             return "a prompt of one token has no KV cache to transfer"
         if job.kv_tokens * len(asks) < self._short_tokens:
             return "a prompt this short is computed sooner than fetched"
-        return self._why_no_kv or info.layout.why_unsupported
+        return self._why_no_kv or info.layout.why_unsupported or self._refusals.why()
 
 
 class _Transfer:

@@ -36,6 +36,7 @@ from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
 from prefill_worker.flow import PrefillFlow, is_large
 from prefill_worker.kv_transfer import KVWriter
+from prefill_worker.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,10 @@ class PrefillWorker:
         self._cluster_state = BestEffortClusterState(cluster_state)
         self._observe = observe
         self._loaded = loaded
-        self._kv_writer = KVWriter(loaded, kv, self._cluster_state, self.worker_id, self._decode_waits, short_tokens)
+        self._refusals = Refusals(self._cluster_state, model, loaded.sketches.name)
+        self._kv_writer = KVWriter(
+            loaded, kv, self._cluster_state, self.worker_id, self._decode_waits, self._refusals, short_tokens
+        )
         self._tombstones = Tombstones(self._cluster_state)
         self._settler = Settler(broker, [model], observe)
         self._passing = Group("passing on", self._pass_on, HELD_IF_INSTANT)
@@ -211,5 +215,6 @@ class PrefillWorker:
             done=self._done,
             tokens_per_s=self._kv_writer.tokens_per_s,
             off=self._loop.off,
+            notes=engine.notes or self._refusals.why(),
             jobs=self._job_ids(),
         )

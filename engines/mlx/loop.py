@@ -41,6 +41,7 @@ class ModelLoop:
         self._thread.start()
         outcome = ready.get()
         if isinstance(outcome, Exception):
+            self._thread.join()  # it has to end before the interpreter does
             raise outcome
         self.layout, self.ropes, self.num_logits = outcome.layout, outcome.ropes, outcome.num_logits
         self.device, self.no_kv_transfer = outcome.device, outcome.no_kv_transfer

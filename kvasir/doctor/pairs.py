@@ -70,7 +70,8 @@ def _different(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[tuple
     seen = set()
     for prefill, decode in pairs:
         kind = tuple(
-            (c.engine, c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch) for c in (prefill, decode)
+            (c.engine, c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch, c.refuses)
+            for c in (prefill, decode)
         )
         if kind not in seen:
             seen.add(kind)
@@ -129,13 +130,14 @@ def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> Agreeme
         ours, theirs = (read(body, name) for body, name in bodies if body)
     except KVTransferFailed as unreadable:
         return Agreement(str(unreadable))
-    return compare(ours, theirs)
+    found = compare(ours, theirs)
+    return replace(found, why=found.why or decode.why_refused(prefill.sketch))
 
 
 def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, found: Agreement) -> Finding:
     layers = tuple({"k": keys, "v": values, "rounding": rounding} for keys, values, rounding in found.layers)
     if found.why:
-        refused = error(model.name, f"{pair}: {found.why}; every prompt is computed twice", _MEND_SKETCH)
+        refused = error(model.name, f"{pair}: {found.why}; the decoder does every prompt", _MEND_SKETCH)
         return replace(refused, layers=layers)
     worst = max(range(len(layers)), key=lambda layer: max(layers[layer]["k"], layers[layer]["v"]))
     most, rounding = max(layers[worst]["k"], layers[worst]["v"]), layers[worst]["rounding"]

@@ -428,6 +428,20 @@ def test_a_folder_that_mlx_can_not_load_is_refused_in_one_sentence(
     assert "\n" not in str(raised.value)
 
 
+def test_a_program_that_can_not_load_its_folder_ends_without_a_crash(folder: Path, tmp_path: Path) -> None:
+    # Given programs that end as soon as a folder is refused, when MLX's own thread may still be at work
+    wrong = edited(folder, tmp_path / "edited", hidden_size=32)
+    program = f"""
+from engines.registry import EngineOptions, open_engine
+open_engine("mlx", EngineOptions({str(folder)!r}, context=512)).close()
+open_engine("mlx", EngineOptions({str(wrong)!r}, context=512))
+"""
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(5)]
+    # Then each ends with the refusal, and none is aborted
+    assert [run.returncode for run in runs] == [1] * 5
+    assert all("MLX can't load" in run.stderr for run in runs)
+
+
 def test_an_engine_that_was_closed_says_so(folder: Path) -> None:
     engine = load(folder)
     engine.close()

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.torch
 
 PAIRS = list(product(matrix.ENGINES, repeat=2))
 WHOLE = ["qwen3", "llama-llama3", "llama-yarn", "mistral", "qwen2", "olmo2", "phi3", "gemma3", "gpt-oss-yarn"]
+WHOLE += ["llama-v5", "qwen2-v5", "qwen3-moe-v5"]
 # Pairs that share KV caches, of models that one engine computes otherwise than their folder states.
 PARTLY = {
     "gpt-oss-untruncated": [("llamacpp", "llamacpp"), *product(("mlx", "transformers"), repeat=2)],
@@ -40,6 +41,7 @@ def test_every_pair_of_engines_answers_as_without_a_kv_transfer(found: dict[str,
         assert pairs_of(found["pairs"], model) == PAIRS
     assert {row["evaluated_tokens"] for row in found["pairs"]} == {1}
     assert {(row["first_divergence"], row["margin"]) for row in found["pairs"]} == {(None, None)}
+    assert {row["sketch_agrees"] for row in found["pairs"]} == {True}
     assert found["all_equal"]
     assert found["all_held"]
 
@@ -52,6 +54,8 @@ def test_an_engine_that_computes_something_else_is_named(model: str, found: dict
     for row in found["refused"]:
         if row["model"] == model:
             assert re.search(culprit, row["reason"]), row
+            absent = model == "qwen2-window" and "mlx" in (row["prefill"], row["decode"])  # it does not start
+            assert row["sketch_agrees"] is (None if absent else False), row
 
 
 def test_no_other_model_is_refused(found: dict[str, Any]) -> None:
@@ -85,6 +89,7 @@ def test_a_pair_that_differs_or_evaluates_the_prompt_again_is_not_passed_over() 
 
 def test_real_weights_may_part_where_the_receiver_was_undecided_and_nowhere_else() -> None:
     row = {"model": matrix.REAL, "equal": False, "evaluated_tokens": 1, "margin": MARGIN, "agreement": AGREEMENT}
+    row |= {"own_shift": {"p99": MARGIN / 2}}
     verdict = matrix.verdict({"pairs": [row], "controls": []}, [matrix.REAL])
     assert (verdict["all_equal"], verdict["all_held"]) == (False, True)
 
@@ -97,6 +102,10 @@ def test_real_weights_may_part_where_the_receiver_was_undecided_and_nowhere_else
     ):
         assert not matrix.is_held(row | wrong)
     assert not matrix.is_held(row | {"failure": "none"})
+    # A receiver that moves its own leads further has no smaller bound than that, and no larger one
+    restless = row | {"own_shift": {"p99": 0.4}}
+    assert matrix.is_held(restless | {"margin": 0.4})
+    assert not matrix.is_held(restless | {"margin": 0.41})
 
 
 def test_each_mutation_changes_the_cache_and_its_sliding_window_as_it_says() -> None:

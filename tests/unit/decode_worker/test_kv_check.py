@@ -10,6 +10,7 @@ import pytest
 from decode_worker.kv_check import MAX_GAP
 from messages.lifecycle import Step
 from tests.support.pipeline import Pipeline, WatchedEngine
+from tests.support.sketches import a_sketch
 
 
 @pytest.fixture
@@ -54,8 +55,9 @@ def test_none_is_checked_if_nobody_wants_it(pipeline: Pipeline) -> None:
 
 def test_a_kv_cache_that_misleads_is_not_used_even_once_and_its_producer_s_never_again(pipeline: Pipeline) -> None:
     # Given a decoder whom every transferred KV cache misleads
-    pipeline.start_prefill()
-    decode = pipeline.start_decode(kv_check_every=3)
+    same = a_sketch()
+    pipeline.start_prefill(sketch=same)
+    decode = pipeline.start_decode(kv_check_every=3, sketch=same)
     decode.engine.misled = 3 * MAX_GAP
 
     # When jobs come
@@ -68,7 +70,8 @@ def test_a_kv_cache_that_misleads_is_not_used_even_once_and_its_producer_s_never
     why = pipeline.result(job).decode.why_none
     assert "1.50 nats apart" in why
     assert "simulated" in why
-    assert decode.worker.registration().notes == why
+    registration = decode.worker.registration()
+    assert (registration.notes, registration.why_refused(same.name)) == (why, why)
 
 
 def test_what_rounding_does_is_let_through(pipeline: Pipeline) -> None:

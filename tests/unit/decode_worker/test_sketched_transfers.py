@@ -71,6 +71,32 @@ def test_a_producer_that_computes_something_else_costs_the_transfer_and_everybod
         assert decode.worker.registration().notes.startswith(why)
 
 
+def test_a_producer_whom_every_decoder_refuses_computes_nothing_until_one_comes_that_takes_it(
+    pipeline: Pipeline,
+) -> None:
+    # Given a prefill worker that has learned from a first job's decoder that it is refused
+    prefill = pipeline.start_prefill(sketch=OTHER)
+    decode = pipeline.start_decode(sketch=OURS)
+    first, second, third = pipeline.job(), pipeline.job("another"), pipeline.job("a third one")
+    why = pipeline.run(first).decode.why_none
+    wait_until(lambda: of(pipeline, "prefill").notes == why, "it learns of it, and says so")
+    computed = len(prefill.engine.prefilled)
+
+    # When the next job comes, then it goes on at once, and its result has the decoder's own words
+    result = pipeline.run(second)
+    assert (result.state, result.decode.kv_transfer, result.decode.why_none) == ("succeeded", "none", why)
+    assert result.prefill.put_bytes == 0
+    assert len(prefill.engine.prefilled) == computed
+    assert of(pipeline, "decode").refuses == (OTHER.name,)
+
+    # When a decoder has come that computes the same, then there is somebody to compute for
+    pipeline.start_decode(sketch=OTHER)
+    wait_until(lambda: of(pipeline, "prefill").notes == "", "it learns of that, too")
+    pipeline.leave(decode)
+    assert pipeline.run(third).decode.kv_transfer == "verified"
+    assert len(prefill.engine.prefilled) == computed + 1
+
+
 def test_a_producer_whose_sketch_is_lost_is_believed_again_once_it_is_back(pipeline: Pipeline) -> None:
     # Given a prefilled job whose producer has left, and a store that lost its sketch
     prefill = pipeline.start_prefill(sketch=ROUNDED)

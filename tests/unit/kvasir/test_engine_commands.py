@@ -159,8 +159,8 @@ def test_a_pair_is_judged_by_what_both_compute_and_agreement_is_told_by_layer(tm
     for sketch in (ours, rounded, other):
         cluster_state.put_sketch(sketch.name, sketch.encoded)
 
-    def found(prefill: str, decode: str) -> Finding:
-        pair = [registration("prefill", engine="mlx", sketch=prefill), registration("decode", sketch=decode)]
+    def found(prefill: str, decode: str, **more: Any) -> Finding:
+        pair = [registration("prefill", engine="mlx", sketch=prefill), registration("decode", sketch=decode, **more)]
         (only,) = check_workers(said, pair, cluster_state.get_sketch)
         return only
 
@@ -176,6 +176,10 @@ def test_a_pair_is_judged_by_what_both_compute_and_agreement_is_told_by_layer(tm
     assert wrong.level == "error"
     assert "mlx and llamacpp compute different KV caches: in layer 1, from position 144 on, V differs" in wrong.what
     assert wrong.layers[1]["v"] > wrong.layers[1]["rounding"]
+    # as is whom the decoder has refused since
+    since = found(rounded.name, ours.name, refuses=(rounded.name,), refuses_because=("0.90 nats apart on average",))
+    assert since.level == "error"
+    assert since.what.endswith("mlx to llamacpp: 0.90 nats apart on average; the decoder does every prompt")
     for lost in ("", "5e7c40"):
         assert found(lost, ours.name).level == "error"
         assert "was not compared" in found(ours.name, lost).what

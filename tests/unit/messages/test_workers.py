@@ -40,3 +40,12 @@ def test_a_registration_of_a_worker_that_tells_no_layout_is_read() -> None:
     assert codec.decode(msgpack.packb(fields), WorkerInfo) == registration
     del fields["layout"]
     assert codec.decode(msgpack.packb(fields), WorkerInfo).layout == ""
+
+
+def test_a_refusal_of_a_sketch_has_its_reason_and_there_are_few() -> None:
+    registration = WorkerInfo("w", "decode", "m", "simulated", "cpu", "", "", 1, 1, "h", 1, 0.0)
+    whole = dataclasses.replace(registration, refuses=("5e7c40",), refuses_because=("of a sliding window",))
+    assert codec.decode(codec.encode(whole), WorkerInfo) == whole
+    for refuses, because in [(("5e7c40",), ()), ((), ("why",)), (("a",) * 17, ("why",) * 17), ((1,), ("why",))]:
+        with pytest.raises(InvalidMessage, match="refuses"):
+            dataclasses.replace(registration, refuses=refuses, refuses_because=because)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
 from messages.kv import KVCache
 from prefill_worker.kv_transfer import KVWriter
 from prefill_worker.prefix import PrefixLeases
+from prefill_worker.refusals import Refusals
 from tests.support.kv_samples import raised_by
 from tests.support.pipeline import Gate, WatchedEngine, WatchedStore
 from tests.support.tiny_gguf import TinyModel, write_gguf
@@ -42,7 +43,8 @@ class Class:
         self.cluster_state = MemoryClusterState(lambda: self.clock)
 
     def worker(self, name: str = "worker-1", engine: PrefillEngine | None = None) -> KVWriter:
-        return KVWriter(Loaded(engine or self.engine), self.kv, self.cluster_state, name, lambda: False)
+        refusals = Refusals(self.cluster_state, "m", "")
+        return KVWriter(Loaded(engine or self.engine), self.kv, self.cluster_state, name, lambda: False, refusals)
 
     def job(self, own: str, shared: str = RUBRIC) -> PrefillJob:
         prompt = self.engine.tokenize(user_prompt(shared, own), 0.0)

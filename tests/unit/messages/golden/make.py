@@ -96,6 +96,7 @@ MESSAGES = {
         *(*WORKER, 3.5, 2, 99, 41.5, True, "paused", "says so", ("job-1", "job-2"), ("qwen3-coder:30b", "tiny:1b")),
         *((41.5, 0.0), (200.0, 0.0), 5, 6, 7, "28 layers x 8 kv_heads x 128 head_dim; bf16"),
     ),
+    "card-refusing": WorkerInfo(*WORKER, sketch="5e7c4000aa", refuses=("beef",), refuses_because=("other weights",)),
 }
 
 
