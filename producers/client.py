@@ -295,7 +295,7 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
         found = replies.take(0)
         delivery = receive(0.0 if found else 0.05)
         while delivery:
-            if event := _token_event(delivery):
+            if event := read_piece(delivery):
                 yield event
             delivery = receive(0.05 if found else 0.0)
         for reply in found:
@@ -317,7 +317,8 @@ def read_reply(delivery: Delivery) -> Reply | None:
         return None
 
 
-def _token_event(delivery: Delivery) -> TokenEvent | None:
+def read_piece(delivery: Delivery) -> TokenEvent | None:
+    """The piece of an answer in a delivery, acked; None for what is no piece."""
     delivery.ack()
     try:
         return codec.decode(delivery.message.body, TokenEvent)
