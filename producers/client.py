@@ -57,6 +57,10 @@ class Replies:
                 replies.append(reply)
         return replies
 
+    def nudge(self) -> None:
+        """Let the `take` that waits now return at once. From any thread."""
+        self._consumer.nudge()
+
     def parked(self) -> list[Reply]:
         """This batch's results that found no reply queue and were parked; others' are put back."""
         depth = self._broker.depth(topology.RESULTS_PARKED)

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from messages.errors import KvasirError
-from producers.gateway import openai_api
+from producers.gateway import ollama_api, openai_api
 from producers.gateway.gateway import Gateway
 from producers.gateway.guard import Guard
 from producers.gateway.refusal import Refused, of_error, of_validation
@@ -22,6 +22,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(title="Kvasir", description="OpenAI's and Ollama's APIs in front of Kvasir's queues.", redoc_url=None)
     app.state.gateway = gateway
     app.include_router(openai_api.router)
+    app.include_router(ollama_api.router)
     app.add_api_route("/", _hello, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health", _health, tags=["operators"])
     app.add_api_route("/ready", _ready, tags=["operators"])
@@ -29,6 +30,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     app.add_exception_handler(KvasirError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_bad_body)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(UnicodeEncodeError, _on_half_a_character)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(Guard, gateway=gateway)
     return app
@@ -61,7 +63,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return of_validation(error.errors(), tuple(openai_api.NOT_SERVED)).response(request.url.path)
+    return of_validation(error.errors()).response(request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -74,6 +76,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not served for {path:.120}"
     code = "unknown_url" if error.status_code == 404 else None
     return Refused(error.status_code, message, code=code).response(path)
+
+
+async def _on_half_a_character(request: Request, _error: Exception) -> Response:
+    return Refused(400, "the text holds half a character (a lone surrogate)", code="invalid_value").response(
+        request.url.path
+    )
 
 
 async def _on_bug(request: Request, _error: Exception) -> Response:

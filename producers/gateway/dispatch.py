@@ -120,6 +120,8 @@ class Dispatch:
             self.leave(run)
         self._closing.set()
         self._pool.shutdown()
+        self._pieces.nudge()
+        self._replies.nudge()
         for reader in self._readers:
             reader.join()
         with suppress(BrokerUnavailable):

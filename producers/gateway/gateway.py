@@ -58,9 +58,7 @@ class Gateway:
         """Raises Refused if it does not exist, or not for this key."""
         if name not in self.visible(key):
             there = ", ".join(self.visible(key)) or "none"
-            raise Refused(
-                404, f"the model {name!r:.120} does not exist; there are: {there}", "model", "model_not_found"
-            )
+            raise Refused(404, f"model {name!r:.120} not found; there are: {there}", "model", "model_not_found")
         return self.models[name]
 
     async def workers(self) -> list[WorkerInfo]:
@@ -174,6 +172,12 @@ class Gateway:
                 raise of_error(error) from None
             self._looks[what] = time.monotonic(), seen
         return cast(T, seen)
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that this request came to."""
+    found: Gateway = request.app.state.gateway
+    return found
 
 
 def _rest(result: JobResult, text: Continued) -> str:

@@ -57,7 +57,7 @@ def read_keys(path: Path) -> list[Key] | None:
         rows = json.loads(read_ordinary(path))
         if why := why_not_ours(path):
             raise ConfigError(why)
-        return [Key(**(row | {"models": tuple(row["models"])})) for row in rows]
+        return [Key(**(row | {"models": tuple(row["models"])})) for row in _list(rows)]
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -92,6 +92,12 @@ def revoke_key(path: Path, name: str) -> None:
 
 def _write(path: Path, keys: Sequence[Key]) -> None:
     write_atomically(path, json.dumps([asdict(key) for key in keys], indent=1) + "\n")
+
+
+def _list(rows: Any) -> list[Any]:
+    if not isinstance(rows, list):
+        raise ValueError("no list")
+    return rows
 
 
 def _hash(secret: str) -> str:

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from messages.jobs import JobResult, Lane, Sampling
 from producers.gateway.dispatch import Ask
 from producers.gateway.figures import cached_tokens
-from producers.gateway.gateway import Gateway, new_seed, prompt_of
+from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
 from producers.gateway.refusal import Refused
+from producers.gateway.requests import Strict, wanted
 from producers.gateway.streams import streamed
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
@@ -55,26 +56,6 @@ _NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
 }
 _LANES: Mapping[str, Lane] = {"auto": "now", "default": "now", "flex": "bulk"}
-
-
-def wanted(fields: Mapping[str, Any], not_served: Mapping[str, tuple[Any, ...]], where: str = "") -> dict[str, Any]:
-    """The fields that say something. Raises Refused for what we don't serve, by name."""
-    kept = {}
-    for name, value in fields.items():
-        if value is None:
-            continue
-        if name not in not_served:
-            kept[name] = value
-        elif not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-                     for neutral in not_served[name]):  # fmt: skip
-            raise Refused(400, f"{where + name!r} is not served", f"{where}{name}", "unsupported_parameter")
-    return kept
-
-
-class Strict(BaseModel):
-    """A part of a request: a field that it doesn't have is an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class TextPart(Strict):
@@ -136,12 +117,12 @@ class ChatRequest(Strict):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     n: int = 1
     response_format: ResponseFormat | None = None
     seed: int | None = None
     service_tier: Literal["auto", "default", "flex"] = "auto"
-    stop: str | list[str] = []
+    stop: str | list[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -195,32 +176,27 @@ def _message(message: Any, where: str) -> Any:
 @router.get("/models")
 async def models(request: Request) -> dict[str, Any]:
     """The models that there are for this key."""
-    gateway = _gateway(request)
+    gateway = gateway_of(request)
     return {"object": "list", "data": [_model(gateway, name) for name in gateway.visible(request.state.key)]}
 
 
 @router.get("/models/{name:path}")
 async def model(name: str, request: Request) -> dict[str, Any]:
     """One of them."""
-    gateway = _gateway(request)
+    gateway = gateway_of(request)
     return _model(gateway, gateway.model(name, request.state.key).name)
 
 
 @router.post("/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """An answer to a conversation."""
-    gateway = _gateway(request)
+    gateway = gateway_of(request)
     ask = await body.ask(gateway, request)
     made = _Completion(body)
     if body.stream:
         lines = made.chunks(gateway.answer(ask, request))
         return await streamed(lines, _error_event, "text/event-stream", ": waiting\n\n")
     return JSONResponse(made.whole(await gateway.result(ask, request)))
-
-
-def _gateway(request: Request) -> Gateway:
-    gateway: Gateway = request.app.state.gateway
-    return gateway
 
 
 def _model(gateway: Gateway, name: str) -> dict[str, Any]:

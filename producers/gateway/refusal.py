@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from fastapi import Response
 
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, NoQueue, StoreUnavailable
 from messages.jobs import JobError
@@ -43,12 +44,13 @@ class Refused(KvasirError):
         """The body that Ollama's clients read."""
         return {"error": str(self)}
 
-    def response(self, path: str) -> JSONResponse:
+    def response(self, path: str) -> Response:
         """The answer to a request for this path."""
         headers = {"Retry-After": str(self.retry_s)} if self.retry_s else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.ollama() if path.startswith("/api/") else self.openai(), self.status, headers)
+        made = json.dumps(self.ollama() if path.startswith("/api/") else self.openai())  # half characters, too
+        return Response(made, self.status, headers, "application/json")
 
 
 def of_error(error: KvasirError) -> Refused:
@@ -71,7 +73,7 @@ def of_job(error: JobError) -> Refused:
     return Refused(500, error.message, code="job_failed")
 
 
-def of_validation(problems: Sequence[Any], not_served: Sequence[str]) -> Refused:
+def of_validation(problems: Sequence[Any]) -> Refused:
     """The first problem of a body that pydantic could not read; its values are not repeated."""
     problem = problems[0]
     if problem["type"] == "json_invalid":
@@ -79,7 +81,5 @@ def of_validation(problems: Sequence[Any], not_served: Sequence[str]) -> Refused
     path = [part for part in problem["loc"] if part != "body"]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     if problem["type"] == "extra_forbidden":
-        known = path[-1] in not_served
-        why = "is not served" if known else "is not a field of this request"
-        return Refused(400, f"{param!r} {why}", param, "unsupported_parameter" if known else "unknown_parameter")
+        return Refused(400, f"{param!r} is not a field of this request", param, "unknown_parameter")
     return Refused(400, f"{param or 'the body'}: {problem['msg']}", param or None, "invalid_value")

@@ -53,19 +53,21 @@ def serve(
     """
     host, port = address
     check_host(host, home)
-    with _listening(host, port) as listener, _outlived(signal.SIGTERM, signal.SIGINT):
+    with _listening(host, port) as listener:
         port = listener.getsockname()[1]
-        name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else f"gateway-{_node_name()}-{port}"
+        name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
         dispatch = Dispatch(client, name)
         try:
             gateway = Gateway(models, client, dispatch, KeyRing(file_in(home)))
-            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            _Server(gateway).run([listener])
+            server = GatewayServer(gateway)
+            with _outlived(server):
+                on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+                server.run([listener])
         finally:
             dispatch.close()
 
 
-class _Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """Tells the gateway as soon as it is told itself."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -79,6 +81,7 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 limit_concurrency=4 * MAX_OPEN,
                 timeout_keep_alive=_IDLE_S,
                 timeout_graceful_shutdown=int(STOP_S) + 5,
@@ -94,9 +97,13 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _outlived(*signals: signal.Signals) -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more, and there is still something to close."""
-    before = {each: signal.signal(each, lambda *_: None) for each in signals}
+def _outlived(server: GatewayServer) -> Iterator[None]:
+    """A signal that comes before uvicorn listens ends it, too; the one that it raises again at its end does nothing."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
@@ -115,8 +122,10 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _node_name() -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:64] or "host"
+def own_name(port: int) -> str:
+    """What a gateway on this port of this machine is called at the broker, however often it is started."""
+    host = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname())
+    return f"gateway-{host[:64]}-{port}"
 
 
 def _is_loopback(host: str) -> bool:
