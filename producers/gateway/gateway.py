@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -15,7 +15,7 @@ from fastapi import Request
 from infra.broker import topology
 from infra.config.types import ModelSettings
 from messages.errors import KvasirError
-from messages.jobs import JobResult, Lane, Part, Sampling
+from messages.jobs import JobResult, Lane, Part, Sampling, TokenEvent
 from messages.workers import WorkerInfo
 from producers.client import Client
 from producers.gateway.continued import Continued, Diverged
@@ -109,32 +109,38 @@ class Gateway:
         try:
             text = Continued()
             while True:
-                happening = await self._next(run, began + ask.deadline_s + _BEYOND_DEADLINE_S)
-                if isinstance(happening, JobResult):
-                    self.figures.answered(happening, time.monotonic() - began)
-                    if ask.stream and (rest := _rest(happening, text)):
-                        yield rest
-                    yield _succeeded(happening)
-                    return
-                first = not text.sent
-                if new := text.feed(happening):
-                    if first:
-                        self.figures.first_text.labels(ask.model).observe(time.monotonic() - began)
+                new, result = await self._next(run, text, began + ask.deadline_s + _BEYOND_DEADLINE_S)
+                if new and new == text.sent:
+                    self.figures.first_text.labels(ask.model).observe(time.monotonic() - began)
+                if result:
+                    self.figures.answered(result, time.monotonic() - began)
+                    new += _rest(result, text) if ask.stream else ""
+                if new:
                     yield new
+                if result:
+                    yield _succeeded(result)
+                    return
         finally:
             watch.cancel()
             self.dispatch.leave(run)
 
-    async def _next(self, run: Run, until: float) -> Any:
+    async def _next(self, run: Run, text: Continued, until: float) -> tuple[str, JobResult | None]:
+        """The text of all pieces that have come, waiting for the first; and the result, once it is there."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 happening = await run.happenings.get()
         except TimeoutError:
             raise Refused(504, "no worker has answered in time", code="timeout") from None
+        new = ""
+        while isinstance(happening, TokenEvent):
+            new += text.feed(happening)
+            if run.happenings.empty():
+                return new, None
+            happening = run.happenings.get_nowait()
         if isinstance(happening, Ended):
             status = 499 if happening.why == _LEFT else 503
             raise Refused(status, happening.why, code="stopping", retry_s=RETRY_S)
-        return happening
+        return new, happening
 
     async def _watch(self, request: Request, run: Run) -> None:
         """Cancel the job as soon as its client has left: whoever is to read its answer may be asleep meanwhile."""
@@ -217,4 +223,4 @@ def prompt_of(messages: Sequence[tuple[str, str]], shares: bool) -> tuple[Part, 
 
 def new_seed() -> int:
     """For a request that names none: asked again, another answer."""
-    return secrets.randbelow(1 << 32)
+    return random.getrandbits(32)

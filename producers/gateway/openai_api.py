@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Literal
@@ -208,7 +209,7 @@ class _Completion:
 
     def __init__(self, body: ChatRequest) -> None:
         self._model = body.model
-        self._id = f"chatcmpl-{new_seed():08x}{new_seed():08x}{new_seed():08x}"
+        self._id = f"chatcmpl-{random.getrandbits(96):024x}"
         self._created = int(time.time())
         self._tier = "flex" if body.service_tier == "flex" else "default"
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -230,22 +231,21 @@ class _Completion:
 
     async def chunks(self, answer: AsyncGenerator[str | JobResult, None]) -> AsyncGenerator[str, None]:
         """Server-sent events: the first answer as it is generated, others whole at the end."""
-        begun = False
+        opening = self._chunk(0, {"role": "assistant", "content": "", "refusal": None})
         async for happening in answer:
-            if not begun:
-                yield self._chunk(0, {"role": "assistant", "content": "", "refusal": None})
-                begun = True
-            if isinstance(happening, str):
-                yield self._chunk(0, {"content": happening})
-                continue
-            reason = happening.finish_reason or "stop"
-            yield self._chunk(0, {}, reason)
-            for index, text in enumerate(happening.more_texts, 1):
-                yield self._chunk(index, {"role": "assistant", "content": text})
-                yield self._chunk(index, {}, reason)
-            if self._usage:
-                yield _event(self._object("chat.completion.chunk", []) | {"usage": usage_of(happening)})
-            yield "data: [DONE]\n\n"
+            yield opening + (
+                self._chunk(0, {"content": happening}) if isinstance(happening, str) else self._end(happening)
+            )
+            opening = ""
+
+    def _end(self, result: JobResult) -> str:
+        reason = result.finish_reason or "stop"
+        made = self._chunk(0, {}, reason)
+        for index, text in enumerate(result.more_texts, 1):
+            made += self._chunk(index, {"role": "assistant", "content": text}) + self._chunk(index, {}, reason)
+        if self._usage:
+            made += _event(self._object("chat.completion.chunk", []) | {"usage": usage_of(result)})
+        return made + "data: [DONE]\n\n"
 
     def _chunk(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> str:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

@@ -53,7 +53,7 @@ def serve(
     """
     host, port = address
     check_host(host, home)
-    with _listening(host, port) as listener:
+    with listening(host, port) as listener:
         port = listener.getsockname()[1]
         name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
         dispatch = Dispatch(client, name)
@@ -112,13 +112,15 @@ def _outlived(server: GatewayServer) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there; port 0 takes a free one. Raises ConfigError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=4 * MAX_OPEN)
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
-    with listener:
+    # asyncio lets small writes through at once only where it sees the protocol, and `create_server` leaves it out.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listener.detach()) as listener:
         yield listener
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from producers.client import Client
 from producers.gateway.dispatch import Dispatch
 from producers.gateway.gateway import Gateway
 from producers.gateway.keys import KeyRing, file_in
-from producers.gateway.server import GatewayServer
+from producers.gateway.server import GatewayServer, listening
 from tests.support.pipeline import MODEL
 from tests.support.waiting import wait_until
 
@@ -25,7 +25,8 @@ class Served:
     """The gateway of a client, until the end of its `with` block."""
 
     def __init__(self, client: Client, home: Path, models: Mapping[str, ModelSettings] | None = None) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._stack = ExitStack()
+        self._listener = self._stack.enter_context(listening("127.0.0.1", 0))
         self.name = f"gateway-{self._listener.getsockname()[1]}"
         self._dispatch = Dispatch(client, self.name)
         models = models or {MODEL: ModelSettings(name=MODEL, max_tokens=16, temperature=0.0)}
@@ -53,7 +54,7 @@ class Served:
         self._thread.join(30)
         assert not self._thread.is_alive(), "the gateway did not end"
         self._dispatch.close()
-        self._listener.close()
+        self._stack.close()
 
     def _serve(self) -> None:
         with self._runner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from messages.errors import EngineUnavailable
 from messages.jobs import Part, Sampling, TokenEvent
 from producers.gateway import gateway as gateway_module
 from producers.gateway import streams as streams_module
+from producers.gateway.server import listening
 from tests.support.gateway import Served
 from tests.support.pipeline import INSTANT, MODEL, SLOW, Gate, Pipeline, WatchedEngine
 from tests.support.waiting import wait_until
@@ -178,6 +180,14 @@ def test_told_to_stop_it_takes_nothing_more_and_ends_streams_in_good_order(
     assert json.loads(lines[-1]) == {"error": "the gateway is stopping"}
     (batch,) = submitted(pipeline)
     assert pipeline.cluster_state.is_cancelled(batch)
+
+
+def test_small_writes_leave_at_once() -> None:
+    """Otherwise the second piece of a stream waits for the client's ack of the first, which takes 40 ms."""
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP  # by this asyncio decides
 
 
 def test_nothing_is_left_at_the_broker(pipeline: Pipeline, tmp_path: Path) -> None:
