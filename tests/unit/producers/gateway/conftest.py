@@ -22,3 +22,12 @@ def served(pipeline: Pipeline, tmp_path: Path) -> Iterator[Served]:
     """Nobody works yet: start workers in the pipeline."""
     with Served(pipeline.client, tmp_path) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """With workers, for tests that leave no trace in it."""
+    with Pipeline() as pipeline:
+        pipeline.start()
+        with Served(pipeline.client, tmp_path_factory.mktemp("home")) as served:
+            yield served

@@ -139,62 +139,61 @@ def test_without_keys_it_listens_on_loopback_only(tmp_path: Path, host: str, fin
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
-def test_without_keys_pages_from_elsewhere_are_not_answered(served: Served, headers: dict[str, str]) -> None:
-    assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 403
-    assert httpx.get(f"{served.url}/v1/models", headers={"Origin": "http://localhost:3000"}).status_code == 200
+def test_without_keys_pages_from_elsewhere_are_not_answered(standing: Served, headers: dict[str, str]) -> None:
+    assert httpx.get(f"{standing.url}/v1/models", headers=headers).status_code == 403
+    assert httpx.get(f"{standing.url}/v1/models", headers={"Origin": "http://localhost:3000"}).status_code == 200
 
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(
-    served: Served, monkeypatch: pytest.MonkeyPatch, announced: bool
+    standing: Served, monkeypatch: pytest.MonkeyPatch, announced: bool
 ) -> None:
     monkeypatch.setattr(guard, "MAX_BODY_BYTES", 1 << 20)
     content = b"x" * (2 << 20)
     pieces = (content[start : start + 65536] for start in range(0, len(content), 65536))
-    answer = httpx.post(f"{served.url}/v1/chat/completions", content=content if announced else pieces)
+    answer = httpx.post(f"{standing.url}/v1/chat/completions", content=content if announced else pieces)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "body_too_large"
 
 
-def test_a_body_that_never_ends_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_never_ends_is_given_up(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "BODY_S", 0.2)
-    with connected(served) as connection:
+    with connected(standing) as connection:
         connection.sendall(b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
         assert b" 408 " in connection.recv(100)
 
 
-def test_headers_are_bounded(served: Served) -> None:
-    with connected(served) as connection:
+def test_headers_are_bounded(standing: Served) -> None:
+    with connected(standing) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: " + b"y" * (66 << 10))
         assert b" 400 " in connection.recv(100)
 
 
-def test_open_requests_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_requests_are_bounded(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "MAX_OPEN", 0)
-    refused = httpx.post(f"{served.url}/v1/chat/completions", json=ASK)
+    refused = httpx.post(f"{standing.url}/v1/chat/completions", json=ASK)
     assert refused.status_code == 429
     assert refused.headers["retry-after"]
-    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx.get(f"{standing.url}/health").status_code == 200
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"null", b"\xff", b'{"model": ' + b"[" * 100_000, b""])
-def test_nonsense_is_a_bad_request_in_the_apis_form(served: Served, body: bytes) -> None:
-    answer = httpx.post(f"{served.url}/v1/chat/completions", content=body)
+def test_nonsense_is_a_bad_request_in_the_apis_form(standing: Served, body: bytes) -> None:
+    answer = httpx.post(f"{standing.url}/v1/chat/completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert httpx.post(f"{served.url}/api/chat", content=body).json()["error"]
+    assert httpx.post(f"{standing.url}/api/chat", content=body).json()["error"]
 
 
-def test_half_characters_are_refused(served: Served, pipeline: Pipeline) -> None:
-    pipeline.start()
+def test_half_characters_are_refused(standing: Served) -> None:
     content = json.dumps(ASK | {"messages": [{"role": "user", "content": "\ud800"}]})
-    assert httpx.post(f"{served.url}/v1/chat/completions", content=content).status_code == 400
+    assert httpx.post(f"{standing.url}/v1/chat/completions", content=content).status_code == 400
 
 
-def test_other_addresses_are_not_served_in_the_apis_form(served: Served) -> None:
-    answer = httpx.post(f"{served.url}/v1/embeddings", json={})
+def test_other_addresses_are_not_served_in_the_apis_form(standing: Served) -> None:
+    answer = httpx.post(f"{standing.url}/v1/embeddings", json={})
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unknown_url"
-    assert httpx.get(f"{served.url}/v1/chat/completions").status_code == 405
-    assert httpx.get(served.url).text == "Kvasir is running"
-    assert httpx.get(f"{served.url}/docs").status_code == 200
+    assert httpx.get(f"{standing.url}/v1/chat/completions").status_code == 405
+    assert httpx.get(standing.url).text == "Kvasir is running"
+    assert httpx.get(f"{standing.url}/docs").status_code == 200

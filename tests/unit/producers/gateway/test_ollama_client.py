@@ -123,11 +123,8 @@ def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipe
         ({"model": "llama3"}, "'llama3' not found"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(
-    served: Served, pipeline: Pipeline, fields: dict[str, Any], said: str
-) -> None:
-    pipeline.start()
-    answer = httpx.post(f"{served.url}/api/chat", json={"model": MODEL, "messages": ASK} | fields)
+def test_what_is_not_served_is_refused_by_name(standing: Served, fields: dict[str, Any], said: str) -> None:
+    answer = httpx.post(f"{standing.url}/api/chat", json={"model": MODEL, "messages": ASK} | fields)
     assert answer.status_code == (404 if "model" in fields else 400)
     assert list(answer.json()) == ["error"]
     assert said in answer.json()["error"]
@@ -138,8 +135,8 @@ def test_what_is_not_served_is_refused_by_name(
     [("POST", "embed"), ("POST", "embeddings"), ("POST", "pull"), ("POST", "push"), ("POST", "create"),
      ("POST", "copy"), ("DELETE", "delete"), ("HEAD", "blobs/sha256:00")],
 )  # fmt: skip
-def test_the_rest_is_not_served_and_says_so(served: Served, method: str, path: str) -> None:
-    answer = httpx.request(method, f"{served.url}/api/{path}")
+def test_the_rest_is_not_served_and_says_so(standing: Served, method: str, path: str) -> None:
+    answer = httpx.request(method, f"{standing.url}/api/{path}")
     assert answer.status_code == 501
     if method != "HEAD":
         assert "not served" in answer.json()["error"]

@@ -29,6 +29,12 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture
+def standing_client(standing: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{standing.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+        yield client
+
+
 def alone(pipeline: Pipeline, messages: Any = ASK, **sampling: Any) -> str:
     """What the engine says to these messages without a gateway."""
     prompt = prompt_of([(each["role"], each["content"]) for each in messages], shares=True)
@@ -206,9 +212,11 @@ def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipe
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_what_is_not_served_is_refused_by_name(
+    standing_client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**{"model": MODEL, "messages": ASK, "extra_body": fields})
+        standing_client.chat.completions.create(**{"model": MODEL, "messages": ASK, "extra_body": fields})
     assert refused.value.param == param
     assert param.split(".")[0] in refused.value.message
     assert refused.value.type == "invalid_request_error"
@@ -217,10 +225,9 @@ def test_what_is_not_served_is_refused_by_name(client: openai.OpenAI, fields: di
 @pytest.mark.parametrize(
     "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}]
 )
-def test_values_out_of_bounds_are_refused(client: openai.OpenAI, pipeline: Pipeline, fields: dict[str, Any]) -> None:
-    pipeline.start()
+def test_values_out_of_bounds_are_refused(standing_client: openai.OpenAI, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**{"model": MODEL, "messages": ASK, "extra_body": fields})
+        standing_client.chat.completions.create(**{"model": MODEL, "messages": ASK, "extra_body": fields})
     assert refused.value.code == "invalid_value"
 
 
