@@ -133,6 +133,15 @@ def test_a_client_that_leaves_cancels_its_job_within_a_second(served: Served, pi
     wait_until(lambda: "kvasir_gateway_open_requests 1.0" in metrics(served), "only this request is open")
 
 
+def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_its_job(served: Served, pipeline: Pipeline) -> None:
+    pipeline.start("sim:scale=1,prefill=1000000,decode=1,answer=8,spread=1")
+    body = {"model": MODEL, "messages": ASK, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as response:
+        assert next(response.iter_lines())
+    (batch,) = submitted(pipeline)
+    wait_until(lambda: pipeline.cluster_state.is_cancelled(batch), "the job is cancelled", timeout_s=1)
+
+
 def metrics(served: Served) -> str:
     return httpx.get(f"{served.url}/metrics").text
 
