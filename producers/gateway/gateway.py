@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from fastapi import Request
 
 from infra.broker import topology
 from infra.config.types import ModelSettings
-from messages.errors import KvasirError
+from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult, Lane, Part, Sampling, TokenEvent
 from messages.workers import WorkerInfo
 from producers.client import Client
@@ -23,6 +24,8 @@ from producers.gateway.dispatch import Ask, Dispatch, Ended, Run
 from producers.gateway.figures import Figures
 from producers.gateway.keys import Key, KeyRing
 from producers.gateway.refusal import RETRY_S, Refused, of_error, of_job
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -166,7 +169,11 @@ class Gateway:
 
     def _waiting(self, model: str, lane: Lane) -> int:
         names = [topology.work_queue(stage, model, lane) for stage in topology.WORK_STAGES]
-        return sum(depth.ready for name in names if (depth := self.client.broker.depth(name)))
+        try:
+            return sum(depth.ready for name in names if (depth := self.client.broker.depth(name)))
+        except ConfigError as error:  # from RabbitMQ 4.3 on a producer may not look
+            log.info("how many jobs wait for %s is not known: %s", model, error)
+            return 0
 
     async def _look(self, what: object, look: Callable[[], T]) -> T:
         """The broker and the store are asked once a second, whoever asks us."""

@@ -14,6 +14,7 @@ from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from messages.errors import ConfigError
 from messages.jobs import Sampling
 from producers.gateway import gateway as gateway_module
 from producers.gateway.gateway import prompt_of
@@ -258,3 +259,14 @@ def test_a_queue_that_is_too_long_takes_no_more(
         client.chat.completions.create(model=MODEL, messages=ASK, service_tier="flex")
     assert refused.value.code == "queue_full"
     assert int(refused.value.response.headers["Retry-After"]) > 0
+
+
+def test_a_broker_that_does_not_let_us_look_does_not_stop_us(
+    client: openai.OpenAI, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(queue: str) -> None:
+        raise ConfigError(f"ACCESS_REFUSED for {queue}")
+
+    pipeline.start()
+    monkeypatch.setattr(pipeline.broker, "depth", refused)
+    assert client.chat.completions.create(model=MODEL, messages=ASK).choices[0].message.content
