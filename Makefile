@@ -18,7 +18,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui test lint test-system test-torch audit services observe bench faults matrix env clean
+.PHONY: help demo ui serve test lint test-system test-torch audit services observe bench faults matrix env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,11 @@ demo: $(STAMPS)/demo ## grade a small made-up class on this machine: no services
 ui: $(STAMPS)/demo $(STAMPS)/ui ## the grading desk in a browser, with kvasir.toml if there is one, else the demo's model
 	@$(PY) -m kvasir --config "$(if $(wildcard kvasir.toml),kvasir.toml,examples/demo.toml)" ui \
 	    --home results/desk $(RESULTS)
+
+serve: $(STAMPS)/demo $(STAMPS)/gateway ## an OpenAI and Ollama endpoint with the demo's model, on http://127.0.0.1:8000
+	@echo "curl http://127.0.0.1:8000/v1/chat/completions -d '{\"model\": \"kvasir-demo\"," \
+	    "\"messages\": [{\"role\": \"user\", \"content\": \"What is a queue?\"}]}'"
+	@$(PY) -m kvasir --config examples/demo.toml serve
 
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not system and not torch"
@@ -82,11 +87,15 @@ $(STAMPS)/demo: pyproject.toml
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: pyproject.toml
-	@sh scripts/venv "$(TEST_SIZE)" ".[dev,bench,$(TEST_ENGINES)]"
+	@sh scripts/venv "$(TEST_SIZE)" ".[dev,bench,gateway,$(TEST_ENGINES)]"
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ui: pyproject.toml
 	@sh scripts/venv "110 MB" ".[ui]"
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/gateway: pyproject.toml
+	@sh scripts/venv "20 MB" ".[gateway]"
 	@mkdir -p $(STAMPS) && touch $@
 
 # torch first and pinned: what else asks for it would be given another build.

@@ -21,6 +21,7 @@ from kvasir.commands import forget as forget_commands
 from kvasir.commands import pause as pause_commands
 from kvasir.commands import query as query_commands
 from kvasir.commands import run as run_commands
+from kvasir.commands import serve as serve_commands
 from kvasir.commands import ui as ui_commands
 from kvasir.commands import worker as worker_commands
 from kvasir.help_texts import COMPLETION, complete
@@ -58,6 +59,7 @@ for module in (
     deploy_commands,
     export_commands,
     run_commands,
+    serve_commands,
     forget_commands,
     query_commands,
     engine_commands,

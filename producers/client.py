@@ -57,6 +57,10 @@ class Replies:
                 replies.append(reply)
         return replies
 
+    def nudge(self) -> None:
+        """Let the `take` that waits now return at once. From any thread."""
+        self._consumer.nudge()
+
     def parked(self) -> list[Reply]:
         """This batch's results that found no reply queue and were parked; others' are put back."""
         depth = self._broker.depth(topology.RESULTS_PARKED)
@@ -295,7 +299,7 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
         found = replies.take(0)
         delivery = receive(0.0 if found else 0.05)
         while delivery:
-            if event := _token_event(delivery):
+            if event := read_piece(delivery):
                 yield event
             delivery = receive(0.05 if found else 0.0)
         for reply in found:
@@ -317,7 +321,8 @@ def read_reply(delivery: Delivery) -> Reply | None:
         return None
 
 
-def _token_event(delivery: Delivery) -> TokenEvent | None:
+def read_piece(delivery: Delivery) -> TokenEvent | None:
+    """The piece of an answer in a delivery, acked; None for what is no piece."""
     delivery.ack()
     try:
         return codec.decode(delivery.message.body, TokenEvent)

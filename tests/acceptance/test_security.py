@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
@@ -17,6 +19,7 @@ from tests.support.homework import journal, tiny, tiny_class
 from tests.support.processes import SIMULATED, Cluster, Running
 from tests.support.rights import is_refused
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # a minute
 
@@ -192,6 +195,8 @@ def test_every_role_does_its_work_with_its_rights_alone(limited: Limited, store_
         cluster.role = "producer"
         graded = cluster.run("grade", *tiny(homework, tmp_path / "out"))
         streamed = cluster.run("ask", "hello", "--model", MODEL, "--stream")
+        gateway = cluster.start("serve", "--port", "0")
+        served = chat(gateway)
         cluster.role = "monitor"
         looked = cluster.run("status", "--json")
 
@@ -199,10 +204,21 @@ def test_every_role_does_its_work_with_its_rights_alone(limited: Limited, store_
         assert graded.code == 0, graded.stderr
         assert [row["state"] for row in journal(tmp_path / "out")] == ["succeeded"] * 6
         assert streamed.code == 0, streamed.stderr
+        assert served.endswith("data: [DONE]\n\n")
+        assert gateway.terminate() == 0
         assert looked.code == 0, looked.stderr
         assert looked.json()["queues"]
-        for said in (prefill.text(), decode.text(), graded.stderr, streamed.stderr, looked.stderr):
+        for said in (prefill.text(), decode.text(), graded.stderr, streamed.stderr, looked.stderr, gateway.text()):
             assert "ACCESS_REFUSED" not in said
+
+
+def chat(gateway: Running) -> str:
+    """A stream of the gateway, whole."""
+    wait_until(lambda: "answers at" in gateway.text(), "the gateway serves", timeout_s=60)
+    found = re.search(r"answers at (\S+) ", gateway.text())
+    assert found
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    return httpx.post(f"{found[1]}/v1/chat/completions", json=body, timeout=60).text
 
 
 def test_what_a_role_must_not_do_is_refused(limited: Limited) -> None:

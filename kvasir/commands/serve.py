@@ -1,0 +1,106 @@
+"""`kvasir serve` and `kvasir keys`: an OpenAI and Ollama endpoint in front of the queues, and who may use it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from kvasir.connect import connect, is_cluster
+from kvasir.options import Globals, json_option
+from kvasir.terminal import say, stderr, table
+from messages.errors import ConfigError
+from producers.gateway import keys as key_file
+from producers.words import plural
+
+_home = click.option(
+    "--home",
+    type=click.Path(path_type=Path),
+    default=Path("results/gateway"),
+    show_default=True,
+    help="Folder of the gateway: its keys.",
+)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Another than loopback needs a key (kvasir keys).")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
+)
+@_home
+@click.pass_obj
+def serve(given: Globals, host: str, port: int, models: tuple[str, ...], home: Path) -> None:
+    """Answer OpenAI's and Ollama's clients over HTTP: they need another URL and nothing else.
+
+    Without a broker the models run in this process. Ctrl-C ends it; streams under way have ten seconds.
+    """
+    settings = given.settings()
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+        raise ConfigError("kvasir serve needs FastAPI: pip install 'kvasir-inference[gateway]'")
+    from producers.gateway import server
+
+    chosen = {name: settings.model(name) for name in models or settings.models}
+    if not chosen:
+        raise ConfigError("no model is configured: add a table [models.NAME] to kvasir.toml")
+    server.check_host(host, home)  # before models are loaded
+    if not is_cluster(settings):
+        stderr.print(f"no broker is configured: loading {plural(len(chosen), 'model')} into this process")
+    with connect(settings, list(chosen), given.observer(), "serve") as client:
+        server.serve(client, chosen, (host, port), home, _say_where)
+
+
+def _say_where(url: str) -> None:
+    say(f"Kvasir answers at {url} (OpenAI: {url}/v1, Ollama: {url}); its own page: {url}/docs")
+
+
+@click.group("keys")
+def keys() -> None:
+    """Who may use the gateway: API keys, kept as hashes."""
+
+
+@keys.command("add")
+@click.argument("name")
+@click.option("--model", "models", metavar="M", multiple=True, help="A model that it may use [default: all].")
+@_home
+@click.pass_obj
+def add(given: Globals, name: str, models: tuple[str, ...], home: Path) -> None:
+    """Make an API key for NAME, and print it: it is shown this once."""
+    settings = given.settings()
+    for model in models:
+        settings.model(model)
+    click.echo(key_file.add_key(key_file.file_in(home), name, models))
+
+
+@keys.command("list")
+@json_option
+@_home
+def list_keys(as_json: bool, home: Path) -> None:
+    """List the keys by name, never the keys themselves."""
+    found = key_file.read_keys(key_file.file_in(home)) or []
+    if as_json:
+        rows = [{"name": key.name, "models": list(key.models), "created": key.created} for key in found]
+        click.echo(json.dumps(rows))
+    elif not found:
+        say("There is no key.")
+    else:
+        table(("name", "models", "made"), [[key.name, ", ".join(key.models) or "all", _day(key)] for key in found])
+
+
+@keys.command("revoke")
+@click.argument("name")
+@_home
+def revoke(name: str, home: Path) -> None:
+    """Take the key of NAME away; a running gateway sees it within a second."""
+    key_file.revoke_key(key_file.file_in(home), name)
+    say(f"The key {name} opens nothing any more.")
+
+
+def _day(key: key_file.Key) -> str:
+    return datetime.fromtimestamp(key.created).strftime("%Y-%m-%d") if key.created else ""
+
+
+COMMANDS = (serve, keys)

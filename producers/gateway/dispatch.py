@@ -1,0 +1,173 @@
+"""Jobs of many callers over one connection: one queue for their pieces, one for their results.
+
+The broker's calls block, so they are made in threads; what arrives is handed to the callers' event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from infra.broker import topology
+from messages.errors import BrokerUnavailable
+from messages.jobs import JobResult, Lane, Part, Sampling, TokenEvent
+from producers.client import Client, Replies, read_piece
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt for one model. `deadline_s` from now; `stream`: its pieces are wanted, too."""
+
+    model: str
+    prompt: tuple[Part, ...]
+    sampling: Sampling
+    lane: Lane
+    stream: bool
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """No result will come, for this reason."""
+
+    why: str
+
+
+Happening = TokenEvent | JobResult | Ended
+
+
+@dataclass(eq=False)
+class Run:
+    """A job under way: what happens to it arrives in `happenings`, its result last."""
+
+    loop: asyncio.AbstractEventLoop
+    batch_id: str = field(default_factory=lambda: f"gateway-{secrets.token_hex(8)}")
+    job_id: str = ""
+    happenings: asyncio.Queue[Happening] = field(default_factory=asyncio.Queue)
+    left: bool = False  # nobody waits for it
+
+    def tell(self, happening: Happening) -> None:
+        """From any thread."""
+        with suppress(RuntimeError):  # the loop has ended, and who waited with it
+            self.loop.call_soon_threadsafe(self.happenings.put_nowait, happening)
+
+
+class Dispatch:
+    """Sends jobs and sorts what comes back. Raises BatchError if another process has the same name.
+
+    `name` is the gateway's own: started again after a crash under the same one, it clears its old results away.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._runs: dict[str, Run] = {}
+        self._replies = Replies(client.broker, name)
+        self._reply_to = topology.reply_queue(name)
+        self._stream_to = client.broker.open_private_queue(f"stream.{name}-{secrets.token_hex(4)}", topology.STREAM)
+        self._pieces = client.broker.consume(self._stream_to, prefetch=1000)
+        self._pool = ThreadPoolExecutor(_THREADS, "gateway")
+        self._closing = threading.Event()
+        self._readers = [
+            threading.Thread(target=self._read, args=(take,), name=f"gateway {name}", daemon=True)
+            for take in (self._take_piece, self._take_results)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def works(self) -> bool:
+        """Whether jobs can be sent and results received now."""
+        return self._client.broker.connected and all(reader.is_alive() for reader in self._readers)
+
+    async def start(self, ask: Ask) -> Run:
+        """Send a job. `leave` it, whatever happens. Raises BrokerUnavailable, NoQueue, InvalidMessage."""
+        run = Run(asyncio.get_running_loop())
+        try:
+            await run.loop.run_in_executor(self._pool, self._submit, run, ask)
+        except BaseException:
+            self.leave(run)
+            raise
+        return run
+
+    def leave(self, run: Run) -> None:
+        """Nobody waits any more: a job without a result is cancelled. Returns at once; safe to repeat."""
+        if not run.left and (not run.job_id or self._runs.pop(run.job_id, None) is not None):
+            run.left = True
+            with suppress(RuntimeError):  # closed: `close` has cancelled it
+                self._pool.submit(self._cancel, run)
+
+    def end_all(self, why: str) -> None:
+        """Tell everybody who waits that no result will come."""
+        for run in list(self._runs.values()):
+            run.tell(Ended(why))
+
+    def close(self) -> None:
+        """Cancel what is under way, and leave the broker as it was. Idempotent."""
+        if self._closing.is_set():
+            return
+        for run in list(self._runs.values()):
+            self.leave(run)
+        self._closing.set()
+        self._pool.shutdown()
+        self._pieces.nudge()
+        self._replies.nudge()
+        for reader in self._readers:
+            reader.join()
+        with suppress(BrokerUnavailable):
+            self._pieces.close()
+            self._client.broker.delete_queue(self._stream_to)
+            self._replies.close(delete=True)
+
+    def _submit(self, run: Run, ask: Ask) -> None:
+        deadline = self._client.cluster_state.now() + ask.deadline_s
+        job = self._client.new_job(
+            run.batch_id,
+            "prompt",
+            ask.model,
+            ask.prompt,
+            ask.sampling,
+            lane=ask.lane,
+            stream_to=self._stream_to if ask.stream else "",
+            deadline=deadline,
+        )
+        run.job_id = job.job_id
+        self._runs[job.job_id] = run
+        self._client.submit([replace(job, reply_to=self._reply_to)])
+        if run.left:  # while it was sent
+            self._cancel(run)
+
+    def _cancel(self, run: Run) -> None:
+        self._runs.pop(run.job_id, None)
+        if run.job_id:
+            self._client.cancel(run.batch_id)
+
+    def _read(self, take: Callable[[], None]) -> None:
+        while not self._closing.is_set():
+            try:
+                take()
+            except BrokerUnavailable as error:
+                log.warning("the broker is away: %s", error)
+                self._closing.wait(_POLL_S)
+
+    def _take_piece(self) -> None:
+        delivery = self._pieces.receive(_POLL_S)
+        event = read_piece(delivery) if delivery else None
+        if event and (run := self._runs.get(event.job_id)):
+            run.tell(event)
+
+    def _take_results(self) -> None:
+        for reply in self._replies.take(_POLL_S):
+            if run := self._runs.pop(reply.result.job_id, None):
+                run.tell(reply.result)
+            reply.delivery.ack()

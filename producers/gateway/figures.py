@@ -1,0 +1,61 @@
+"""What the gateway counts, for /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from messages.jobs import JobResult
+from monitoring.metrics import SECONDS
+
+
+class Figures:
+    """The metrics of one gateway; `model` is one that is configured, so its values are few."""
+
+    def __init__(self, models: Iterable[str]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "kvasir_gateway_requests", "Requests answered, by HTTP status", ["status"], registry=self.registry
+        )
+        self.open = Gauge("kvasir_gateway_open_requests", "Requests under way", registry=self.registry)
+        self.first_text = Histogram(
+            "kvasir_gateway_first_text_seconds",
+            "From a request to the first text of its stream",
+            ["model"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "kvasir_gateway_answer_seconds",
+            "From a request to its result",
+            ["model"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.ended = Counter(
+            "kvasir_gateway_jobs", "Jobs by how they ended", ["model", "state"], registry=self.registry
+        )
+        self.tokens = Counter(
+            "kvasir_gateway_tokens", "Tokens of answered jobs", ["model", "kind"], registry=self.registry
+        )
+        for model in models:
+            self.first_text.labels(model)
+            self.seconds.labels(model)
+
+    def answered(self, result: JobResult, seconds: float) -> None:
+        """Count a result."""
+        self.ended.labels(result.model, result.state).inc()
+        self.seconds.labels(result.model).observe(seconds)
+        for kind, tokens in (
+            ("prompt", result.decode.prompt_tokens),
+            ("cached", cached_tokens(result)),
+            ("completion", result.decode.completion_tokens),
+        ):
+            self.tokens.labels(result.model, kind).inc(tokens)
+
+
+def cached_tokens(result: JobResult) -> int:
+    """Prompt tokens that nobody computed for this job, by the engines' own counters: they came from the store."""
+    computed = result.prefill.computed_tokens + result.decode.evaluated_tokens
+    return max(0, result.decode.prompt_tokens - computed)

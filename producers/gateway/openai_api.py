@@ -1,0 +1,283 @@
+"""OpenAI's API: models and chat completions. docs/gateway.md lists every field."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field, model_validator
+
+from messages.jobs import JobResult, Lane, Sampling
+from producers.gateway.dispatch import Ask
+from producers.gateway.figures import cached_tokens
+from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
+from producers.gateway.refusal import Refused
+from producers.gateway.requests import Strict, wanted
+from producers.gateway.streams import streamed
+
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+# What the API has and we have not, and the values by which a client says that it doesn't want it.
+NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "safety_identifier": (),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "name": (),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+_LANES: Mapping[str, Lane] = {"auto": "now", "default": "now", "flex": "bulk"}
+
+
+class TextPart(Strict):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Strict):
+    """Who says what."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """Its content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class JsonSchema(Strict):
+    """A schema that the answer keeps; it is enforced, `strict` or not."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def schema_text(self) -> str:
+        """As `Sampling.json_schema`. Raises Refused."""
+        if self.type == "text":
+            return ""
+        if self.type == "json_object":
+            return '{"type":"object"}'
+        if self.json_schema is None:
+            raise Refused(400, "response_format has no json_schema", "response_format.json_schema", "invalid_value")
+        return json.dumps(self.json_schema.schema_, separators=(",", ":"), ensure_ascii=False)
+
+
+class StreamOptions(Strict):
+    """`include_usage`: a last chunk with the usage."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class ChatRequest(Strict):
+    """POST /v1/chat/completions. Without temperature, top_p or a length the model's own from kvasir.toml hold."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    n: int = 1
+    response_format: ResponseFormat | None = None
+    seed: int | None = None
+    service_tier: Literal["auto", "default", "flex"] = "auto"
+    stop: str | list[str] = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: Annotated[str | None, Field(description="Ignored: keys say who asks.")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_served(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        kept = wanted(body, NOT_SERVED)
+        if isinstance(kept.get("messages"), list):
+            kept["messages"] = [_message(each, f"messages[{at}].") for at, each in enumerate(kept["messages"])]
+        return kept
+
+    async def ask(self, gateway: Gateway, request: Request) -> Ask:
+        """The job that it asks for. Raises Refused, InvalidMessage."""
+        if self.stream_options and not self.stream:
+            raise Refused(400, "stream_options is only for streams", "stream_options", "invalid_value")
+        model = gateway.model(self.model, request.state.key)
+        sampling = Sampling(
+            max_tokens=self.max_completion_tokens or self.max_tokens or await gateway.default_tokens(model.name),
+            temperature=model.temperature if self.temperature is None else self.temperature,
+            top_p=model.top_p if self.top_p is None else self.top_p,
+            seed=new_seed() if self.seed is None else self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            json_schema=self.response_format.schema_text() if self.response_format else "",
+            answers=self.n,
+        )
+        prompt = prompt_of([(each.role, each.text) for each in self.messages], shares=request.state.key is None)
+        return await gateway.ask(model.name, prompt, sampling, _LANES[self.service_tier], self.stream)
+
+
+def _message(message: Any, where: str) -> Any:
+    """One message without what says nothing. Raises Refused for what is no text, by its name."""
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") in ("tool", "function"):
+        raise Refused(400, f"{where}role: {message['role']} messages are not served", f"{where}role", "invalid_value")
+    kept = wanted(message, _NOT_IN_A_MESSAGE, where)
+    content = kept.get("content")
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            param = f"{where}content[{at}]"
+            raise Refused(400, f"{param}: {kind[:40]} is not served, only text", param, "unsupported_parameter")
+    return kept
+
+
+@router.get("/models")
+async def models(request: Request) -> dict[str, Any]:
+    """The models that there are for this key."""
+    gateway = gateway_of(request)
+    return {"object": "list", "data": [_model(gateway, name) for name in gateway.visible(request.state.key)]}
+
+
+@router.get("/models/{name:path}")
+async def model(name: str, request: Request) -> dict[str, Any]:
+    """One of them."""
+    gateway = gateway_of(request)
+    return _model(gateway, gateway.model(name, request.state.key).name)
+
+
+@router.post("/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """An answer to a conversation."""
+    gateway = gateway_of(request)
+    ask = await body.ask(gateway, request)
+    made = _Completion(body)
+    if body.stream:
+        lines = made.chunks(gateway.answer(ask, request))
+        return await streamed(lines, _error_event, "text/event-stream", ": waiting\n\n")
+    return JSONResponse(made.whole(await gateway.result(ask, request)))
+
+
+def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(gateway.started), "owned_by": "kvasir"}
+
+
+class _Completion:
+    """The objects of one answer: the same id and time in all of them."""
+
+    def __init__(self, body: ChatRequest) -> None:
+        self._model = body.model
+        self._id = f"chatcmpl-{random.getrandbits(96):024x}"
+        self._created = int(time.time())
+        self._tier = "flex" if body.service_tier == "flex" else "default"
+        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._metadata = body.metadata
+
+    def whole(self, result: JobResult) -> dict[str, Any]:
+        """A chat.completion."""
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": result.finish_reason or "stop",
+            }
+            for index, text in enumerate((result.text, *result.more_texts))
+        ]
+        made = self._object("chat.completion", choices) | {"usage": usage_of(result)}
+        return made | {"metadata": self._metadata} if self._metadata else made
+
+    async def chunks(self, answer: AsyncGenerator[str | JobResult, None]) -> AsyncGenerator[str, None]:
+        """Server-sent events: the first answer as it is generated, others whole at the end."""
+        opening = self._chunk(0, {"role": "assistant", "content": "", "refusal": None})
+        async for happening in answer:
+            yield opening + (
+                self._chunk(0, {"content": happening}) if isinstance(happening, str) else self._end(happening)
+            )
+            opening = ""
+
+    def _end(self, result: JobResult) -> str:
+        reason = result.finish_reason or "stop"
+        made = self._chunk(0, {}, reason)
+        for index, text in enumerate(result.more_texts, 1):
+            made += self._chunk(index, {"role": "assistant", "content": text}) + self._chunk(index, {}, reason)
+        if self._usage:
+            made += _event(self._object("chat.completion.chunk", []) | {"usage": usage_of(result)})
+        return made + "data: [DONE]\n\n"
+
+    def _chunk(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        made = self._object("chat.completion.chunk", [choice])
+        return _event(made | {"usage": None} if self._usage else made)
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            "service_tier": self._tier,
+            "system_fingerprint": None,
+        }
+
+
+def usage_of(result: JobResult) -> dict[str, Any]:
+    """What the engines counted."""
+    used = result.decode
+    return {
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(result)},
+    }
+
+
+def _event(made: dict[str, Any]) -> str:
+    return f"data: {json.dumps(made, ensure_ascii=False)}\n\n"
+
+
+def _error_event(refused: Refused) -> str:
+    return _event(refused.openai())

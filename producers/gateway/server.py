@@ -1,0 +1,139 @@
+"""Serves the gateway until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from infra.config.types import ModelSettings
+from messages.errors import ConfigError
+from producers.client import Client
+from producers.gateway.app import make_app
+from producers.gateway.dispatch import Dispatch
+from producers.gateway.gateway import STOP_S, Gateway
+from producers.gateway.guard import MAX_OPEN
+from producers.gateway.keys import KeyRing, file_in
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 << 10
+_IDLE_S = 30
+
+
+def check_host(host: str, home: Path) -> None:
+    """Raises ConfigError if anybody else than this machine's users could ask without a key."""
+    if not KeyRing(file_in(home)).needed and not _is_loopback(host):
+        raise ConfigError(
+            f"without API keys the gateway listens on loopback only, not on {host}: "
+            f"add a key with kvasir keys add NAME --home {home}"
+        )
+
+
+def serve(
+    client: Client,
+    models: Mapping[str, ModelSettings],
+    address: tuple[str, int],
+    home: Path,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; streams have ten seconds to end then. `on_ready` is told the URL.
+
+    Raises ConfigError, BatchError.
+    """
+    host, port = address
+    check_host(host, home)
+    with listening(host, port) as listener:
+        port = listener.getsockname()[1]
+        name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
+        dispatch = Dispatch(client, name)
+        try:
+            gateway = Gateway(models, client, dispatch, KeyRing(file_in(home)))
+            server = GatewayServer(gateway)
+            with _outlived(server):
+                on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+                server.run([listener])
+        finally:
+            dispatch.close()
+
+
+class GatewayServer(uvicorn.Server):
+    """Tells the gateway as soon as it is told itself."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        super().__init__(
+            uvicorn.Config(
+                make_app(gateway),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=4 * MAX_OPEN,
+                timeout_keep_alive=_IDLE_S,
+                timeout_graceful_shutdown=int(STOP_S) + 5,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See uvicorn: called in the main thread, where the event loop runs."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop().call_soon_threadsafe(self._gateway.stop)
+        super().handle_exit(sig, frame)
+
+
+@contextmanager
+def _outlived(server: GatewayServer) -> Iterator[None]:
+    """A signal that comes before uvicorn listens ends it, too; the one that it raises again at its end does nothing."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there; port 0 takes a free one. Raises ConfigError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=4 * MAX_OPEN)
+    except OSError as error:
+        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+    # asyncio lets small writes through at once only where it sees the protocol, and `create_server` leaves it out.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listener.detach()) as listener:
+        yield listener
+
+
+def own_name(port: int) -> str:
+    """What a gateway on this port of this machine is called at the broker, however often it is started."""
+    host = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname())
+    return f"gateway-{host[:64]}-{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

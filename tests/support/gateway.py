@@ -1,0 +1,90 @@
+"""A gateway on a loopback port, for real clients: `Served` in a thread of the test, over a `Pipeline` or any client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel
+
+from infra.config.types import ModelSettings
+from producers.client import Client
+from producers.gateway.dispatch import Dispatch
+from producers.gateway.gateway import Gateway
+from producers.gateway.keys import KeyRing, file_in
+from producers.gateway.server import GatewayServer, listening
+from tests.support.pipeline import MODEL
+from tests.support.waiting import wait_until
+
+
+class Served:
+    """The gateway of a client, until the end of its `with` block."""
+
+    def __init__(self, client: Client, home: Path, models: Mapping[str, ModelSettings] | None = None) -> None:
+        self._stack = ExitStack()
+        self._listener = self._stack.enter_context(listening("127.0.0.1", 0))
+        self.name = f"gateway-{self._listener.getsockname()[1]}"
+        self._dispatch = Dispatch(client, self.name)
+        models = models or {MODEL: ModelSettings(name=MODEL, max_tokens=16, temperature=0.0)}
+        self.gateway = Gateway(models, client, self._dispatch, KeyRing(file_in(home)))
+        self._server = GatewayServer(self.gateway)
+        self._runner = asyncio.Runner()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def stop(self) -> None:
+        """As SIGTERM begins it."""
+        self._runner.get_loop().call_soon_threadsafe(self.gateway.stop)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        wait_until(lambda: self._server.started, "the gateway serves")
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the gateway did not end"
+        self._dispatch.close()
+        self._stack.close()
+
+    def _serve(self) -> None:
+        with self._runner:
+            self._runner.run(self._server.serve([self._listener]))
+
+
+def nothing_unknown(found: object) -> None:
+    """No field, at any depth, that the SDK's own models don't have. They keep unknown ones, or drop them."""
+    if isinstance(found, BaseModel):
+        assert not found.model_extra, found.model_extra
+        for name in type(found).model_fields:
+            nothing_unknown(getattr(found, name))
+    elif isinstance(found, list | tuple):
+        for each in found:
+            nothing_unknown(each)
+
+
+def validated(kind: type[BaseModel], raw: Mapping[str, Any]) -> Any:
+    """`raw` as an SDK's model: with all that it requires, and nothing that it doesn't know."""
+    made = kind.model_validate(raw)
+    nothing_unknown(made)
+    _nothing_dropped(raw, made.model_dump(by_alias=True))
+    return made
+
+
+def _nothing_dropped(raw: Any, kept: Any) -> None:
+    if isinstance(raw, dict):
+        assert set(raw) <= set(kept), set(raw) - set(kept)
+        for name, value in raw.items():
+            _nothing_dropped(value, kept[name])
+    elif isinstance(raw, list):
+        for each, other in zip(raw, kept, strict=True):
+            _nothing_dropped(each, other)

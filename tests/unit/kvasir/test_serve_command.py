@@ -1,0 +1,107 @@
+"""`kvasir serve` and `kvasir keys` as a person types them: a process, curl, signals."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvasir import cli
+from tests.support.processes import SIMULATED, Model, Running, config_text, environment
+from tests.support.waiting import wait_until
+
+MODEL = "tiny:1b"
+SLOW = Model("simulated", "sim:scale=1,prefill=1000000,decode=20,answer=30", context=4096)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED, "slow:1b": SLOW}), "utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def serving(folder: Path) -> Iterator[Running]:
+    running = Running(["serve", "--port", "0"], environment(folder), folder)
+    yield running
+    running.kill()
+
+
+def url_of(running: Running) -> str:
+    found = wait_until(lambda: re.search(r"answers at (\S+) ", running.text()), "it says where it is", timeout_s=30)
+    return str(found[1])
+
+
+def curl(url: str, *arguments: str) -> str:
+    program = shutil.which("curl")
+    assert program, "curl is in no folder of PATH"
+    done = subprocess.run([program, "-sS", "-N", "--max-time", "20", *arguments, url], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_from_one_process_curl_gets_answers_and_sigterm_ends_it_in_good_order(
+    serving: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = url_of(serving)
+    ask: Any = {"model": MODEL, "messages": [{"role": "user", "content": "What is a queue?"}]}
+    whole = json.loads(curl(f"{url}/v1/chat/completions", "-d", json.dumps(ask)))
+    assert whole["choices"][0]["message"]["content"]
+    assert curl(f"{url}/v1/chat/completions", "-d", json.dumps(ask | {"stream": True})).endswith("data: [DONE]\n\n")
+    lines = curl(f"{url}/api/generate", "-d", json.dumps({"model": MODEL, "prompt": "What is a queue?"})).splitlines()
+    assert json.loads(lines[-1])["done"]
+    assert json.loads(curl(f"{url}/ready"))["ready"]
+    assert 'kvasir_gateway_requests_total{status="200"}' in curl(f"{url}/metrics")
+
+    port = url.rpartition(":")[2]
+    assert cli.run(["serve", "--port", port, "--model", MODEL]) == 2
+    assert f"can't listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+    # What is under way may end by itself
+    body = {"model": "slow:1b", "messages": ask["messages"], "stream": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as response:
+        stream = response.iter_lines()
+        wait_until(lambda: "content" in next(stream), "it streams")
+        serving.send(signal.SIGTERM)
+        assert [line for line in stream if line][-1] == "data: [DONE]"
+    assert serving.wait() == 0
+    assert "Traceback" not in serving.text()
+
+
+def test_what_can_not_be_served_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["serve", "--host", "0.0.0.0"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "kvasir keys add NAME" in said
+    assert cli.run(["serve", "--model", "gpt-4o"]) == 2
+    (folder / "kvasir.toml").write_text("")
+    assert cli.run(["serve"]) == 2
+    assert "no model is configured" in capsys.readouterr().err
+
+
+def test_keys_are_added_listed_and_revoked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["keys", "list"]) == 0
+    assert cli.run(["keys", "add", "ada", "--model", MODEL]) == 0
+    assert cli.run(["keys", "add", "bob"]) == 0
+    secrets = re.findall(r"kv-\S{43}", capsys.readouterr().out)
+    assert len(set(secrets)) == 2
+    assert cli.run(["keys", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "ada" in shown
+    assert not any(secret in shown for secret in secrets)
+    assert cli.run(["keys", "revoke", "ada"]) == 0
+    capsys.readouterr()
+    assert cli.run(["keys", "list", "--json"]) == 0
+    assert [(key["name"], key["models"]) for key in json.loads(capsys.readouterr().out)] == [("bob", [])]
+    assert cli.run(["keys", "revoke", "ada"]) == 2
+    assert cli.run(["keys", "add", "eve", "--model", "gpt-4o"]) == 2
