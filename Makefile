@@ -32,7 +32,8 @@ ui: $(STAMPS)/demo $(STAMPS)/ui ## the grading desk in a browser, with kvasir.to
 
 serve: $(STAMPS)/demo $(STAMPS)/gateway ## an OpenAI and Ollama endpoint with the demo's model, on http://127.0.0.1:8000
 	@echo "curl http://127.0.0.1:8000/v1/chat/completions -d '{\"model\": \"kvasir-demo\"," \
-	    "\"messages\": [{\"role\": \"user\", \"content\": \"What is a queue?\"}]}'"
+	    "\"max_tokens\": 40, \"messages\": [{\"role\": \"user\", \"content\": \"What is a queue?\"}]}'"
+	@echo "The demo's model knows one kind of homework, and answers nothing else sensibly. Ctrl-C ends it."
 	@$(PY) -m kvasir --config examples/demo.toml serve
 
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)

@@ -19,8 +19,8 @@ from tests.support.tiny_gguf import write_gguf
 from tests.support.waiting import wait_until
 
 GREEDY = Sampling(max_tokens=8, temperature=0)
-LONG = Sampling(max_tokens=200, temperature=0)
-ENDLESS = {"prompt": "Who was Kvasir?", "n_predict": 400, "ignore_eos": True, "stream": True}
+LONG = Sampling(max_tokens=8000, temperature=0)
+ENDLESS = {"prompt": "Who was Kvasir?", "n_predict": 8000, "ignore_eos": True, "stream": True}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +37,7 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load(weights: str) -> Engine:
-    return open_engine("llamacpp", EngineOptions(weights, context=1024, slots=2, threads=1))
+    return open_engine("llamacpp", EngineOptions(weights, context=8192, slots=2, threads=1))
 
 
 def test_a_server_of_our_own_transfers_kv_and_decodes_as_the_one_in_the_process(weights: Path, on_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_server_that_hangs_is_killed_and_started_again_and_its_jobs_can_be_tri
     weights: Path, on_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Given a running server with an answer under way
-    process = LlamaServerProcess(str(on_path), Launch(weights, 512, 1, tmp_path, 1, health_s=0.5))
+    process = LlamaServerProcess(str(on_path), Launch(weights, 8192, 1, tmp_path, 1, health_s=0.5))
     first = process.pid
     # When it stops, in the middle
     with caplog.at_level(logging.WARNING), pytest.raises(EngineUnavailable):
@@ -88,7 +88,7 @@ def test_a_server_that_is_not_ours_and_hangs_ends_its_jobs_as_transient_errors(
     weights: Path, on_path: Path, tmp_path: Path
 ) -> None:
     # Given an engine on a server that somebody else started
-    process = LlamaServerProcess(str(on_path), Launch(weights, 2048, 2, tmp_path, 1))
+    process = LlamaServerProcess(str(on_path), Launch(weights, 16384, 2, tmp_path, 1))
     engine = load(f"{process.server.url}?slots={tmp_path}&model={weights}&health_s=0.5")
     tokens = engine.tokenize(user_prompt("", "Who was Kvasir?"), 0.0).ids
     expected = engine.decode(tokens, None, GREEDY).text
