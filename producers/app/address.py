@@ -44,17 +44,21 @@ def follow() -> None:
     """Before any widget is drawn: go where the address leads, if it is not the one that this page wrote last."""
     state = st.session_state
     asked = {name: st.query_params.get_all(name) for name in _READ if name in st.query_params}
+    said, shown = _shown(), state.get("shown")
     # A reload, a link, Back or Forward. A click can come with the address of before: then a choice has changed as well.
-    state["went"] = asked != state.get("address") and state.get("shown") in (None, _shown())
+    # Back pressed again comes with the choices of before the first, if the page has not been drawn since.
+    state["went"] = asked != state.get("address") and (shown is None or said in (shown, state.get("left")))
     if state["went"]:
         state["address"] = asked
         state["remembered"] = {name: asked.get(name, [""]) for name in _READ}
         for name in _READ:
             state.pop(name, None)
     state.update(state.pop("go", {}))
-    for name, said in state["remembered"].items():
+    for name, values in state["remembered"].items():
         if name not in state:  # Streamlit forgets a widget that is not drawn
-            state[name] = _READ[name](said)
+            state[name] = _READ[name](values)
+    if state["went"] and shown is not None:  # here, not in `keep`: pressed again, Back ends this run in the middle
+        state["shown"], state["left"] = _shown(), said
     _leave()
 
 
@@ -82,6 +86,8 @@ def keep() -> None:
     state["shown"] = shown
     state["remembered"] |= {name: [""] for name in _names(state.get("section", ""))} | shown
     went, state["went"] = state["went"], False
+    if shown != before and not went:
+        state.pop("left", None)
     if shown == before or shown == state["address"]:
         return
     # Where the browser's Back led, history stays as it is, or nobody would ever get past that step.

@@ -165,6 +165,18 @@ def test_back_and_forward_show_what_was_seen(browser: Browser, desk: DeskPage) -
     wait_until_shown(browser, 1)
 
 
+def test_back_pressed_again_before_the_page_is_drawn_goes_back_twice(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 5)
+    open_review(browser, desk, folder)
+    for student in (1, 2, 3, 4):
+        browser.click("Next")
+        wait_until_shown(browser, student)
+    for student in (2, 0):
+        browser.back()
+        browser.back()
+        wait_until_shown(browser, student)
+
+
 def test_back_shows_what_was_typed_just_before_leaving(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 3)
     browser.open(desk.at(folder, "Results"))

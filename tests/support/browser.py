@@ -39,6 +39,9 @@ QUIET = (
 )
 _OPTIONS = ("--headless=new", *QUIET, "--remote-debugging-pipe")
 
+# Streamlit's own mark; other pages have none.
+_AT_REST = "!document.querySelector('[data-test-script-state=running]')"
+
 # Run in a Python of its own: puts the two ends where Chromium looks for them, and becomes Chromium.
 _PASS_PIPES = """
 import fcntl, os, sys
@@ -150,7 +153,8 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def reload(self) -> None:
-        """Load the page anew, as F5 does."""
+        """Load the page anew, as F5 does, once it has come to rest: until then its address may be that of before."""
+        self._until(lambda: self.evaluate(_AT_REST), "the page has come to rest", PATIENCE_S)
         self.evaluate("window.before = true")
         self.call("Page.reload")
 
