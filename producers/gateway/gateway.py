@@ -19,6 +19,7 @@ from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult, Lane, Part, Sampling, TokenEvent, conversation
 from messages.workers import WorkerInfo
 from producers.client import Client
+from producers.gateway.batches import Batches
 from producers.gateway.continued import Continued, Diverged
 from producers.gateway.dispatch import Ask, Dispatch, Ended, Run
 from producers.gateway.figures import Figures
@@ -39,12 +40,13 @@ _LEFT = "the client has left"
 
 @dataclass
 class Gateway:
-    """One gateway: its models, its client, its keys."""
+    """One gateway: its models, its client, its keys, its batches."""
 
     models: Mapping[str, ModelSettings]
     client: Client
     dispatch: Dispatch
     keys: KeyRing
+    batches: Batches
     figures: Figures = field(init=False)
     started: float = field(default_factory=time.time)
     stopping: bool = False
