@@ -154,7 +154,7 @@ class _LineReader:
             self._check_id(custom_id, fields)
             return PromptLine(custom_id, self._item(custom_id), self._task(custom_id, body), model=model)
         except (BadLine, ConfigError, InvalidMessage) as error:
-            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, str(error), model)
+            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, _valid(str(error)), model)
 
     def _check_id(self, custom_id: str, fields: Mapping[str, Any]) -> None:
         if not _custom_id(fields):
@@ -201,7 +201,7 @@ def _object(row: bytes) -> dict[str, Any]:
 
 def _custom_id(fields: Mapping[str, Any]) -> str:
     value = fields.get("custom_id", fields.get("id", ""))
-    return str(value)[:512] if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    return _valid(str(value)[:512]) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
 def _body(fields: Mapping[str, Any]) -> dict[str, Any]:

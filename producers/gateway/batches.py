@@ -147,9 +147,10 @@ class Batches:
     def close(self) -> None:
         """Leave all batches where they are: the next gateway goes on. Idempotent."""
         self._closing.set()
-        for _, stop in self._threads.values():
+        threads = list(self._threads.values())
+        for _, stop in threads:
             stop.set()
-        for thread, _ in self._threads.values():
+        for thread, _ in threads:
             thread.join()
 
     def _keep(self, batch: StoredBatch) -> StoredBatch:
@@ -185,10 +186,11 @@ class Batches:
                 self._closing.wait(_RETRY_S)
         if self._known[name].is_over:
             self._clear(name)
+            self._threads.pop(name, None)
 
     def _work(self, name: str, batch: Batch, stop: threading.Event) -> None:
         stored = self._known[name]
-        if not batch.entries:
+        if not batch.entries or any(entry.role == "intake" for entry in batch.open_jobs.values()):
             lines = self._lines(stored, batch, self._check_body)
             prompt_lines.plan(batch, lines, self.files.path(stored.input_file_id), "none")
         progress = _Progress(lambda counts: self._count(name, counts))

@@ -280,6 +280,59 @@ def test_stopped_in_the_middle_the_next_gateway_goes_on(pipeline: Pipeline, tmp_
     assert not list((tmp_path / "batches").glob("*/"))
 
 
+def test_cancelled_before_the_kill_it_is_cancelled_after(pipeline: Pipeline, tmp_path: Path) -> None:
+    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+        batch = begin(client, send(client, line("a"), "no json"))
+        served.batches.close()  # as if it were killed right after the answer to what follows
+        assert client.batches.cancel(batch.id).status == client.batches.cancel(batch.id).status == "cancelling"
+    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+        over = ended(client, batch)
+        assert (over.status, counted(over)) == ("cancelled", (2, 0, 2))
+
+
+def test_a_line_that_can_not_be_used_is_told_after_a_crash_that_came_before_its_reason(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+        batch = begin(client, send(client, line("a"), "no json"))
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress", "its lines are read")
+    (tmp_path / "batches" / batch.id / "results.jsonl").unlink()
+    pipeline.start()
+    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+        over = ended(client, batch)
+        assert (over.status, counted(over)) == ("completed", (2, 1, 1))
+        assert "not JSON" in rows(client, over.error_file_id)[0]["error"]["message"]
+
+
+def test_answers_that_can_not_be_written_are_written_later_under_the_same_id(
+    client: openai.OpenAI, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "_RETRY_S", 0.05)
+    batch = begin(client, send(client, line("a"), line("b")))
+    name = f"{batch.id.replace('batch_', 'file-')}-output"
+    in_the_way = tmp_path / "files" / f"{name}.jsonl"
+    in_the_way.mkdir()
+    pipeline.start()
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "finalizing", "it has its answers")
+    assert client.batches.retrieve(batch.id).output_file_id is None
+    with pytest.raises(openai.ConflictError):
+        client.batches.cancel(batch.id)
+
+    in_the_way.rmdir()
+
+    over = ended(client, batch)
+    assert (over.output_file_id, counted(over)) == (name, (2, 2, 0))
+    assert [row["custom_id"] for row in rows(client, name)] == ["a", "b"]
+
+
+def test_half_characters_in_a_line_stop_nothing(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    lines = [line("\ud800", "x \udc00 y"), line("b", **{"\ud800": 1}), line("c", metadata={"\ud800": 1})]
+    over = ended(client, begin(client, send(client, *lines)))
+    assert (over.status, counted(over)) == ("completed", (3, 1, 2))
+    assert [row["custom_id"] for row in rows(client, over.output_file_id)] == ["\ufffd"]
+
+
 def test_one_keys_files_and_batches_are_invisible_to_another(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
