@@ -23,7 +23,6 @@ from producers.batch.batch import Batch, Counts
 from producers.batch.prompt_lines import Defaults, LineTask, PromptLine
 from producers.batch.runner import Runner, cancelled
 from producers.client import Client
-from producers.files.private import make_folder
 from producers.gateway.files import State, StoredFile, read_all, write_description
 from producers.gateway.refusal import Refused
 
@@ -77,7 +76,6 @@ class Batches:
     def __init__(self, state: State, client: Client, check_body: Callable[[dict[str, Any]], None]) -> None:
         """Goes on with what was under way. `check_body` raises BadLine for a body that is not served."""
         self._folder = state.folder / "batches"
-        make_folder(self._folder)
         self.files = state.files
         self._client = client
         self._check_body = check_body

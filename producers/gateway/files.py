@@ -94,6 +94,10 @@ def _locked(folder: Path) -> int:
         make_folder(folder)
         if why := why_not_ours(folder):
             raise ConfigError(why)
+        for place in ("files", "batches"):
+            make_folder(folder / place)
+        sync_folder(folder)
+        sync_folder(folder.parent)
         with open_private(folder / "gateway.lock", "ab") as lock:
             descriptor = os.dup(lock.fileno())
     except OSError as error:
@@ -110,7 +114,6 @@ class Files:
     """Files by their ids. Methods may be called from any thread; those that change something block on the disk."""
 
     def __init__(self, folder: Path) -> None:
-        make_folder(folder)
         self._folder = folder
         self._known = read_all(folder, StoredFile)
 

@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -61,17 +61,12 @@ def serve(
     with listening(host, port) as listener, State(folder) as state:
         port = listener.getsockname()[1]
         name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
-        dispatch = Dispatch(client, name)
-        batches = Batches(state, client, check_body)
-        try:
+        with closing(Dispatch(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
             gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
             server = GatewayServer(gateway)
             with _outlived(server):
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
                 server.run([listener])
-        finally:
-            batches.close()
-            dispatch.close()
 
 
 class GatewayServer(uvicorn.Server):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import json
 import stat
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,10 @@ from producers.gateway import guard, keys
 from producers.gateway.files import State
 from producers.gateway.keys import add_key, file_in
 from tests.support.gateway import Served, nothing_unknown, validated
-from tests.support.pipeline import MODEL, Effect, Pipeline, WatchedEngine, fails
+from tests.support.pipeline import MODEL, Pipeline
 from tests.support.waiting import wait_until
 
+PACED = "sim:scale=1,prefill=1000000,decode=80,answer=16"  # an answer takes a fifth of a second
 OVER = ("completed", "failed", "expired", "cancelled")
 MODELS = {name: ModelSettings(name=name, max_tokens=16, temperature=0.0) for name in (MODEL, "other:1b")}
 
@@ -48,7 +47,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 
 def line(custom_id: str, text: str = "What is a queue?", **body: Any) -> dict[str, Any]:
-    request = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **body}
+    request = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 16, **body}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": request}
 
 
@@ -78,17 +77,6 @@ def ended(client: openai.OpenAI, batch: Batch) -> Batch:
 
 def rows(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(each) for each in client.files.content(file_id or "").text.splitlines()]
-
-
-def held_after(answers: int) -> Effect:
-    """An effect: after so many answers, each waits until its job is cancelled or its worker stopped."""
-    calls = itertools.count()
-
-    def effect(_tokens: Sequence[int], stop: threading.Event | None) -> None:
-        if next(calls) >= answers and stop:
-            stop.wait(20)
-
-    return effect
 
 
 def counted(batch: Batch) -> tuple[int, int, int]:
@@ -145,7 +133,7 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Ser
         validated(ChatCompletion, row["response"]["body"])
     assert len(answers[1]["response"]["body"]["choices"]) == 2
     job = pipeline.client.new_job(
-        "b", "i", MODEL, conversation(said, "class", "own"), Sampling(max_tokens=8, temperature=0)
+        "b", "i", MODEL, conversation(said, "class", "own"), Sampling(max_tokens=16, temperature=0)
     )
     assert answers[0]["response"]["body"]["choices"][0]["message"]["content"] == pipeline.undisturbed_text(job)
     errors = {row["custom_id"]: row["error"]["message"] for row in rows(client, batch.error_file_id)}
@@ -220,13 +208,10 @@ def test_a_batch_without_a_usable_line_fails_and_says_why(client: openai.OpenAI)
 
 
 def test_cancelling_keeps_the_answers_that_are_there(client: openai.OpenAI, pipeline: Pipeline) -> None:
-    engine = WatchedEngine(slots=1)
-    engine.before_decode = held_after(2)
-    pipeline.start_prefill()
-    pipeline.start_decode(engine)
-    file = send(client, *(line(f"line {number}", f"Question {number}?") for number in range(6)))
+    pipeline.start(PACED)
+    file = send(client, *(line(f"line {number}", f"Question {number}?") for number in range(12)))
     batch = begin(client, file)
-    wait_until(lambda: counted(client.batches.retrieve(batch.id))[1] == 2, "two are answered")
+    wait_until(lambda: counted(client.batches.retrieve(batch.id))[1] >= 2, "two are answered")
     with pytest.raises(openai.ConflictError) as refused:
         client.files.delete(file.id)
     assert refused.value.code == "file_in_use"
@@ -235,13 +220,14 @@ def test_cancelling_keeps_the_answers_that_are_there(client: openai.OpenAI, pipe
     over = ended(client, batch)
 
     assert over.status == "cancelled"
-    assert counted(over) == (6, 2, 4)
+    total, completed, failed = counted(over)
+    assert (total, total > completed >= 2) == (12, True)
     assert over.cancelled_at
     answered = {row["custom_id"] for row in rows(client, over.output_file_id)}
-    failed = rows(client, over.error_file_id)
-    assert len(answered) == 2
-    assert answered | {row["custom_id"] for row in failed} == {f"line {number}" for number in range(6)}
-    assert {row["error"]["code"] for row in failed} == {"batch_cancelled"}
+    errors = rows(client, over.error_file_id)
+    assert (len(answered), len(errors)) == (completed, failed)
+    assert answered | {row["custom_id"] for row in errors} == {f"line {number}" for number in range(12)}
+    assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
     assert client.files.delete(file.id).deleted
 
 
@@ -257,21 +243,17 @@ def test_what_nobody_answers_in_the_window_expires(client: openai.OpenAI, monkey
 
 
 def test_stopped_in_the_middle_the_next_gateway_goes_on(pipeline: Pipeline, tmp_path: Path) -> None:
-    _, decode = pipeline.start()
-    names = [f"line {number}" for number in range(8)]
-    decode.engine.before_decode = held_after(3)
+    pipeline.start(PACED)
+    names = [f"line {number}" for number in range(12)]
     with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
         batch = begin(client, send(client, *(line(name, name) for name in names)))
-        wait_until(lambda: counted(client.batches.retrieve(batch.id))[1] == 3, "three are answered")
-    decode.engine.before_decode = fails()
-    pipeline.leave(decode, abort=True)
-    pipeline.start_decode()
+        wait_until(lambda: counted(client.batches.retrieve(batch.id))[1] >= 2, "two are answered")
 
     with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
         over = ended(client, batch)
         assert over.status == "completed"
         assert (over.id, over.created_at, over.expires_at) == (batch.id, batch.created_at, batch.expires_at)
-        assert counted(over) == (8, 8, 0)
+        assert counted(over) == (12, 12, 0)
         assert [row["custom_id"] for row in rows(client, over.output_file_id)] == names
     with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
         assert client.batches.retrieve(batch.id) == over
