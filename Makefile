@@ -34,7 +34,7 @@ serve: $(STAMPS)/demo $(STAMPS)/gateway ## an OpenAI and Ollama endpoint with th
 	@echo "curl http://127.0.0.1:8000/v1/chat/completions -d '{\"model\": \"kvasir-demo\"," \
 	    "\"max_tokens\": 40, \"messages\": [{\"role\": \"user\", \"content\": \"What is a queue?\"}]}'"
 	@echo "The demo's model knows one kind of homework, and answers nothing else sensibly. Ctrl-C ends it."
-	@$(PY) -m kvasir --config examples/demo.toml serve
+	@$(PY) -m kvasir --config examples/demo.toml serve --state results/gateway
 
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not system and not torch"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from messages import checks
 from messages.change import changed, stated
@@ -115,6 +115,21 @@ class Part:
             raise InvalidMessage("a part of the prompt is empty")
 
 
+def conversation(messages: Iterable[tuple[str, str]], opening: Scope, rest: Scope) -> tuple[Part, ...]:
+    """Parts of messages, of (role, text); two of one role in a row become one, with a blank line between.
+
+    `opening` is the scope of what the system says first, `rest` that of all else; `developer` is `system`.
+    """
+    roles: dict[str, Any] = {"developer": "system"}
+    parts: list[Part] = []
+    for name, text in messages:
+        role = roles.get(name, name)
+        opens = role == "system" and all(part.role == "system" for part in parts)
+        gap = "\n\n" if parts and parts[-1].role == role and text else ""
+        parts.append(Part(role, gap + text, opening if opens else rest))
+    return tuple(parts)
+
+
 def user_prompt(shared: str, own: str) -> tuple[Part, ...]:
     """One user message: what the whole class has in common, then what belongs to this job; either may be empty."""
     common = (Part("user", shared, "class"),) if shared else ()
@@ -186,7 +201,7 @@ class PrefillJob:
         checks.identifier("item_id", self.item_id)
         checks.model_name("model", self.model)
         if self.questions == ():
-            _check_prompt(self.prompt)
+            check_prompt(self.prompt)
         else:
             _check_questions(self.prompt, self.questions)
         if not isinstance(self.sampling, Sampling):
@@ -238,10 +253,11 @@ def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) 
     if not prompt:
         raise InvalidMessage("prompt is empty")
     for one in questions:
-        _check_prompt((*prompt, *one.suffix))
+        check_prompt((*prompt, *one.suffix))
 
 
-def _check_prompt(prompt: tuple[Part, ...]) -> None:
+def check_prompt(prompt: tuple[Part, ...]) -> None:
+    """Raises InvalidMessage if no job can have it."""
     if not isinstance(prompt, tuple) or len(prompt) > MAX_PARTS:
         raise InvalidMessage(f"prompt must be a tuple of at most {MAX_PARTS} parts")
     if not prompt:

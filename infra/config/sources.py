@@ -261,13 +261,22 @@ def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user
 
 def user_config_dir(environ: Mapping[str, str]) -> Path | None:
     """The user's folder for Kvasir's configuration; None if there is no home."""
-    xdg = environ.get("XDG_CONFIG_HOME", "")
+    return _user_dir(environ, "XDG_CONFIG_HOME", ".config")
+
+
+def user_data_dir(environ: Mapping[str, str]) -> Path | None:
+    """The user's folder for what Kvasir keeps; None if there is no home."""
+    return _user_dir(environ, "XDG_DATA_HOME", ".local/share")
+
+
+def _user_dir(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
+    xdg = environ.get(variable, "")
     if Path(xdg).is_absolute():  # the XDG specification: a relative one is ignored
         return Path(xdg) / "kvasir"
     home = environ.get("HOME")
     if not home:
         return None
-    folder = "Library/Application Support" if sys.platform == "darwin" else ".config"
+    folder = "Library/Application Support" if sys.platform == "darwin" else default
     return Path(home) / folder / "kvasir"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -16,7 +16,7 @@ from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, older_form
-from producers.batch.prompt_lines import Defaults
+from producers.batch.prompt_lines import Defaults, PromptLine
 from producers.batch.runner import Runner
 from producers.files.private import write_atomically
 from producers.words import plural
@@ -51,16 +51,21 @@ def run(
     with Batch(target) as batch, TerminalProgress(output.quiet) as progress:
         if "folder" in batch.request:
             raise BatchError(f"{target} holds the grades of a class: name another folder with --out")
-        lines = prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, _resolve(settings, model, max_tokens))
+        prompt_lines.check_file(prompts, str(prompts))
+        resolve = _resolve(settings, model, max_tokens)
+
+        def lines() -> Iterator[PromptLine]:
+            return prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, resolve)
+
         if batch.may_publish:
-            prompt_lines.plan(batch, lines, prompts, next(iter(settings.models), "none"))
+            prompt_lines.plan(batch, lines(), prompts, next(iter(settings.models), "none"))
         if retry_failed:
             batch.check_may_publish()
             batch.run_again(_failed(batch))
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, given.observer(), f"run {batch.batch_id}") as client:
-                Runner(batch, [line.task for line in lines if line.task], client, progress).run(output.max_wait)
+                Runner(batch, (line.task for line in lines() if line.task), client, progress).run(output.max_wait)
         return _show(batch, output.as_json)
 
 

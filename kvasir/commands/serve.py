@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
 import click
 
+from infra.config.sources import user_data_dir
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, json_option
 from kvasir.terminal import say, stderr, table
@@ -16,12 +18,18 @@ from messages.errors import ConfigError
 from producers.gateway import keys as key_file
 from producers.words import plural
 
-_home = click.option(
-    "--home",
+
+def _default_folder() -> Path:
+    return (user_data_dir(os.environ) or Path("results")) / "gateway"
+
+
+_state = click.option(
+    "--state",
+    "folder",
     type=click.Path(path_type=Path),
-    default=Path("results/gateway"),
-    show_default=True,
-    help="Folder of the gateway: its keys.",
+    default=_default_folder,
+    show_default="gateway, in the user's folder for data",
+    help="Folder of the gateway: its keys, files and batches.",
 )
 
 
@@ -31,26 +39,26 @@ _home = click.option(
 @click.option(
     "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
 )
-@_home
+@_state
 @click.pass_obj
-def serve(given: Globals, host: str, port: int, models: tuple[str, ...], home: Path) -> None:
+def serve(given: Globals, host: str, port: int, models: tuple[str, ...], folder: Path) -> None:
     """Answer OpenAI's and Ollama's clients over HTTP: they need another URL and nothing else.
 
     Without a broker the models run in this process. Ctrl-C ends it; streams under way have ten seconds.
     """
     settings = given.settings()
-    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+    if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")):
         raise ConfigError("kvasir serve needs FastAPI: pip install 'kvasir-inference[gateway]'")
     from producers.gateway import server
 
     chosen = {name: settings.model(name) for name in models or settings.models}
     if not chosen:
         raise ConfigError("no model is configured: add a table [models.NAME] to kvasir.toml")
-    server.check_host(host, home)  # before models are loaded
+    server.check_host(host, folder)  # before models are loaded
     if not is_cluster(settings):
         stderr.print(f"no broker is configured: loading {plural(len(chosen), 'model')} into this process")
     with connect(settings, list(chosen), given.observer(), "serve") as client:
-        server.serve(client, chosen, (host, port), home, _say_where)
+        server.serve(client, chosen, (host, port), folder, _say_where)
 
 
 def _say_where(url: str) -> None:
@@ -65,22 +73,22 @@ def keys() -> None:
 @keys.command("add")
 @click.argument("name")
 @click.option("--model", "models", metavar="M", multiple=True, help="A model that it may use [default: all].")
-@_home
+@_state
 @click.pass_obj
-def add(given: Globals, name: str, models: tuple[str, ...], home: Path) -> None:
+def add(given: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:
     """Make an API key for NAME, and print it: it is shown this once."""
     settings = given.settings()
     for model in models:
         settings.model(model)
-    click.echo(key_file.add_key(key_file.file_in(home), name, models))
+    click.echo(key_file.add_key(key_file.file_in(folder), name, models))
 
 
 @keys.command("list")
 @json_option
-@_home
-def list_keys(as_json: bool, home: Path) -> None:
+@_state
+def list_keys(as_json: bool, folder: Path) -> None:
     """List the keys by name, never the keys themselves."""
-    found = key_file.read_keys(key_file.file_in(home)) or []
+    found = key_file.read_keys(key_file.file_in(folder)) or []
     if as_json:
         rows = [{"name": key.name, "models": list(key.models), "created": key.created} for key in found]
         click.echo(json.dumps(rows))
@@ -92,10 +100,10 @@ def list_keys(as_json: bool, home: Path) -> None:
 
 @keys.command("revoke")
 @click.argument("name")
-@_home
-def revoke(name: str, home: Path) -> None:
+@_state
+def revoke(name: str, folder: Path) -> None:
     """Take the key of NAME away; a running gateway sees it within a second."""
-    key_file.revoke_key(key_file.file_in(home), name)
+    key_file.revoke_key(key_file.file_in(folder), name)
     say(f"The key {name} opens nothing any more.")
 
 

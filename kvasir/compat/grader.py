@@ -19,7 +19,7 @@ from kvasir.class_run import role_model
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
 from messages.errors import ConfigError, KvasirError
-from messages.jobs import JobResult, user_prompt
+from messages.jobs import JobResult
 from producers.batch import grade
 from producers.batch.grade import Assignment, GradeRequest, RoleModel
 from producers.grading.points import CriterionGrade, Grade
@@ -98,7 +98,7 @@ class BusinessAnalyticsGraderV2:
                     batch_id,
                     task.item_id,
                     task.model,
-                    user_prompt(task.prompt.shared, task.prompt.own),
+                    task.parts,
                     task.sampling,
                     lane="now",
                 )

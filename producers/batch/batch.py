@@ -25,7 +25,7 @@ from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
 from producers.files.journal import MAX_RUN, Journal, Lines, run_of
 from producers.files.private import make_folder, open_private, read_ordinary, tighten, write_atomically
 from producers.files.shapes import from_json, shaped
-from producers.prompts.prompt import PROMPT_FORM
+from producers.prompts.prompt import LINE_FORM, PROMPT_FORM
 from producers.words import plural
 
 VERSION = 1
@@ -133,7 +133,13 @@ class Batch:
         os.close(self._lock) if self._lock >= 0 else None
         self._lock = -1
 
-    def plan(self, entries: Iterable[BatchEntry], request: dict[str, Any], others: Iterable[BatchEntry] = ()) -> None:
+    def plan(
+        self,
+        entries: Iterable[BatchEntry],
+        request: dict[str, Any],
+        others: Iterable[BatchEntry] = (),
+        form: int = PROMPT_FORM,
+    ) -> None:
         """Set what this batch consists of, on disk on return. Jobs known already keep their results.
 
         `others` belong to it too, but this process does not wait for them: they are neither open nor counted.
@@ -142,12 +148,13 @@ class Batch:
         self.entries = [*aside, *entries]
         self._aside = {entry.job_id for entry in aside}
         self.request = request
+        self.prompt_form = form
         self._save()
 
     @property
     def may_publish(self) -> bool:
         """Whether jobs made now would be those that were planned."""
-        return self.prompt_form == PROMPT_FORM
+        return self.prompt_form == (LINE_FORM if "prompts" in self.request else PROMPT_FORM)
 
     def check_may_publish(self) -> None:
         """Raises BatchError, with what to do instead, if it may not."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from messages.errors import ConfigError
-from messages.jobs import JobError, JobResult, Sampling, job_id, user_prompt
+from messages.jobs import JobError, JobResult, Part, Sampling, job_id, user_prompt
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.order import expected_work
 from producers.grading.alarms import class_alarms
@@ -73,6 +73,11 @@ class Task:
     sampling: Sampling
     item_id: str
     job_id: str
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The prompt as a job has it."""
+        return user_prompt(self.prompt.shared, self.prompt.own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": […]}}
     {"id": "a", "prompt": "Translate: …", "shared": "You translate …", "model": "m", "max_tokens": 200}
 
-System messages (or `shared`) are the part that lines have in common: the same text at the start of many lines is
-computed once. A line that can't be used gets a failed result with the reason; the others run.
+Messages keep their roles: each model's chat template renders them. What the system says first (or `shared`) is the part
+that lines have in common: the same text at the start of many lines is computed once. A line that can't be used gets a
+failed result with the reason; the others run.
 """
 
 from __future__ import annotations
@@ -12,21 +13,31 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from messages.errors import ConfigError, InvalidMessage, KvasirError, UsageError
-from messages.jobs import MAX_PROMPT_BYTES, JobResult, Sampling, job_id, user_prompt
+from messages.jobs import (
+    MAX_PROMPT_BYTES,
+    JobResult,
+    Part,
+    Sampling,
+    check_prompt,
+    conversation,
+    job_id,
+    user_prompt,
+)
 from producers.batch.batch import Batch, BatchEntry
-from producers.batch.grade import Task, failed_intake
-from producers.prompts.prompt import Prompt
+from producers.batch.grade import failed_intake
+from producers.prompts.prompt import LINE_FORM
 
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 200 << 20
+MAX_LINE_BYTES = 8 << 20
 _URL = "/v1/chat/completions"
-_SYSTEM = ("system", "developer")
+_ROLES = ("system", "developer", "user", "assistant")
 
 
 class BadLine(KvasirError):
@@ -44,12 +55,23 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
+class LineTask:
+    """What a line's job is made of."""
+
+    model: str
+    parts: tuple[Part, ...]
+    sampling: Sampling
+    item_id: str
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLine:
     """One line: a task, or the problem with it."""
 
     custom_id: str
     item_id: str
-    task: Task | None
+    task: LineTask | None
     problem: str = ""
     model: str = ""  # as the line has it
 
@@ -58,29 +80,65 @@ class PromptLine:
 Resolve = Callable[[str], Defaults]
 
 
-def read_lines(path: Path, batch_id: str, secret: bytes, resolve: Resolve) -> list[PromptLine]:
-    """All lines. Raises UsageError if the file can't be read or is too large."""
+def check_file(path: Path, name: str) -> None:
+    """Raises UsageError, with this name for it, if the file can't be read, is too large or holds no prompt."""
     try:
         size = path.stat().st_size
-        data = path.read_bytes() if size <= MAX_FILE_BYTES else b""
+        rows = sum(1 for row in _rows(path) if row.strip()) if size <= MAX_FILE_BYTES else 0
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}") from None
-    rows = [(number, row) for number, row in enumerate(data.split(b"\n"), 1) if row.strip()]
-    if size > MAX_FILE_BYTES or len(rows) > MAX_LINES:
-        raise UsageError(f"{path}: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split the file")
+        raise UsageError(f"{name} can't be read: {error.strerror}") from None
+    if size > MAX_FILE_BYTES or rows > MAX_LINES:
+        raise UsageError(f"{name}: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split the file")
     if not rows:
-        raise UsageError(f"{path} holds no prompt")
-    reader = _LineReader(batch_id, secret, resolve)
-    return [reader.line(number, row) for number, row in rows]
+        raise UsageError(f"{name} holds no prompt")
+
+
+def _rows(path: Path) -> Iterator[bytes]:
+    """Lines, of one that is too long its beginning: a file may be a single one."""
+    with path.open("rb") as file:
+        while row := file.readline(MAX_LINE_BYTES + 1):
+            rest = row
+            while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                rest = file.readline(MAX_LINE_BYTES + 1)
+            yield row
+
+
+def read_lines(
+    path: Path,
+    batch_id: str,
+    secret: bytes,
+    resolve: Resolve,
+    shares: bool = True,
+    check: Callable[[dict[str, Any]], None] = lambda _body: None,
+) -> Iterator[PromptLine]:
+    """The lines of a file that `check_file` let pass, as they are read: a large one need not fit into memory.
+
+    Args:
+        shares: whether what lines have in common is kept under its content, where any other batch finds it.
+        check: of a request's body; raises BadLine.
+    """
+    reader = _LineReader(batch_id, secret, resolve, shares, check)
+    for number, row in enumerate(_rows(path), 1):
+        if row.strip():
+            yield reader.line(number, row)
 
 
 class _LineReader:
     """Turns rows into lines; knows which ids are taken."""
 
-    def __init__(self, batch_id: str, secret: bytes, resolve: Resolve) -> None:
+    def __init__(
+        self,
+        batch_id: str,
+        secret: bytes,
+        resolve: Resolve,
+        shares: bool,
+        check: Callable[[dict[str, Any]], None],
+    ) -> None:
         self._batch_id = batch_id
         self._secret = secret
         self._resolve = resolve
+        self._shares = shares
+        self._check = check
         self._taken: Counter[str] = Counter()
 
     def line(self, number: int, row: bytes) -> PromptLine:
@@ -90,11 +148,13 @@ class _LineReader:
             fields = _object(row)
             custom_id = _custom_id(fields) or custom_id
             body = _body(fields)
+            if body is not fields:
+                self._check(body)
             model = str(body.get("model") or "")
             self._check_id(custom_id, fields)
             return PromptLine(custom_id, self._item(custom_id), self._task(custom_id, body), model=model)
         except (BadLine, ConfigError, InvalidMessage) as error:
-            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, str(error), model)
+            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, _valid(str(error)), model)
 
     def _check_id(self, custom_id: str, fields: Mapping[str, Any]) -> None:
         if not _custom_id(fields):
@@ -107,19 +167,29 @@ class _LineReader:
         data = name.encode("utf-8", "replace")
         return hashlib.blake2b(data, digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
 
-    def _task(self, custom_id: str, body: Mapping[str, Any]) -> Task:
+    def _task(self, custom_id: str, body: Mapping[str, Any]) -> LineTask:
         defaults = self._resolve(str(body.get("model") or ""))
-        shared, own = _prompt(body)
+        parts = self._parts(body)
         sampling = _sampling(body, defaults)
-        if len((shared + own).encode("utf-8", "replace")) > MAX_PROMPT_BYTES:
+        if sum(len(part.text.encode()) for part in parts) > MAX_PROMPT_BYTES:
             raise BadLine(f"its prompt is longer than {MAX_PROMPT_BYTES >> 20} MiB; shorten it")
+        check_prompt(parts)
         item_id = self._item(custom_id)
-        name = job_id(self._batch_id, item_id, defaults.model, user_prompt(shared, own), sampling)
-        # The role matters to grading only.
-        return Task("code", defaults.model, Prompt(shared, own), sampling, item_id, name)
+        name = job_id(self._batch_id, item_id, defaults.model, parts, sampling)
+        return LineTask(defaults.model, parts, sampling, item_id, name)
+
+    def _parts(self, body: Mapping[str, Any]) -> tuple[Part, ...]:
+        if "messages" in body:
+            return conversation(_messages(body["messages"]), "class" if self._shares else "own", "own")
+        shared, own = body.get("shared", ""), body.get("prompt", "")
+        if not isinstance(shared, str) or not isinstance(own, str) or not own.strip():
+            raise BadLine("its prompt must be text, and not empty")
+        return user_prompt(_valid(shared), _valid(own))
 
 
 def _object(row: bytes) -> dict[str, Any]:
+    if len(row) > MAX_LINE_BYTES:
+        raise BadLine(f"it is longer than {MAX_LINE_BYTES >> 20} MiB")
     try:
         fields = json.loads(row)
     except (ValueError, RecursionError) as error:
@@ -131,7 +201,7 @@ def _object(row: bytes) -> dict[str, Any]:
 
 def _custom_id(fields: Mapping[str, Any]) -> str:
     value = fields.get("custom_id", fields.get("id", ""))
-    return str(value)[:512] if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    return _valid(str(value)[:512]) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
 def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,21 +217,14 @@ def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
     return fields["body"]
 
 
-def _prompt(body: Mapping[str, Any]) -> tuple[str, str]:
-    """(shared, own)"""
-    if "messages" not in body:
-        shared, own = body.get("shared", ""), body.get("prompt", "")
-        if not isinstance(shared, str) or not isinstance(own, str) or not own.strip():
-            raise BadLine("its prompt must be text, and not empty")
-        return _valid(shared), _valid(own)
-    messages = body["messages"]
+def _messages(messages: Any) -> list[tuple[str, str]]:
+    """(role, text) of each."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
         raise BadLine("its messages must be a list of objects")
-    *before, last = messages
-    if last.get("role") != "user" or any(message.get("role") not in _SYSTEM for message in before):
-        raise BadLine("its messages must be system messages and then one of the user; conversations are not served")
-    shared = "".join(f"{_content(message)}\n\n" for message in before)
-    return _valid(shared), _valid(_content(last))
+    for message in messages:
+        if message.get("role") not in _ROLES:
+            raise BadLine(f"a message's role must be one of {', '.join(_ROLES)}")
+    return [(message["role"], _valid(_content(message))) for message in messages]
 
 
 def _content(message: Mapping[str, Any]) -> str:
@@ -221,7 +284,7 @@ def plan(batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model
             entry, failure = failed_intake(batch, line.item_id, fallback_model, line.custom_id, "BadLine", line.problem)
             entries.append(entry)
             failures.append(failure)
-    batch.plan(entries, {"prompts": str(source.resolve())})
+    batch.plan(entries, {"prompts": str(source.resolve())}, form=LINE_FORM)
     batch.journal.record(failures)
 
 

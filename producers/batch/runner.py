@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from infra.broker import topology
-from messages.jobs import LANES, JobResult, PrefillJob, user_prompt
+from messages.jobs import LANES, JobResult, Part, PrefillJob, Sampling
 from messages.lifecycle import Event, Step
 from producers.batch.batch import Batch, Counts
-from producers.batch.grade import Task
 from producers.client import Client, Replies, Reply
 from producers.words import plural
 
@@ -29,6 +29,30 @@ _RESULTS_A_WRITE = 500
 _STEPS = 20  # of the progress bar at least
 _BACKLOG_WAIT_S = 5.0
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
+
+
+class Work(Protocol):
+    """What a job is made of."""
+
+    @property
+    def job_id(self) -> str:
+        """As `messages.jobs.job_id` has it."""
+
+    @property
+    def item_id(self) -> str:
+        """Unique within the batch."""
+
+    @property
+    def model(self) -> str:
+        """Whose queue it goes to."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The prompt."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
 
 
 class Progress(Protocol):
@@ -45,7 +69,7 @@ class Runner:
     """One owner's work on one batch. Needs the batch's folder lock and its reply queue, so there is only one."""
 
     def __init__(
-        self, batch: Batch, tasks: Iterable[Task], client: Client, progress: Progress, deadline_s: float = 0.0
+        self, batch: Batch, tasks: Iterable[Work], client: Client, progress: Progress, deadline_s: float = 0.0
     ) -> None:
         """`tasks` is gone through once, when jobs are published, and not kept: it may be made as it is read.
 
@@ -59,10 +83,10 @@ class Runner:
         # Small groups of a small class: whoever watches sees it go on.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
-    def run(self, max_wait_s: float | None = None) -> Counts:
-        """Publish and wait until every job has its result, or `max_wait_s` is over. Raises as `Client.submit`.
+    def run(self, max_wait_s: float | None = None, stop: threading.Event | None = None) -> Counts:
+        """Publish and wait until every job has its result, or `max_wait_s` is over, or `stop` is set.
 
-        Of a batch that may not publish, only what is under way is waited for.
+        Raises as `Client.submit`. Of a batch that may not publish, only what is under way is waited for.
         """
         batch, client = self._batch, self._client
         client.broker.declare(client.models)
@@ -81,7 +105,7 @@ class Runner:
                     next_look = time.monotonic() + _LOOK_AROUND_S
                     self._look_around(replies)
                     nothing_came = 0 if batch.may_publish or arrived or self._under_way() else nothing_came + 1
-                if time.monotonic() > ends:
+                if time.monotonic() > ends or (stop and stop.is_set()):
                     break
         finally:
             replies.close(delete=None not in batch.states.values())
@@ -107,14 +131,14 @@ class Runner:
         finally:
             batch.confirm(unwritten)
 
-    def _job(self, task: Task) -> PrefillJob:
+    def _job(self, task: Work) -> PrefillJob:
         batch = self._batch
         return PrefillJob(
             task.job_id,
             batch.batch_id,
             task.item_id,
             task.model,
-            user_prompt(task.prompt.shared, task.prompt.own),
+            task.parts,
             task.sampling,
             run=batch.runs.get(task.job_id, 1),
             submitted_at=batch.created_at,

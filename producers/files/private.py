@@ -65,7 +65,7 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
         raise BatchError(f"can't write {path}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def open_ordinary(path: Path) -> BinaryIO:
@@ -147,7 +147,7 @@ def _is_open(path: Path) -> bool:
     return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid() and bool(status.st_mode & _OTHERS)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the rename last; not every system can sync a folder."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

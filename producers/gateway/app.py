@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from messages.errors import KvasirError
-from producers.gateway import ollama_api, openai_api
+from producers.gateway import batches_api, ollama_api, openai_api
 from producers.gateway.gateway import Gateway
 from producers.gateway.guard import Guard
 from producers.gateway.refusal import Refused, of_error, of_validation
@@ -22,6 +22,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(title="Kvasir", description="OpenAI's and Ollama's APIs in front of Kvasir's queues.", redoc_url=None)
     app.state.gateway = gateway
     app.include_router(openai_api.router)
+    app.include_router(batches_api.router)
     app.include_router(ollama_api.router)
     app.add_api_route("/", _hello, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health", _health, tags=["operators"])

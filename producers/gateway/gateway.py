@@ -16,9 +16,10 @@ from fastapi import Request
 from infra.broker import topology
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError, KvasirError
-from messages.jobs import JobResult, Lane, Part, Sampling, TokenEvent
+from messages.jobs import JobResult, Lane, Part, Sampling, TokenEvent, conversation
 from messages.workers import WorkerInfo
 from producers.client import Client
+from producers.gateway.batches import Batches
 from producers.gateway.continued import Continued, Diverged
 from producers.gateway.dispatch import Ask, Dispatch, Ended, Run
 from producers.gateway.figures import Figures
@@ -39,12 +40,13 @@ _LEFT = "the client has left"
 
 @dataclass
 class Gateway:
-    """One gateway: its models, its client, its keys."""
+    """One gateway: its models, its client, its keys, its batches."""
 
     models: Mapping[str, ModelSettings]
     client: Client
     dispatch: Dispatch
     keys: KeyRing
+    batches: Batches
     figures: Figures = field(init=False)
     started: float = field(default_factory=time.time)
     stopping: bool = False
@@ -218,14 +220,7 @@ def prompt_of(messages: Sequence[tuple[str, str]], shares: bool) -> tuple[Part, 
     `shares`: what the system says first is taken to be the same in many requests, so that its KV cache is kept under
     its content. Otherwise nobody can tell, by the time that it takes, whether somebody else has sent the same.
     """
-    roles: dict[str, Any] = {"developer": "system"}
-    parts: list[Part] = []
-    for name, text in messages:
-        role = roles.get(name, name)
-        opens = shares and role == "system" and all(part.scope == "class" for part in parts)
-        gap = "\n\n" if parts and parts[-1].role == role and text else ""
-        parts.append(Part(role, gap + text, "class" if opens else "conversation"))
-    return tuple(parts)
+    return conversation(messages, "class" if shares else "conversation", "conversation")
 
 
 def new_seed() -> int:

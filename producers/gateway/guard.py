@@ -10,12 +10,16 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from producers.batch.prompt_lines import MAX_FILE_BYTES
 from producers.gateway.gateway import Gateway
 from producers.gateway.refusal import Refused
 
 MAX_BODY_BYTES = 8 << 20
 MAX_OPEN = 128  # requests under way, streams among them
 BODY_S = 30.0
+MAX_UPLOAD_BYTES = MAX_FILE_BYTES + (64 << 10)  # what is around the file in its form
+UPLOAD_S = 600.0
+_UPLOAD = ("POST", "/v1/files")
 _OPEN_TO_ALL = ("/", "/health", "/ready", "/docs", "/openapi.json")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -46,9 +50,12 @@ class Guard:
             self._gateway.figures.open.set(self._open)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
         try:
+            if (scope["method"], scope["path"]) == _UPLOAD:
+                return await self._app(scope, _bounded(headers, receive), send)
             async with asyncio.timeout(BODY_S):
-                body = await _body(Headers(scope=scope), receive)
+                body = await _body(headers, receive)
         except (Refused, TimeoutError) as error:
             refused = error if isinstance(error, Refused) else Refused(408, f"the body took longer than {BODY_S:g} s")
             return await refused.response(scope["path"])(scope, receive, send)
@@ -91,6 +98,24 @@ def _check_local(headers: Headers) -> None:
     origin = headers.get("origin")
     if origin and urlsplit(origin).hostname not in _LOOPBACK:
         raise Refused(403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add")
+
+
+def _bounded(headers: Headers, receive: Receive) -> Receive:
+    """The body as it comes, for a form that is written to disk. Raises Refused where it is too long, now or later."""
+    too_long = Refused(413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large")
+    if int(headers.get("content-length", "0")) > MAX_UPLOAD_BYTES:
+        raise too_long
+    size = 0
+
+    async def bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_UPLOAD_BYTES:
+            raise too_long
+        return message
+
+    return bounded
 
 
 async def _body(headers: Headers, receive: Receive) -> bytes | None:

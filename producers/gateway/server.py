@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +20,10 @@ from infra.config.types import ModelSettings
 from messages.errors import ConfigError
 from producers.client import Client
 from producers.gateway.app import make_app
+from producers.gateway.batches import Batches
+from producers.gateway.batches_api import check_body
 from producers.gateway.dispatch import Dispatch
+from producers.gateway.files import State
 from producers.gateway.gateway import STOP_S, Gateway
 from producers.gateway.guard import MAX_OPEN
 from producers.gateway.keys import KeyRing, file_in
@@ -31,12 +34,12 @@ MAX_HEADER_BYTES = 64 << 10
 _IDLE_S = 30
 
 
-def check_host(host: str, home: Path) -> None:
+def check_host(host: str, folder: Path) -> None:
     """Raises ConfigError if anybody else than this machine's users could ask without a key."""
-    if not KeyRing(file_in(home)).needed and not _is_loopback(host):
+    if not KeyRing(file_in(folder)).needed and not _is_loopback(host):
         raise ConfigError(
             f"without API keys the gateway listens on loopback only, not on {host}: "
-            f"add a key with kvasir keys add NAME --home {home}"
+            f"add a key with kvasir keys add NAME --state {folder}"
         )
 
 
@@ -44,27 +47,26 @@ def serve(
     client: Client,
     models: Mapping[str, ModelSettings],
     address: tuple[str, int],
-    home: Path,
+    folder: Path,
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; streams have ten seconds to end then. `on_ready` is told the URL.
 
+    `folder` holds what the gateway keeps: keys, files, batches.
+
     Raises ConfigError, BatchError.
     """
     host, port = address
-    check_host(host, home)
-    with listening(host, port) as listener:
+    check_host(host, folder)
+    with listening(host, port) as listener, State(folder) as state:
         port = listener.getsockname()[1]
         name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
-        dispatch = Dispatch(client, name)
-        try:
-            gateway = Gateway(models, client, dispatch, KeyRing(file_in(home)))
+        with closing(Dispatch(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
+            gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
             server = GatewayServer(gateway)
             with _outlived(server):
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
                 server.run([listener])
-        finally:
-            dispatch.close()
 
 
 class GatewayServer(uvicorn.Server):

@@ -24,8 +24,9 @@ from producers.words import plural as plural
 PROMPT_VERSION = "prompt 2"
 # What else makes a job's id another one: how names are taken out of the work, and what an id is made of (`job_id`).
 # `batch.json` keeps it. 1, or none: whole names of five letters and more; 2: names in any spelling; 3: ids without
-# defaults, of parts with roles.
+# defaults, of parts with roles; 4: messages of a line of `kvasir run` keep their roles (a class's prompts are as in 3).
 PROMPT_FORM = 3
+LINE_FORM = 4
 ANY_SPELLING = 2
 
 # A longer text is left out of the code prompt: the feedback model reads it.

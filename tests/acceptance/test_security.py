@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -197,6 +200,7 @@ def test_every_role_does_its_work_with_its_rights_alone(limited: Limited, store_
         streamed = cluster.run("ask", "hello", "--model", MODEL, "--stream")
         gateway = cluster.start("serve", "--port", "0")
         served = chat(gateway)
+        ran = batch(gateway)
         cluster.role = "monitor"
         looked = cluster.run("status", "--json")
 
@@ -205,6 +209,7 @@ def test_every_role_does_its_work_with_its_rights_alone(limited: Limited, store_
         assert [row["state"] for row in journal(tmp_path / "out")] == ["succeeded"] * 6
         assert streamed.code == 0, streamed.stderr
         assert served.endswith("data: [DONE]\n\n")
+        assert ran["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
         assert gateway.terminate() == 0
         assert looked.code == 0, looked.stderr
         assert looked.json()["queues"]
@@ -212,13 +217,32 @@ def test_every_role_does_its_work_with_its_rights_alone(limited: Limited, store_
             assert "ACCESS_REFUSED" not in said
 
 
-def chat(gateway: Running) -> str:
-    """A stream of the gateway, whole."""
+HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
+
+def url_of(gateway: Running) -> str:
     wait_until(lambda: "answers at" in gateway.text(), "the gateway serves", timeout_s=60)
     found = re.search(r"answers at (\S+) ", gateway.text())
     assert found
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
-    return httpx.post(f"{found[1]}/v1/chat/completions", json=body, timeout=60).text
+    return f"{found[1]}/v1"
+
+
+def chat(gateway: Running) -> str:
+    """A stream of the gateway, whole."""
+    return httpx.post(f"{url_of(gateway)}/chat/completions", json=HELLO | {"stream": True}, timeout=60).text
+
+
+def batch(gateway: Running) -> dict[str, Any]:
+    """A batch of one line, when it is over."""
+    with httpx.Client(base_url=url_of(gateway), timeout=60) as http:
+        line = json.dumps({"custom_id": "a", "body": HELLO})
+        file = http.post("/files", data={"purpose": "batch"}, files={"file": ("p.jsonl", line)}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        made = http.post("/batches", json=body).json()
+        look = partial(http.get, f"/batches/{made['id']}")
+        wait_until(lambda: look().json()["status"] == "completed", "the batch is over", timeout_s=60)
+        over: dict[str, Any] = look().json()
+        return over
 
 
 def test_what_a_role_must_not_do_is_refused(limited: Limited) -> None:

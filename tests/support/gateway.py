@@ -13,7 +13,10 @@ from pydantic import BaseModel
 
 from infra.config.types import ModelSettings
 from producers.client import Client
+from producers.gateway.batches import Batches
+from producers.gateway.batches_api import check_body
 from producers.gateway.dispatch import Dispatch
+from producers.gateway.files import State
 from producers.gateway.gateway import Gateway
 from producers.gateway.keys import KeyRing, file_in
 from producers.gateway.server import GatewayServer, listening
@@ -30,7 +33,8 @@ class Served:
         self.name = f"gateway-{self._listener.getsockname()[1]}"
         self._dispatch = Dispatch(client, self.name)
         models = models or {MODEL: ModelSettings(name=MODEL, max_tokens=16, temperature=0.0)}
-        self.gateway = Gateway(models, client, self._dispatch, KeyRing(file_in(home)))
+        self.batches = Batches(self._stack.enter_context(State(home)), client, check_body)
+        self.gateway = Gateway(models, client, self._dispatch, KeyRing(file_in(home)), self.batches)
         self._server = GatewayServer(self.gateway)
         self._runner = asyncio.Runner()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -53,6 +57,7 @@ class Served:
         self._server.should_exit = True
         self._thread.join(30)
         assert not self._thread.is_alive(), "the gateway did not end"
+        self.batches.close()
         self._dispatch.close()
         self._stack.close()
 

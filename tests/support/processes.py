@@ -277,7 +277,8 @@ def run(*arguments: str, env: Mapping[str, str], cwd: Path, timeout_s: float = P
 def environment(home: Path) -> dict[str, str]:
     """The environment of a process that finds this source tree, and no settings of the developer's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVASIR_")}
-    return kept | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(home / "config"), "PYTHONUNBUFFERED": "1"}
+    folders = {"XDG_CONFIG_HOME": str(home / "config"), "XDG_DATA_HOME": str(home / "data")}
+    return kept | folders | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 def config_text(models: Mapping[str, Model]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir import cli
+from messages.jobs import Part
 from producers.batch.prompt_lines import Defaults, PromptLine, read_lines
 from tests.support.processes import SIMULATED, config_text
 
@@ -40,14 +41,14 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def lines(folder: Path, *given: Any) -> list[PromptLine]:
-    return read_lines(write(folder, *given), "b", b"s" * 16, lambda _name: Defaults(MODEL, 100, 0.2, 0.9))
+    return list(read_lines(write(folder, *given), "b", b"s" * 16, lambda _name: Defaults(MODEL, 100, 0.2, 0.9)))
 
 
-def made_older(out: Path) -> None:
+def made_older(out: Path, form: int) -> None:
     """Give the batch the job ids and the form of an earlier version."""
     manifest = json.loads((out / "batch.json").read_text("utf-8"))
-    assert manifest["prompt_form"] > 2
-    manifest["prompt_form"] = 2
+    assert manifest["prompt_form"] > form
+    manifest["prompt_form"] = form
     (out / "batch.json").write_text(json.dumps(manifest), "utf-8")
     for path in (out / name for name in ("batch.json", "submitted.jsonl", "results.jsonl")):
         text = path.read_text("utf-8")
@@ -56,15 +57,16 @@ def made_older(out: Path) -> None:
         path.write_text(text, "utf-8")
 
 
+@pytest.mark.parametrize("form", [2, 3])
 def test_from_a_folder_of_an_older_form_nothing_new_is_sent_and_its_answers_stay(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], form: int
 ) -> None:
     # Given a batch of an earlier version, all of it answered
     write(folder, openai("a"), {"id": "b", "prompt": "Review this.", "max_tokens": 10})
     command = ["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]
     assert cli.run(command) == 0
     out = folder / "out"
-    made_older(out)
+    made_older(out, form)
     sent = (out / "submitted.jsonl").read_bytes(), json.loads((out / "batch.json").read_text("utf-8"))
     # When it is run again, the answers are shown as they were
     (out / "answers.jsonl").unlink()
@@ -137,9 +139,35 @@ def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path)
     assert "taken by an earlier line" in reasons["good"]
     assert "not configured" in reasons["other"]
     assert "no custom_id" in reasons["line 5"]
-    assert "conversations are not served" in reasons["chat"]
+    assert "ends with the assistant's own words" in reasons["chat"]
     assert "temperature" in reasons["hot"]
     assert "longer than 1 MiB" in reasons["long"]
+
+
+def test_a_conversation_keeps_its_roles_and_is_answered(folder: Path) -> None:
+    said = [("developer", "Be brief."), ("system", "Be kind."), ("user", "Hi."), ("assistant", "Yes?"), ("user", "Go.")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    given = openai("a", messages=messages)
+
+    [line] = lines(folder, given)
+
+    assert line.task is not None
+    assert [(part.role, part.text, part.scope) for part in line.task.parts] == [
+        ("system", "Be brief.", "class"),
+        ("system", "\n\nBe kind.", "class"),
+        ("user", "Hi.", "own"),
+        ("assistant", "Yes?", "own"),
+        ("user", "Go.", "own"),
+    ]
+    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 0
+    assert rows(folder / "out/answers.jsonl")[0]["response"]["body"]["choices"][0]["message"]["content"]
+
+
+def test_a_short_lines_job_is_what_it_was_before_lines_kept_roles(folder: Path) -> None:
+    [line] = lines(folder, {"id": "a", "prompt": "Review this.", "shared": "You review.", "max_tokens": 10})
+
+    assert line.task is not None
+    assert line.task.job_id == "2389219fbbc2835a512006ad7d53a02e"
 
 
 def test_system_messages_are_the_shared_part_and_options_become_sampling(folder: Path) -> None:
@@ -149,7 +177,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
     [line] = lines(folder, openai("a", temperature=0, top_p=0.5, seed=7, stop="END", response_format=format_))
 
     assert line.task is not None
-    assert (line.task.prompt.shared, line.task.prompt.own) == ("You translate.\n\n", "Hello.")
+    assert line.task.parts == (Part("system", "You translate.", "class"), Part("user", "Hello."))
     sampling = line.task.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (20, 0, 0.5, 7)
     assert sampling.stop == ("END",)
@@ -164,6 +192,8 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         ({"id": "a", "prompt": "x", "shared": 3}, "must be text"),
         ("[]", "no object"),
         (openai("a", messages=[]), "list of objects"),
+        (openai("a", messages=[{"role": "tool", "content": "4"}]), "role must be one of"),
+        (json.dumps(openai("a", "x" * (8 << 20))), "longer than 8 MiB"),
         (openai("a", messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "pictures are not served"),
         (openai("a", response_format="json"), "response_format"),
         ({**openai("a"), "url": "/v1/embeddings"}, "only /v1/chat/completions"),

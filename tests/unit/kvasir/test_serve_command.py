@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ SLOW = Model("simulated", "sim:scale=1,prefill=1000000,decode=20,answer=30", con
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED, "slow:1b": SLOW}), "utf-8")
     return tmp_path
 
@@ -76,6 +78,62 @@ def test_from_one_process_curl_gets_answers_and_sigterm_ends_it_in_good_order(
         assert [line for line in stream if line][-1] == "data: [DONE]"
     assert serving.wait() == 0
     assert "Traceback" not in serving.text()
+
+
+def test_killed_at_any_time_a_batch_is_answered_once_line_by_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given 40 lines that take a few seconds
+    model = Model("simulated", "sim:scale=1,prefill=1000000,decode=200,answer=20", context=4096)
+    (folder / "kvasir.toml").write_text(config_text({MODEL: model}), "utf-8")
+    names = [f"line {number}" for number in range(40)]
+    lines = "".join(json.dumps(_line(name)) + "\n" for name in names)
+    body: dict[str, Any] = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    ids = set()
+    serve = ["--config", str(folder / "kvasir.toml"), "serve", "--port", "0", "--state", str(folder / "state")]
+    # When the gateway is killed after 1, 10 and 25 answers
+    for enough in (1, 10, 25, 40):
+        (folder / f"until {enough}").mkdir()
+        running = Running(serve, environment(folder), folder / f"until {enough}")
+        try:
+            with httpx.Client(base_url=url_of(running), timeout=30) as http:
+                if not ids:
+                    form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("p.jsonl", lines)}}
+                    body["input_file_id"] = http.post("/v1/files", **form).json()["id"]
+                    assert cli.run(serve) == 2
+                    assert (
+                        f"another gateway uses {folder / 'state'}: stop it, or name another folder"
+                        in capsys.readouterr().err
+                    )
+                begun = http.post("/v1/batches", json=body, headers={"Idempotency-Key": "monday"}).json()
+                ids.add(begun["id"])
+                look = partial(_reached, http, begun["id"], enough)
+                batch = wait_until(look, f"{enough} lines are answered", timeout_s=30)
+                if enough == 40:
+                    answers = [
+                        json.loads(row)
+                        for row in http.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
+                    ]
+        finally:
+            running.kill()
+    # Then it is the same batch, and every line is there once
+    assert len(ids) == 1
+    assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 40, "completed": 40, "failed": 0})
+    assert [row["custom_id"] for row in answers] == names
+    assert len({row["id"] for row in answers}) == 40
+
+
+def _reached(http: httpx.Client, batch_id: str, enough: int) -> dict[str, Any]:
+    """The batch, once so many lines are answered, of all also as a file."""
+    batch: dict[str, Any] = http.get(f"/v1/batches/{batch_id}").json()
+    assert batch["status"] in ("validating", "in_progress", "finalizing", "completed")
+    there = batch["request_counts"]["completed"] >= enough and (enough < 40 or batch["status"] == "completed")
+    return batch if there else {}
+
+
+def _line(name: str) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"What is {name}?"}], "max_tokens": 20}
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 def test_what_can_not_be_served_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
