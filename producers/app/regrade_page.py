@@ -109,10 +109,10 @@ def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
     running = work.alive
 
     def show_round() -> None:
-        with sentences():
-            _one_round(desk, folder, view, place)
         if running and not work.alive:
             st.rerun()
+        with sentences():
+            _one_round(desk, folder, view, place, running)
 
     with st.container(border=True):
         rubric = assignments.version_name(folder, Path(assignments.read_inputs(place).rubric))
@@ -120,19 +120,19 @@ def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
         live(show_round, REFRESH_S if running else None)
 
 
-def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
+def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, running: bool) -> None:
     tried = desk.views.of(place)
     counts, work = tried.counts(), assignments.grading(place)
     if tried.problem:
         st.error(escaped(tried.problem))
-    if work.alive or not counts.total:
+    if running or not counts.total:
         jobs = f"{counts.done} of {plural(counts.total, 'job')}"
         st.caption(jobs if counts.total else work.last_words() or "starting …")
     if not counts.total:
         return
     before = {grade.submission: grade for grade in view.grades}
     _show_differences(differences(before, [grade for grade in tried.grades if outcome_of(grade) != "waiting"]))
-    if counts.open:
+    if counts.open or running:  # a click on what is about to be drawn anew would be lost
         return
     take, adopt, _ = st.columns([2, 2, 4])
     if take.button("Take over these points", key=f"take {place}", help="As reviews. What a person has decided stays."):

@@ -195,7 +195,8 @@ def check_rubric(name: str, data: bytes) -> Rubric:
 
 def rubric_versions(folder: Path) -> list[Path]:
     """Versions kept, newest first."""
-    return sorted((folder / "rubrics").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    kept = (folder / "rubrics").glob("[!.]*")  # one that is being written has a hidden name
+    return sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def version_name(folder: Path, rubric: Path) -> str:
