@@ -310,6 +310,7 @@ def test_another_rubric_is_another_version_and_a_broken_one_none(tmp_path: Path)
     with pytest.raises(RubricError, match=r"^r\.yaml: "):
         assignments.save_rubric(tmp_path, "r.yaml", b"title: [")
 
+    (tmp_path / "rubrics" / ".third.yaml.0a1b2c3d").write_text("title: half")  # another person is saving it
     assert sorted(assignments.rubric_versions(tmp_path)) == sorted([first, second])
 
 
