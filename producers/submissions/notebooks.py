@@ -81,7 +81,7 @@ _LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")  # no character, and from some le
 _BREAK = re.compile(r"br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption")
 # What is scanned of anybody's notebook: prompts hold far less, and every later step walks over all of it.
 _MAX_BYTES = 16 * MIB  # without pictures
-_MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 1_000_000, 1_000_000, 200_000
+_MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
 _MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000  # characters of each kind, and of one part, before they are cleaned
 _MAX_MARKUP = MIB // 2
 _MAX_MARKS = 30  # on one letter: Unicode's own bound; sorting a long run takes time by its square

@@ -50,7 +50,7 @@ def notebook(*outputs: object, source: str = "x") -> bytes:
     return json.dumps({"cells": [cell], "metadata": {"kernelspec": {"name": "python3"}}}).encode()
 
 
-def stream(text: str) -> dict[str, str]:
+def stream(text: str) -> dict[str, object]:
     return {"output_type": "stream", "name": "stdout", "text": text}
 
 
@@ -74,6 +74,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "nested": (".ipynb", lambda: b'{"cells":' + b"[" * LIMIT),
     "colours": (".ipynb", lambda: notebook(stream("\x1b[0" * 2 * MIB))),
     "a long output": (".ipynb", lambda: notebook(stream("1 2 3\n" * (10 * MIB)))),
+    "listed lines": (".ipynb", lambda: notebook(stream("") | {"text": [f"{row:013}\n" for row in range(590_000)]})),
     "a large picture": (".ipynb", lambda: picture(60 * MIB)),
 }
 

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pika import amqp_object, frame, spec  # type: ignore[import-untyped]
 
@@ -102,6 +102,7 @@ def test_a_message_of_ours_is_read_at_one_go(
 def test_damaged_and_cut_off_bytes_are_left_to_pika(at: int, byte: int) -> None:
     whole = delivery(spec.BasicProperties(headers={"a": "b", "n": 1}, message_id="m"), b"body " * 40)
     damaged = whole[:at] + bytes([byte]) + whole[at + 1 :]
+    assume(damaged[70:78] != bytes(8))  # a body of no bytes is whole at once; pika refuses the frame that follows
     for data in (whole[:at], damaged):
         taken, left = read(data)
         assert left in (0, len(data))
