@@ -12,11 +12,12 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from messages.errors import SubmissionError
 
@@ -76,15 +77,17 @@ def shown(path: Path) -> str:
 def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
     """The entries of a folder, a zip, or one file, without hidden files and clutter; read them inside the `with`.
 
+    A zip in the folder or the zip is a student's, and stands as a folder of its members.
+
     Raises SubmissionError if there is no such path, or the zip is none, has too many members, or expands to too much.
     """
     if os.path.isdir(path):  # pathlib's twin raises where this says no
-        yield list(_folder_entries(path))
+        yield _unpacked(_folder_entries(path))
     elif not os.path.isfile(path):
         raise SubmissionError(f"{shown(path)}: there is no such file or folder")
     elif path.suffix.lower() == ".zip":
         with _open_zip(path) as archive:
-            yield _zip_entries(path, archive)
+            yield _unpacked(_zip_entries(path, archive))
     else:
         yield [ArchiveEntry(replace_controls(path.name), partial(read_file, path))]
 
@@ -234,16 +237,20 @@ def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         raise SubmissionError(f"{shown(path)} can't be opened: {error.strerror}") from None
     with file:
         try:
-            archive = zipfile.ZipFile(file)
-        except Exception as error:  # noqa: BLE001  a damaged directory raises a dozen kinds
-            raise SubmissionError(f"{shown(path)} is not a zip that can be read: {_reason(error)}") from None
+            archive = _parsed(file)
+        except Unreadable as error:
+            raise SubmissionError(f"{shown(path)} is not a zip that can be read: {error}") from None
         with archive:
             yield archive
 
 
-def _reason(error: Exception) -> str:
-    """Why a zip is damaged; other errors than zipfile's own would quote its bytes."""
-    return replace_controls(str(error)) if type(error) is zipfile.BadZipFile else type(error).__name__
+def _parsed(file: IO[bytes]) -> zipfile.ZipFile:
+    """Raises Unreadable, saying why the zip is damaged; other errors than zipfile's own would quote its bytes."""
+    try:
+        return zipfile.ZipFile(file)
+    except Exception as error:  # noqa: BLE001  a damaged directory raises a dozen kinds
+        why = replace_controls(str(error)) if type(error) is zipfile.BadZipFile else type(error).__name__
+        raise Unreadable(why) from None
 
 
 def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
@@ -251,11 +258,51 @@ def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
     if len(infos) > MAX_ZIP_MEMBERS:
         raise SubmissionError(f"{shown(path)} holds {len(infos):,} files; at most {MAX_ZIP_MEMBERS:,} are read")
     meter = _Meter(path)
-    entries = [_zip_entry(archive, info, meter) for info in infos]
+    entries = [_zip_entry(info, partial(_read_member, archive, info, meter)) for info in infos]
     return [entry for entry in entries if not _is_clutter(entry.path)]
 
 
-def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, meter: _Meter) -> ArchiveEntry:
+def _unpacked(entries: Iterable[ArchiveEntry]) -> list[ArchiveEntry]:
+    """With the members of students' zips in the place of these. What lies in a zip in such a zip is not read."""
+    zips = _StudentsZips()
+    found: list[ArchiveEntry] = []
+    for entry in entries:
+        whole = entry.problem or entry.is_folder or PurePosixPath(entry.path).suffix.lower() != ".zip"
+        found += [entry] if whole else zips.members(entry)
+    return found
+
+
+class _StudentsZips:
+    """Zips among a class's files. The one that was read last is kept in memory: a student's files are read together."""
+
+    def __init__(self) -> None:
+        self._outer: ArchiveEntry | None = None
+        self._archive: zipfile.ZipFile | None = None
+
+    def members(self, outer: ArchiveEntry) -> list[ArchiveEntry]:
+        """Its members, as entries below its own path; itself, a file like any other, if it can't be opened."""
+        try:
+            infos = self._open(outer).infolist()
+        except Unreadable:
+            return [outer]
+        if len(infos) > MAX_MEMBERS:
+            return [ArchiveEntry(outer.path, lambda: b"", too_many_files(), is_folder=True)]
+        entries = [_zip_entry(info, partial(self._read, outer, info)) for info in infos]
+        found = [replace(one, path=f"{outer.path}/{one.path}") for one in entries if not _is_clutter(one.path)]
+        return found or [ArchiveEntry(outer.path, lambda: b"", is_folder=True)]
+
+    def _open(self, outer: ArchiveEntry) -> zipfile.ZipFile:
+        if self._archive is None or self._outer is not outer:
+            self._archive = None  # before the next one is read
+            self._archive = _parsed(_BoundedReader(io.BytesIO(outer.read())))
+            self._outer = outer
+        return self._archive
+
+    def _read(self, outer: ArchiveEntry, info: zipfile.ZipInfo) -> bytes:
+        return _read_member(self._open(outer), info, _Meter(Path(outer.path)))
+
+
+def _zip_entry(info: zipfile.ZipInfo, read: Callable[[], bytes]) -> ArchiveEntry:
     name = _member_name(info)
     if _is_path_trick(name):
         flat = replace_controls(re.sub(r"[/\\:\n\t]+", "_", name)).strip("._ ") or "unnamed"
@@ -263,7 +310,7 @@ def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, meter: _Meter) -
     path = replace_controls(name.rstrip("/"))
     if name.endswith("/"):
         return ArchiveEntry(path, lambda: b"", is_folder=True)
-    return ArchiveEntry(path, partial(_read_member, archive, info, meter), _member_problem(info))
+    return ArchiveEntry(path, read, _member_problem(info))
 
 
 def _member_name(info: zipfile.ZipInfo) -> str:

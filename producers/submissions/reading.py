@@ -1,7 +1,7 @@
 """Students' submissions: a folder, a zip or one file, read into parts.
 
-Each top-level file is a submission; each top-level subfolder is one, made of its readable files. What is wrong with
-one submission is its `problem`, and the rest of the class goes on. Only `Submission.name` may identify a student:
+Each top-level file is a submission; each top-level subfolder or zip is one, made of its readable files. What is wrong
+with one submission is its `problem`, and the rest of the class goes on. Only `Submission.name` may identify a student:
 parts, notes and problems never hold a file's name, and R Markdown headers and notebook metadata are left out.
 """
 

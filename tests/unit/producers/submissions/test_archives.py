@@ -78,7 +78,76 @@ def test_unsafe_paths_are_refused_for_that_member(tmp_path, name):
     assert not set(refused) & set("/\\:\n\x1b")
 
 
-def test_a_nested_zip_is_not_opened(tmp_path):
+def zipped(members):
+    with io.BytesIO() as buffer:
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return buffer.getvalue()
+
+
+def texts(submission):
+    return [part.text for part in submission.parts]
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_a_students_zip_is_read_as_a_folder(tmp_path, as_folder):
+    clutter = {"__MACOSX/._a.R": "x", "hw/.Rhistory": "x"}
+    work = zipped({"hw/a.R": "1", "hw/b.ipynb": NOTEBOOK, "hw/data.csv": "x"} | clutter)
+    members = {"roe_3_4_hw.zip": work, "doe_1_2_hw.zip": zipped({"a.R": "2"}), "s/more.zip": zipped({"x.R": "3"})}
+    path = make_zip(tmp_path / "class.zip", members)
+    if as_folder:
+        path = tmp_path / "class"
+        zipfile.ZipFile(tmp_path / "class.zip").extractall(path)
+
+    submissions = by_name(path)
+
+    assert list(submissions) == ["doe_1_2_hw.zip", "roe_3_4_hw.zip", "s"]
+    assert texts(submissions["doe_1_2_hw.zip"]) == ["2"]
+    assert "1" in texts(submissions["roe_3_4_hw.zip"])
+    assert "Sales rose." in texts(submissions["roe_3_4_hw.zip"])
+    assert submissions["roe_3_4_hw.zip"].notes[0] == "1 file left out: files of type .csv can't be read"
+    assert texts(submissions["s"]) == ["3"]
+    assert [one.name for one in read_submissions(path, only=["3"])] == ["roe_3_4_hw.zip"]
+
+
+def test_the_later_of_a_students_zips_counts(tmp_path):
+    path = tmp_path / "class"
+    path.mkdir()
+    for number, text in ((2, "old"), (9, "new")):
+        (path / f"doe_1_{number}_hw.zip").write_bytes(zipped({"a.R": text}))
+
+    (submission,) = read_submissions(path)
+
+    assert texts(submission) == ["new"]
+    assert submission.superseded == ("doe_1_2_hw.zip",)
+
+
+def test_a_students_zip_cannot_leave_its_place_nor_grow_without_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 50)
+    path = make_zip(
+        tmp_path / "class.zip",
+        {
+            "a.zip": zipped({"../b.zip/x.R": "2", "/etc/y.R": "3", "fine.R": "1"}),
+            "b.zip": zipped({"x.R": "mine"}),
+            "bomb.zip": zipped({"x.R": b" " * (20 << 20)}),
+            "many.zip": zipped({f"{number}.R": "1" for number in range(51)}),
+            "nothing.zip": zipped({}),
+            "twice.zip": zipped({"in.zip": zipped({"x.R": "1"})}),
+        },
+    )
+
+    submissions = by_name(path)
+
+    assert texts(submissions["a.zip"]) == ["1"]
+    assert texts(submissions["b.zip"]) == ["mine"]
+    assert "zip bomb" in submissions["bomb.zip"].problem
+    assert "more than 50 files" in submissions["many.zip"].problem
+    assert "holds no file that can be read" in submissions["nothing.zip"].problem
+    assert "holds no file that can be read" in submissions["twice.zip"].problem
+
+
+def test_a_damaged_zip_among_the_files_is_not_opened(tmp_path):
     path = make_zip(tmp_path / "class.zip", {"a.R": "1", "more.zip": b"PK", "s/x.R": "2", "s/more.zip": b"PK"})
 
     submissions = by_name(path)
