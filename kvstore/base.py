@@ -55,6 +55,10 @@ class KVStore(ABC):
         """The window record of `ref`. Raises KVTransferFailed as `get`."""
 
     @abstractmethod
+    def prepare(self) -> None:
+        """Have memory ready for the first `get`, where that helps: whoever will read calls it once, early."""
+
+    @abstractmethod
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """Delete records; missing ones are fine."""
 

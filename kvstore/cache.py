@@ -56,6 +56,10 @@ class CachedKVStore(KVStore):
         """See KVStore."""
         return self._store.get_window(fingerprint, layout, ref)
 
+    def prepare(self) -> None:
+        """See KVStore."""
+        self._store.prepare()
+
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
         if shared := {ref for ref in refs if ref.shared}:  # seldom: nobody owns one

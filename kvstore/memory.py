@@ -123,6 +123,9 @@ class MemoryKVStore(KVStore):
         """See KVStore."""
         return decode_window(self._value(ref), fingerprint, layout, ref)
 
+    def prepare(self) -> None:
+        """See KVStore. Blocks are here already."""
+
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
         for ref in refs:

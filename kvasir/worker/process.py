@@ -97,6 +97,8 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         else:
             home = CachedModel(options.model, weights_bytes(weights), loaded)
             others = _others(settings, options, engine, stores.cluster_state)
+            if not loaded.why_no_kv:
+                stores.kv.prepare()
             cache = ModelCache(home, others, memory_bytes(options.decode.memory_gb))
             worker = DecodeWorker(cache, *services, _kv_check_every(settings, options.model))
         page.loaded(worker.registration, broker, stores.cluster_state)

@@ -29,7 +29,8 @@ LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
 SETS_AHEAD = 8  # replies not yet read: soon enough to notice a full store
 # Values are received into chunks of this size: a multiple of any huge page, and small enough that a kept block holds
-# little else alive. Fresh memory costs as much as the transfer, so some chunks are kept for the next `get`.
+# little else alive. Fresh memory costs as much as the transfer, so some chunks are kept for the next `get`, and made
+# ready for the first where somebody calls `prepare`.
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
@@ -102,6 +103,10 @@ class Bulk:
                 if index + GETS_AHEAD < len(keys):
                     connection.send("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s))
                 yield value
+
+    def prepare(self) -> None:
+        """Have IDLE_CHUNKS chunks of memory ready for the first `get`. Returns when they are."""
+        self._arena.fill()
 
     def close(self) -> None:
         """Close idle connections."""
@@ -229,6 +234,13 @@ class _Arena:
         lent = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over one, keeps it alive
         weakref.finalize(lent, self._idle.append, chunk).atexit = False
         return lent.data
+
+    def fill(self) -> None:
+        """Have as many chunks ready as are kept, their pages touched."""
+        for _ in range(IDLE_CHUNKS - len(self._idle)):
+            chunk = _fresh_chunk()
+            np.frombuffer(chunk, np.uint8)[:: mmap.PAGESIZE] = 0
+            self._idle.append(chunk)
 
 
 def _fresh_chunk() -> mmap.mmap:

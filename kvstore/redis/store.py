@@ -75,6 +75,11 @@ class RedisKVStore(KVStore):
             (value,) = self._transport.get([ref.key], TTL_S)
         return decode_window(_present(value, ref), fingerprint, layout, ref)
 
+    def prepare(self) -> None:
+        """See KVStore."""
+        if isinstance(self._transport, Bulk):
+            self._transport.prepare()
+
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
         if refs:

@@ -61,6 +61,19 @@ def test_no_more_than_some_chunks_are_kept() -> None:
     assert len(arena._idle) == IDLE_CHUNKS
 
 
+def test_prepared_chunks_are_lent_first_and_no_more_than_are_kept() -> None:
+    arena = _Arena()
+
+    arena.fill()
+    arena.fill()
+
+    ready = [np.frombuffer(chunk, np.uint8).ctypes.data for chunk in arena._idle]
+    assert len(ready) == IDLE_CHUNKS
+    lent = arena.chunk(CHUNK_BYTES)
+    assert _address(lent) in ready
+    assert len(arena._idle) == IDLE_CHUNKS - 1
+
+
 def test_a_small_get_takes_no_chunk() -> None:
     arena = _Arena()
 
