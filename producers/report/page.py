@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from producers.grading.points import Grade
 from producers.report.grades import count_states, show_points
+from producers.report.histogram import Bar, histogram
 from producers.rubric.rubric import Criterion, Points, Rubric
 from producers.words import plural
 
@@ -42,7 +43,8 @@ def render_page(grades: Sequence[Grade], rubric: Rubric, facts: Iterable[tuple[s
         facts=tuple(facts),
         notice=notice,
         lead=_lead(grades, rubric),
-        means=[(criterion, _mean(grades, criterion)) for criterion in rubric.criteria],
+        criteria=[(criterion, *_given(grades, criterion)) for criterion in rubric.criteria],
+        totals=_totals(grades, rubric),
     )
     return _FORBIDDEN.sub("�", page)
 
@@ -82,8 +84,18 @@ def _reached(grade: Grade, criterion: Criterion) -> Points | None:
     return next((item.points for item in grade.criteria if item.id == criterion.id), None)
 
 
-def _mean(grades: Sequence[Grade], criterion: Criterion) -> float | None:
-    """Of those who handed something in and got points for it; None if nobody did."""
+def _given(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:
+    """Mean and distribution, of those who handed something in and got points for it; None and () if nobody did."""
     handed_in = (_reached(grade, criterion) for grade in grades if grade.state != "empty")
     reached = [points for points in handed_in if points is not None]
-    return fmean(reached) if reached else None
+    return (fmean(reached), histogram(reached, criterion.points, criterion.step)) if reached else (None, ())
+
+
+def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, tuple[Bar, ...]]:
+    """What all the graded submissions reached: in words, and as bars."""
+    reached = [grade.points for grade in grades if grade.state == "graded" and grade.points is not None]
+    if not reached:
+        return "", ()
+    middle = f"median {median(reached):.3g}, mean {fmean(reached):.3g}"
+    steps = min(criterion.step for criterion in rubric.criteria)
+    return f"{plural(len(reached), 'graded submission')}: {middle}", histogram(reached, rubric.total, steps)

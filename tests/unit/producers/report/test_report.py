@@ -185,6 +185,16 @@ def test_without_a_notice_there_is_no_banner() -> None:
     assert not [attrs for _, attrs in page_of(EMPTY).elements if attrs.get("class") == "notice"]
 
 
+def test_the_page_draws_how_often_each_number_of_points_was_given() -> None:
+    html = render_page([graded("s1"), graded("s2"), INCOMPLETE, EMPTY], RUBRIC, ())
+
+    assert "Points of 2 graded submissions: median 1.5, mean 1.5" in html
+    assert "reached how many points: 0–0.5 ×0, 1–1.5 ×2, 2–2.5 ×0" in html  # 13 steps of half a point
+    assert "was given: 0 ×0, 0.5 ×0, 1 ×0, 1.5 ×2, 2 ×0" in html  # loops
+    assert "was given: 0 ×2, 1 ×0, 2 ×0, 3 ×0, 4 ×1" in html  # words, the incomplete one too
+    assert "<svg" not in render_page([FAILED, EMPTY], RUBRIC, ())
+
+
 def test_a_class_of_nobody_has_a_page() -> None:
     assert "0 submissions" in page_of().text
 
