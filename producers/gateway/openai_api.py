@@ -6,15 +6,15 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
-from messages.jobs import JobResult, Lane, Sampling
+from messages.jobs import JobResult, Lane
+from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 from producers.gateway.dispatch import Ask
-from producers.gateway.figures import cached_tokens
 from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
 from producers.gateway.refusal import Refused
 from producers.gateway.requests import Strict, wanted
@@ -72,11 +72,6 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
-    @property
-    def text(self) -> str:
-        """Its content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
 
 class JsonSchema(Strict):
     """A schema that the answer keeps; it is enforced, `strict` or not."""
@@ -93,15 +88,11 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def schema_text(self) -> str:
-        """As `Sampling.json_schema`. Raises Refused."""
-        if self.type == "text":
-            return ""
-        if self.type == "json_object":
-            return '{"type":"object"}'
-        if self.json_schema is None:
+    @model_validator(mode="after")
+    def _refuse_a_schema_that_is_missing(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
             raise Refused(400, "response_format has no json_schema", "response_format.json_schema", "invalid_value")
-        return json.dumps(self.json_schema.schema_, separators=(",", ":"), ensure_ascii=False)
+        return self
 
 
 class StreamOptions(Strict):
@@ -145,16 +136,10 @@ class ChatRequest(Strict):
         if self.stream_options and not self.stream:
             raise Refused(400, "stream_options is only for streams", "stream_options", "invalid_value")
         model = gateway.model(self.model, request.state.key)
-        sampling = Sampling(
-            max_tokens=self.max_completion_tokens or self.max_tokens or await gateway.default_tokens(model.name),
-            temperature=model.temperature if self.temperature is None else self.temperature,
-            top_p=model.top_p if self.top_p is None else self.top_p,
-            seed=new_seed() if self.seed is None else self.seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            json_schema=self.response_format.schema_text() if self.response_format else "",
-            answers=self.n,
-        )
-        prompt = prompt_of([(each.role, each.text) for each in self.messages], shares=request.state.key is None)
+        fields = self.model_dump(by_alias=True)
+        defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
+        sampling = sampling_of(fields, defaults, new_seed())
+        prompt = prompt_of(messages_of(fields), shares=request.state.key is None)
         return await gateway.ask(model.name, prompt, sampling, _LANES[self.service_tier], self.stream)
 
 
@@ -217,16 +202,7 @@ class _Completion:
 
     def whole(self, result: JobResult) -> dict[str, Any]:
         """A chat.completion."""
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": result.finish_reason or "stop",
-            }
-            for index, text in enumerate((result.text, *result.more_texts))
-        ]
-        made = self._object("chat.completion", choices) | {"usage": usage_of(result)}
+        made = self._object("chat.completion", choices_of(result)) | {"usage": usage_of(result)}
         return made | {"metadata": self._metadata} if self._metadata else made
 
     async def chunks(self, answer: AsyncGenerator[str | JobResult, None]) -> AsyncGenerator[str, None]:
@@ -262,17 +238,6 @@ class _Completion:
             "service_tier": self._tier,
             "system_fingerprint": None,
         }
-
-
-def usage_of(result: JobResult) -> dict[str, Any]:
-    """What the engines counted."""
-    used = result.decode
-    return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens(result)},
-    }
 
 
 def _event(made: dict[str, Any]) -> str:

@@ -224,7 +224,7 @@ def test_what_is_not_served_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}]
+    "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}, {"max_tokens": 0}]
 )
 def test_values_out_of_bounds_are_refused(standing_client: openai.OpenAI, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
