@@ -16,7 +16,8 @@ from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, older_form
-from producers.batch.prompt_lines import Defaults, PromptLine
+from producers.batch.openai_body import Defaults
+from producers.batch.prompt_lines import PromptLine
 from producers.batch.runner import Runner
 from producers.files.private import write_atomically
 from producers.words import plural

@@ -31,27 +31,17 @@ from messages.jobs import (
 )
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.grade import failed_intake
+from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 from producers.prompts.prompt import LINE_FORM
 
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 200 << 20
 MAX_LINE_BYTES = 8 << 20
 _URL = "/v1/chat/completions"
-_ROLES = ("system", "developer", "user", "assistant")
 
 
 class BadLine(KvasirError):
     """One line can't be used; the message says why and what to write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What a line that doesn't say gets."""
-
-    model: str
-    max_tokens: int
-    temperature: float
-    top_p: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +160,7 @@ class _LineReader:
     def _task(self, custom_id: str, body: Mapping[str, Any]) -> LineTask:
         defaults = self._resolve(str(body.get("model") or ""))
         parts = self._parts(body)
-        sampling = _sampling(body, defaults)
+        sampling = sampling_of(body, defaults, seed=0)
         if sum(len(part.text.encode()) for part in parts) > MAX_PROMPT_BYTES:
             raise BadLine(f"its prompt is longer than {MAX_PROMPT_BYTES >> 20} MiB; shorten it")
         check_prompt(parts)
@@ -180,7 +170,8 @@ class _LineReader:
 
     def _parts(self, body: Mapping[str, Any]) -> tuple[Part, ...]:
         if "messages" in body:
-            return conversation(_messages(body["messages"]), "class" if self._shares else "own", "own")
+            said = [(role, _valid(text)) for role, text in messages_of(body)]
+            return conversation(said, "class" if self._shares else "own", "own")
         shared, own = body.get("shared", ""), body.get("prompt", "")
         if not isinstance(shared, str) or not isinstance(own, str) or not own.strip():
             raise BadLine("its prompt must be text, and not empty")
@@ -217,58 +208,9 @@ def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
     return fields["body"]
 
 
-def _messages(messages: Any) -> list[tuple[str, str]]:
-    """(role, text) of each."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
-        raise BadLine("its messages must be a list of objects")
-    for message in messages:
-        if message.get("role") not in _ROLES:
-            raise BadLine(f"a message's role must be one of {', '.join(_ROLES)}")
-    return [(message["role"], _valid(_content(message))) for message in messages]
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
-    if not isinstance(content, str) or not content.strip():
-        raise BadLine("a message's content must be text, and not empty; pictures are not served")
-    return content
-
-
 def _valid(text: str) -> str:
     """Without half characters: they can't be sent."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _sampling(body: Mapping[str, Any], defaults: Defaults) -> Sampling:
-    """Raises BadLine, InvalidMessage."""
-    stop = body.get("stop") or ()
-    return Sampling(
-        max_tokens=_given(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens),
-        temperature=_given(body, ("temperature",), defaults.temperature),
-        top_p=_given(body, ("top_p",), defaults.top_p),
-        seed=_given(body, ("seed",), 0),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (),
-        json_schema=_schema(body.get("response_format")),
-        answers=_given(body, ("n",), 1),
-    )
-
-
-def _given(body: Mapping[str, Any], names: Iterable[str], default: Any) -> Any:
-    return next((body[name] for name in names if body.get(name) is not None), default)
-
-
-def _schema(wanted: Any) -> str:
-    if wanted is None or (isinstance(wanted, dict) and wanted.get("type") == "text"):
-        return ""
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
-    if kind == "json_object":
-        return '{"type":"object"}'
-    schema = wanted.get("json_schema") if kind == "json_schema" else None
-    if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
-        raise BadLine("its response_format must be of type text, json_object or json_schema with a schema")
-    return json.dumps(schema["schema"], separators=(",", ":"), ensure_ascii=False)
 
 
 # --- the batch
@@ -305,21 +247,11 @@ def _code(result: JobResult) -> str:
 
 
 def _completion(result: JobResult, created: float) -> dict[str, Any]:
-    choices = [
-        {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": result.finish_reason}
-        for index, text in enumerate((result.text, *result.more_texts))
-    ]
-    used = result.decode
     return {
         "id": f"chatcmpl-{result.job_id}",
         "object": "chat.completion",
         "created": int(created),
         "model": result.model,
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": used.prompt_tokens,
-            "completion_tokens": used.completion_tokens,
-            "total_tokens": used.prompt_tokens + used.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": result.prefill.restored_tokens},
-        },
+        "choices": choices_of(result),
+        "usage": usage_of(result),
     }

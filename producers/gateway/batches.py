@@ -20,7 +20,8 @@ from typing import Any, Literal
 from messages.errors import ConfigError, KvasirError
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
-from producers.batch.prompt_lines import Defaults, LineTask, PromptLine
+from producers.batch.openai_body import Defaults
+from producers.batch.prompt_lines import LineTask, PromptLine
 from producers.batch.runner import Runner, cancelled
 from producers.client import Client
 from producers.gateway.files import State, StoredFile, read_all, write_description

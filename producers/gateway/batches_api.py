@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError, model_validator
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 
-from producers.batch.prompt_lines import BadLine, Defaults
+from producers.batch.openai_body import Defaults
+from producers.batch.prompt_lines import BadLine
 from producers.gateway.batches import StoredBatch
 from producers.gateway.files import StoredFile
 from producers.gateway.gateway import gateway_of

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from messages.jobs import JobResult
 from monitoring.metrics import SECONDS
+from producers.batch.openai_body import cached_tokens
 
 
 class Figures:
@@ -53,9 +54,3 @@ class Figures:
             ("completion", result.decode.completion_tokens),
         ):
             self.tokens.labels(result.model, kind).inc(tokens)
-
-
-def cached_tokens(result: JobResult) -> int:
-    """Prompt tokens that nobody computed for this job, by the engines' own counters: they came from the store."""
-    computed = result.prefill.computed_tokens + result.decode.evaluated_tokens
-    return max(0, result.decode.prompt_tokens - computed)

@@ -6,15 +6,15 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
-from messages.jobs import JobResult, Lane, Sampling
+from messages.jobs import JobResult, Lane
+from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 from producers.gateway.dispatch import Ask
-from producers.gateway.figures import cached_tokens
 from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
 from producers.gateway.refusal import Refused
 from producers.gateway.requests import Strict, wanted
@@ -56,6 +56,15 @@ _NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "tool_call_id": (),
     "tool_calls": ([],),
 }
+_NOT_IN_A_COMPLETION: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (),
+    "presence_penalty": (0,),
+    "suffix": ("",),
+}
 _LANES: Mapping[str, Lane] = {"auto": "now", "default": "now", "flex": "bulk"}
 
 
@@ -71,11 +80,6 @@ class ChatMessage(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
-
-    @property
-    def text(self) -> str:
-        """Its content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class JsonSchema(Strict):
@@ -93,15 +97,11 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def schema_text(self) -> str:
-        """As `Sampling.json_schema`. Raises Refused."""
-        if self.type == "text":
-            return ""
-        if self.type == "json_object":
-            return '{"type":"object"}'
-        if self.json_schema is None:
+    @model_validator(mode="after")
+    def _refuse_a_schema_that_is_missing(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
             raise Refused(400, "response_format has no json_schema", "response_format.json_schema", "invalid_value")
-        return json.dumps(self.json_schema.schema_, separators=(",", ":"), ensure_ascii=False)
+        return self
 
 
 class StreamOptions(Strict):
@@ -111,24 +111,42 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] = False
 
 
-class ChatRequest(Strict):
-    """POST /v1/chat/completions. Without temperature, top_p or a length the model's own from kvasir.toml hold."""
+class _Asked(Strict):
+    """What both ways to an answer have. Without temperature, top_p or a length the model's own hold."""
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: int | None = None
     max_tokens: int | None = None
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     n: int = 1
-    response_format: ResponseFormat | None = None
     seed: int | None = None
-    service_tier: Literal["auto", "default", "flex"] = "auto"
     stop: str | list[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     user: Annotated[str | None, Field(description="Ignored: keys say who asks.")] = None
+
+    async def ask(
+        self, gateway: Gateway, request: Request, said: list[tuple[str, str]] | None = None, lane: Lane = "now"
+    ) -> Ask:
+        """The job that it asks for, after `said` or its own messages. Raises Refused, InvalidMessage."""
+        if self.stream_options and not self.stream:
+            raise Refused(400, "stream_options is only for streams", "stream_options", "invalid_value")
+        model = gateway.model(self.model, request.state.key)
+        fields = self.model_dump(by_alias=True)
+        defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
+        sampling = sampling_of(fields, defaults, new_seed())
+        prompt = prompt_of(said or messages_of(fields), shares=request.state.key is None)
+        return await gateway.ask(model.name, prompt, sampling, lane, self.stream)
+
+
+class ChatRequest(_Asked):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    response_format: ResponseFormat | None = None
+    service_tier: Literal["auto", "default", "flex"] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -140,22 +158,24 @@ class ChatRequest(Strict):
             kept["messages"] = [_message(each, f"messages[{at}].") for at, each in enumerate(kept["messages"])]
         return kept
 
-    async def ask(self, gateway: Gateway, request: Request) -> Ask:
-        """The job that it asks for. Raises Refused, InvalidMessage."""
-        if self.stream_options and not self.stream:
-            raise Refused(400, "stream_options is only for streams", "stream_options", "invalid_value")
-        model = gateway.model(self.model, request.state.key)
-        sampling = Sampling(
-            max_tokens=self.max_completion_tokens or self.max_tokens or await gateway.default_tokens(model.name),
-            temperature=model.temperature if self.temperature is None else self.temperature,
-            top_p=model.top_p if self.top_p is None else self.top_p,
-            seed=new_seed() if self.seed is None else self.seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            json_schema=self.response_format.schema_text() if self.response_format else "",
-            answers=self.n,
-        )
-        prompt = prompt_of([(each.role, each.text) for each in self.messages], shares=request.state.key is None)
-        return await gateway.ask(model.name, prompt, sampling, _LANES[self.service_tier], self.stream)
+
+class CompletionRequest(_Asked):
+    """POST /v1/completions. The prompt is what a user says: it goes through the model's chat template, too."""
+
+    prompt: Annotated[str, Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_served(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        kept = wanted(body, _NOT_IN_A_COMPLETION)
+        match kept.get("prompt"):
+            case [str(only)]:
+                kept["prompt"] = only
+            case list():
+                raise Refused(400, "prompt: only one text is served", "prompt", "unsupported_parameter")
+        return kept
 
 
 def _message(message: Any, where: str) -> Any:
@@ -192,9 +212,20 @@ async def model(name: str, request: Request) -> dict[str, Any]:
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """An answer to a conversation."""
     gateway = gateway_of(request)
-    ask = await body.ask(gateway, request)
-    made = _Completion(body)
-    if body.stream:
+    return await _answered(
+        gateway, await body.ask(gateway, request, lane=_LANES[body.service_tier]), request, _Chat(body)
+    )
+
+
+@router.post("/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """An answer to one text, in the form of OpenAI's older API."""
+    gateway = gateway_of(request)
+    return await _answered(gateway, await body.ask(gateway, request, [("user", body.prompt)]), request, _Text(body))
+
+
+async def _answered(gateway: Gateway, ask: Ask, request: Request, made: _Completion) -> Response:
+    if ask.stream:
         lines = made.chunks(gateway.answer(ask, request))
         return await streamed(lines, _error_event, "text/event-stream", ": waiting\n\n")
     return JSONResponse(made.whole(await gateway.result(ask, request)))
@@ -207,72 +238,78 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
 class _Completion:
     """The objects of one answer: the same id and time in all of them."""
 
-    def __init__(self, body: ChatRequest) -> None:
-        self._model = body.model
-        self._id = f"chatcmpl-{random.getrandbits(96):024x}"
-        self._created = int(time.time())
-        self._tier = "flex" if body.service_tier == "flex" else "default"
+    def __init__(self, body: _Asked, kind: str, chunk_kind: str, **more: Any) -> None:
+        made = {"id": f"{random.getrandbits(96):024x}", "created": int(time.time()), "model": body.model}
+        self._same = made | {"system_fingerprint": None} | more
+        self._kind, self._chunk_kind = kind, chunk_kind
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._metadata = body.metadata
+
+    def choices(self, result: JobResult) -> list[dict[str, Any]]:
+        """The whole answers."""
+        raise NotImplementedError
+
+    def piece(self, text: str, opens: bool) -> dict[str, Any]:
+        """The part of a chunk's choice that holds new text."""
+        raise NotImplementedError
 
     def whole(self, result: JobResult) -> dict[str, Any]:
-        """A chat.completion."""
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": result.finish_reason or "stop",
-            }
-            for index, text in enumerate((result.text, *result.more_texts))
-        ]
-        made = self._object("chat.completion", choices) | {"usage": usage_of(result)}
-        return made | {"metadata": self._metadata} if self._metadata else made
+        """The answer to a request that is no stream."""
+        return self._object(self._kind, self.choices(result)) | {"usage": usage_of(result)}
 
     async def chunks(self, answer: AsyncGenerator[str | JobResult, None]) -> AsyncGenerator[str, None]:
         """Server-sent events: the first answer as it is generated, others whole at the end."""
-        opening = self._chunk(0, {"role": "assistant", "content": "", "refusal": None})
+        opening = self._chunk(0, "", opens=True)
         async for happening in answer:
-            yield opening + (
-                self._chunk(0, {"content": happening}) if isinstance(happening, str) else self._end(happening)
-            )
+            yield opening + (self._chunk(0, happening) if isinstance(happening, str) else self._end(happening))
             opening = ""
 
     def _end(self, result: JobResult) -> str:
         reason = result.finish_reason or "stop"
-        made = self._chunk(0, {}, reason)
+        made = self._chunk(0, "", reason)
         for index, text in enumerate(result.more_texts, 1):
-            made += self._chunk(index, {"role": "assistant", "content": text}) + self._chunk(index, {}, reason)
+            made += self._chunk(index, text, opens=True) + self._chunk(index, "", reason)
         if self._usage:
-            made += _event(self._object("chat.completion.chunk", []) | {"usage": usage_of(result)})
+            made += _event(self._object(self._chunk_kind, []) | {"usage": usage_of(result)})
         return made + "data: [DONE]\n\n"
 
-    def _chunk(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> str:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        made = self._object("chat.completion.chunk", [choice])
+    def _chunk(self, index: int, text: str, finish_reason: str | None = None, opens: bool = False) -> str:
+        choice = {"index": index, "logprobs": None, "finish_reason": finish_reason, **self.piece(text, opens)}
+        made = self._object(self._chunk_kind, [choice])
         return _event(made | {"usage": None} if self._usage else made)
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-            "service_tier": self._tier,
-            "system_fingerprint": None,
-        }
+        return {**self._same, "object": kind, "choices": choices}
 
 
-def usage_of(result: JobResult) -> dict[str, Any]:
-    """What the engines counted."""
-    used = result.decode
-    return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens(result)},
-    }
+class _Chat(_Completion):
+    def __init__(self, body: ChatRequest) -> None:
+        tier = "flex" if body.service_tier == "flex" else "default"
+        super().__init__(body, "chat.completion", "chat.completion.chunk", service_tier=tier)
+        self._same["id"] = f"chatcmpl-{self._same['id']}"
+        self._metadata = body.metadata
+
+    def choices(self, result: JobResult) -> list[dict[str, Any]]:
+        return choices_of(result)
+
+    def piece(self, text: str, opens: bool) -> dict[str, Any]:
+        role = {"role": "assistant", "refusal": None} if opens else {}
+        return {"delta": {**role, "content": text} if opens or text else {}}
+
+    def whole(self, result: JobResult) -> dict[str, Any]:
+        made = super().whole(result)
+        return made | {"metadata": self._metadata} if self._metadata else made
+
+
+class _Text(_Completion):
+    def __init__(self, body: CompletionRequest) -> None:
+        super().__init__(body, "text_completion", "text_completion")
+        self._same["id"] = f"cmpl-{self._same['id']}"
+
+    def choices(self, result: JobResult) -> list[dict[str, Any]]:
+        return [{"text": each.pop("message")["content"], **each} for each in choices_of(result)]
+
+    def piece(self, text: str, opens: bool) -> dict[str, Any]:
+        return {"text": text}
 
 
 def _event(made: dict[str, Any]) -> str:

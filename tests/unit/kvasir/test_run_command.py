@@ -10,7 +10,8 @@ import pytest
 
 from kvasir import cli
 from messages.jobs import Part
-from producers.batch.prompt_lines import Defaults, PromptLine, read_lines
+from producers.batch.openai_body import Defaults
+from producers.batch.prompt_lines import PromptLine, read_lines
 from tests.support.processes import SIMULATED, config_text
 
 MODEL = "tiny:1b"
@@ -196,6 +197,8 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         (json.dumps(openai("a", "x" * (8 << 20))), "longer than 8 MiB"),
         (openai("a", messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "pictures are not served"),
         (openai("a", response_format="json"), "response_format"),
+        (openai("a", max_tokens=0), "max_tokens"),
+        (openai("a", stop=3), "stop"),
         ({**openai("a"), "url": "/v1/embeddings"}, "only /v1/chat/completions"),
         ({**openai("a"), "body": []}, "body is no object"),
     ],

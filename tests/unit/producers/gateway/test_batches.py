@@ -146,6 +146,25 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Ser
     ]
 
 
+def test_a_line_and_a_request_say_the_same_of_what_was_cached(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    messages: Any = [{"role": "system", "content": "A rule. " * 200}, {"role": "user", "content": "A question. " * 20}]
+    client.chat.completions.create(model=MODEL, messages=messages)
+
+    asked = client.chat.completions.create(model=MODEL, messages=messages)
+    batch = ended(client, begin(client, send(client, line("a", messages=messages))))
+
+    [row] = rows(client, batch.output_file_id)
+    answered = ChatCompletion.model_validate(row["response"]["body"])
+    for usage in (asked.usage, answered.usage):
+        assert usage
+        assert usage.prompt_tokens_details
+        assert 0 < (usage.prompt_tokens_details.cached_tokens or 0) < usage.prompt_tokens
+    assert asked.usage
+    assert answered.usage
+    assert answered.usage.prompt_tokens_details == asked.usage.prompt_tokens_details
+
+
 def test_the_async_client_sends_waits_and_fetches(served: Served, pipeline: Pipeline) -> None:
     pipeline.start()
 

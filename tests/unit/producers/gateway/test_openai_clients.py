@@ -10,7 +10,7 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
-from openai.types import Model
+from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
@@ -224,7 +224,7 @@ def test_what_is_not_served_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}]
+    "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}, {"max_tokens": 0}]
 )
 def test_values_out_of_bounds_are_refused(standing_client: openai.OpenAI, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -238,6 +238,55 @@ def test_a_job_that_its_own_request_spoils_is_a_bad_request(client: openai.OpenA
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=100_000, stream=stream)
         assert refused.value.code == "context_length_exceeded"
+
+
+def test_a_completion_is_the_answer_to_a_text_whole_and_in_pieces(
+    client: openai.OpenAI, served: Served, pipeline: Pipeline
+) -> None:
+    pipeline.start()
+    ask: Any = {"model": MODEL, "prompt": "What is a queue?", "seed": 7, "n": 2}
+
+    made = client.completions.create(**ask | {"prompt": ["What is a queue?"]}, extra_body={"best_of": 1, "echo": False})
+    chunks = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    raw = httpx.post(f"{served.url}/v1/completions", json=ask).json()
+
+    nothing_unknown(made)
+    validated(Completion, raw)
+    said = [{"role": "user", "content": ask["prompt"]}]
+    expected = [alone(pipeline, said, seed=seed) for seed in (7, 8)]
+    assert [choice.text for choice in made.choices] == [choice["text"] for choice in raw["choices"]] == expected
+    texts = ["", ""]
+    for chunk in chunks:
+        nothing_unknown(chunk)
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert made.usage
+    assert chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == made.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"response_format": {"type": "text"}}, "response_format"),
+    ],
+)
+def test_what_a_completion_can_not_have_is_refused_by_name(
+    standing_client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        standing_client.completions.create(model=MODEL, prompt="x", extra_body=fields)
+    assert refused.value.param == param
 
 
 def test_without_a_worker_the_client_is_told_when_to_come_again(client: openai.OpenAI) -> None:
