@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -179,6 +180,6 @@ def storm(stage: Stage) -> None:
         finally:
             weather.calm()
     took = time.monotonic() - began
-    print(f"storm: {weather.faults} faults in {took:.0f} s, {stage.done} of {jobs} jobs done", flush=True)
+    sys.stdout.write(f"storm: {weather.faults} faults in {took:.0f} s, {stage.done} of {jobs} jobs done\n")
     assert weather.faults >= FAULTS_A_JOB * jobs, f"only {weather.faults} faults"
     assert took >= SECONDS_A_JOB * jobs, f"only {took:.0f} s"
