@@ -14,7 +14,7 @@ from kvasir.connect import Observer
 from messages.errors import BatchError
 from producers.batch import grade
 from producers.batch.batch import Batch
-from producers.batch.grade import Task
+from producers.batch.order import answer_tokens
 from producers.batch.runner import Progress
 from producers.desk.agreement import Difference, differences
 from producers.desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
@@ -129,7 +129,8 @@ class Regrade:
             return class_run.report(batch, assignment, worked=True, notice=self._settings.grading.notice)
 
     def _costs(self, batch: Batch) -> Cost:
-        new = [task for task in self._assignment.tasks if batch.states.get(task.job_id) != "succeeded"]
+        tasks = self._assignment.tasks
+        new = [task for task in tasks if batch.states.get(task.job_id) != "succeeded"]
         known = {key for entry in batch.entries for key in entry.asked}
         keys = [key for task in new for key in task.asked if key not in known]
         names = {key.partition(":")[0] for key in keys}
@@ -147,8 +148,8 @@ class Regrade:
             prompt_tokens=sum(
                 estimate_tokens(task.prompt.shared + task.prompt.own, letters[task.model]) for task in new
             ),
-            answer_tokens=sum(map(_answer_tokens, new)),
-            all_answer_tokens=sum(map(_answer_tokens, self._assignment.tasks)),
+            answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in new),
+            all_answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in tasks),
         )
 
     def _check_named(self, criteria: Sequence[str]) -> None:
@@ -171,9 +172,3 @@ class Regrade:
 
 
 _SAID = {PASSAGE: "whether a passage speaks to the grader"}
-
-
-def _answer_tokens(task: Task) -> int:
-    if not task.asked:
-        return task.sampling.max_tokens * task.sampling.answers
-    return sum(question.sampling.max_tokens * question.sampling.answers for question in task.questions)

@@ -17,6 +17,7 @@ from producers.desk.view import BatchView
 from producers.files.private import read_ordinary
 from producers.grading.points import Grade
 from producers.prompts.prompt import prefix
+from producers.prompts.questions import questions_of
 from producers.report.grades import outcome_of
 from producers.rubric.rubric import ROLES, load_rubric
 from producers.words import plural
@@ -74,7 +75,10 @@ def _prompts(view: BatchView, chosen: Path) -> None:
     for role in ROLES:
         if rubric.for_model(role):
             st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
-            text(prefix(role, rubric, view.assignment.solution, view.assignment.template))
+            together = view.assignment.request.ask == "together"
+            text(prefix(role, rubric, view.assignment.solution, view.assignment.template, with_criteria=together))
+            for question in () if together else questions_of(role, rubric):
+                text(question.text.strip())
 
 
 def _read(path: Path) -> str:

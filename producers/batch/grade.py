@@ -111,6 +111,15 @@ class Task:
         """What is asked after the prompt; nothing, where that asks for all criteria at once."""
         return tuple(question for question in self.asking if question)
 
+    def answered(self, result: JobResult | None) -> Iterator[tuple[str, Question | None, tuple[str, ...]]]:
+        """Each question's name, the question, None if it is of no use any more, and its answers, if there are any."""
+        place = 0
+        for key, question in zip(self.asked, self.asking, strict=True):
+            name, answers, _ = key.split(":")
+            of_it = result.answers[place : place + int(answers)] if result else ()
+            yield name, question, tuple(answer.text for answer in of_it)
+            place += int(answers)
+
     @property
     def may_run(self) -> bool:
         """Whether the job can be made again. One that can't has succeeded, and is kept for some of its answers."""
@@ -145,7 +154,7 @@ class Assignment:
     def tasks(self) -> list[Task]:
         """All prompts, the code role's first: its model is the slower to prefill. Longest first in each."""
         tasks = [task for item in self.items for task in item.tasks]
-        tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling), reverse=True)
+        tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling, task.questions), reverse=True)
         return [task for role in ROLES for task in tasks if task.role == role]
 
 
@@ -588,14 +597,11 @@ def _answers(rubric: Rubric, item: Item, answered: Sequence[tuple[Task, JobResul
 
 def _texts_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[str] | str]]:
     """For each question that is still asked, its answers, or one sentence that says why there is none."""
-    place = 0
-    for key, question in zip(task.asked, task.asking, strict=True):
-        name, answers, _ = key.split(":")
-        texts = [_without_fence(item, answer.text) for answer in result.answers[place : place + int(answers)]]
-        place += int(answers)
+    why = f"{result.state}: {result.error.message}" if result.error else result.state
+    for name, question, texts in task.answered(result):
         if question:
-            why = f"{result.state}: {result.error.message}" if result.error else result.state
-            yield name, texts if result.state == "succeeded" and texts else why
+            said = [_without_fence(item, text) for text in texts]
+            yield name, said if result.state == "succeeded" and said else why
 
 
 def _without_fence(item: Item, text: str) -> str:
