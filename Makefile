@@ -88,7 +88,7 @@ $(STAMPS)/demo: pyproject.toml
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: pyproject.toml
-	@sh scripts/venv "$(TEST_SIZE)" ".[dev,bench,gateway,$(TEST_ENGINES)]"
+	@sh scripts/venv "$(TEST_SIZE)" ".[dev,bench,bound,gateway,$(TEST_ENGINES)]"
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ui: pyproject.toml

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import click
 
 from kvasir.commands import batch as batch_commands
+from kvasir.commands import bound as bound_commands
 from kvasir.commands import dead_letters as dead_commands
 from kvasir.commands import demo, top
 from kvasir.commands import deploy as deploy_commands
@@ -60,6 +61,7 @@ for module in (
     dead_commands,
     deploy_commands,
     export_commands,
+    bound_commands,
     run_commands,
     serve_commands,
     forget_commands,
