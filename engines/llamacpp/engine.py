@@ -41,7 +41,7 @@ from engines.registry import EngineOptions
 from engines.rope import Rope
 from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, Window
+from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -110,7 +110,7 @@ class LlamaCppEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,

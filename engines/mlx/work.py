@@ -18,7 +18,7 @@ from engines.huggingface.constrain import Constraint
 from engines.mlx import kv as mlx_kv
 from engines.mlx.sampling import Sampler
 from messages.errors import Cancelled, InvalidSchema, KvasirError, KVTransferFailed
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import KVCache, KVLayout, Record
 
 _POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
 _TOGETHER = 16
@@ -27,7 +27,7 @@ _begin_computing: Any = mx.async_eval
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
 Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""
-Output = Block | Window | list[Token] | Prefilled | KvasirError
+Output = Record | list[Token] | Prefilled | KvasirError
 
 
 class PromptWork(ABC):

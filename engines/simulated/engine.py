@@ -41,7 +41,7 @@ from messages.errors import (
     KVTransferFailed,
 )
 from messages.jobs import Part, Sampling
-from messages.kv import Array, Block, KVCache, KVLayout, Window
+from messages.kv import Array, Block, KVCache, KVLayout, Record
 
 CHARS_PER_TOKEN = 4
 _BOS = 1
@@ -161,7 +161,7 @@ class SimulatedEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,

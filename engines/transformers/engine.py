@@ -34,7 +34,7 @@ from engines.transformers.model import Check, ModelRun, TorchModel, Weights, fin
 from engines.transformers.sampling import Sampler, Scores
 from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -96,7 +96,7 @@ class TransformersEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,

@@ -23,7 +23,7 @@ from engines.transformers.model import TorchModel, find_weights
 from engines.transformers.sampling import Sampler
 from messages.errors import Cancelled, ConfigError, KVTransferFailed
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Window
+from messages.kv import Block, KVCache, Record, Window
 from tests.contract import test_engines as contract
 from tests.contract.test_engines import CONTEXT, GREEDY, SLOTS, Pair, blocks_of, layout_of
 
@@ -42,7 +42,7 @@ def load(weights: str, slots: int = SLOTS) -> Engine:
 
 def cache_of(engine: Engine, tokens: tuple[int, ...], **how: Any) -> KVCache:
     """The cache of all tokens but the last."""
-    records: list[Block | Window] = []
+    records: list[Record] = []
     engine.prefill(tokens[:-1], records.append, **how)
     blocks = tuple(record for record in records if isinstance(record, Block))
     windows = [record for record in records if isinstance(record, Window)]
