@@ -30,6 +30,7 @@ from engines.llamacpp.model import (
     fingerprint,
     require_known,
     rounding,
+    slot_form,
     slot_shape,
     tokenizer_hash,
     vocabulary,
@@ -132,6 +133,8 @@ class LlamaCppEngine:
         window = slotfile.to_window(saved, shape)
         if window is not None:
             emit(window)
+        for recurrent in slotfile.to_states(saved, shape):
+            emit(recurrent)
         return Prefilled(evaluated, len(tokens) - evaluated, seconds)
 
     def decode(
@@ -269,7 +272,8 @@ class LlamaCppEngine:
                 data = np.memmap(path, np.uint8, "r")
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
-        return slotfile.parse(data.data)
+        assert self._backing.gguf is not None
+        return slotfile.parse(data.data, slot_form(self._backing.gguf))
 
     @contextmanager
     def _exchange_file(self) -> Iterator[Path]:

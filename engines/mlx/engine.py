@@ -64,7 +64,7 @@ class MLXEngine:
         self._info = EngineInfo(
             engine="mlx",
             device=loop.device,
-            context=options.context or int(folder.config.get("max_position_embeddings", 4096)),
+            context=options.context or int(folder.text.get("max_position_embeddings", 4096)),
             slots=options.slots,
             fingerprint=fingerprint(folder, loop.layout, prompt.tokenizer_hash) if loop.layout else "",
             tokenizer=prompt.tokenizer_hash,

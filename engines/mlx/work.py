@@ -121,6 +121,8 @@ class PrefillWork(PromptWork):
         window = mlx_kv.window(self.caches, self.layout)
         if window is not None:
             self.put(window)
+        for state in mlx_kv.snapshot(self.caches, self.layout, self.position):
+            self.put(state)
         self.put(Prefilled(self.evaluated, self.position - self.evaluated, time.monotonic() - self._started))
 
     def _put_computed(self) -> None:

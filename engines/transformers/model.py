@@ -137,7 +137,7 @@ class TorchModel:
                 )
             scale = float(getattr(module, f"{prefix}attention_scaling"))
             seen.append(Rope(tuple(frequencies.double().tolist()), scale))
-        stated = tuple(stated_rope(folder.config, kind) for kind in prefixes.values())
+        stated = tuple(stated_rope(folder.text, kind) for kind in prefixes.values())
         if wrong := difference(seen, stated):
             raise KVTransferFailed(f"transformers computes another RoPE than config.json was read to state: {wrong}")
         return stated
@@ -173,6 +173,11 @@ def _device(wanted: str) -> torch.device:
 
 def _load(weights: Weights) -> Any:
     transformers.utils.logging.disable_progress_bar()
+    if weights.folder.model_type == "jamba":
+        raise ConfigError(
+            f"transformers computes the prompts of a 'jamba' model wrongly where they come in chunks (each forgets the "
+            f"state that the one before it left): {weights.folder.path} needs another engine"
+        )
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             weights.folder.path,
