@@ -89,6 +89,8 @@ class Kind:
     base: float = ROPE_THETA
     v5: bool = False  # its folder is as transformers 5 writes it: `rope_parameters` only, experts in fused tensors
 
+    context: int = CONTEXT  # that it was trained for, as it says
+
     @property
     def hybrid(self) -> bool:
         """Whether most of its layers keep a recurrent state (see `matrix_hybrid`)."""
@@ -119,7 +121,7 @@ KINDS = {
     "qwen3-moe-v5": Kind("qwen3moe", "qwen3_moe", 2, base=V5_ROPE_THETA, v5=True),
     "gpt-oss-yarn": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": True}),
     "gpt-oss-untruncated": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": False}),
-    "qwen3.5": Kind("qwen35", "qwen3_5", 4),
+    "qwen3.5": Kind("qwen35", "qwen3_5", 4, context=8 * CONTEXT),
     "qwen3.5-moe": Kind("qwen35moe", "qwen3_5_moe_text", 4),
     "qwen3-next": Kind("qwen3next", "qwen3_next", 4),
 }
@@ -234,9 +236,9 @@ def _attention(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[str, 
     gated = 1 + kind.hybrid  # by head: its query, then the gate of what it gives
     for name, rows, scale in (("q", query * gated, 2), ("k", key_value, 1), ("v", key_value, 1)):
         yield f"{prefix}{name}_proj.weight", source.matrix(rows, HIDDEN, scale=scale)
-    yield f"{prefix}o_proj.weight", source.matrix(HIDDEN, query, scale=2)
+    yield f"{prefix}o_proj.weight", source.matrix(HIDDEN, query, scale=8 if kind.hybrid else 2)  # a gate halves it
     if kind.model_type.startswith(("qwen3", "gemma3")):
-        yield f"{prefix}q_norm.weight", source.vector(HEAD_DIM, 2)
+        yield f"{prefix}q_norm.weight", source.vector(HEAD_DIM, 3 if kind.hybrid else 2)
         yield f"{prefix}k_norm.weight", source.vector(HEAD_DIM, 1)
     if kind.model_type == "olmo2":  # over all heads at once
         yield f"{prefix}q_norm.weight", source.vector(query, 2)
@@ -343,7 +345,7 @@ def _config(kind: Kind) -> dict[str, Any]:
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": kind.context,
         "rope_theta": kind.base,
         "rms_norm_eps": RMS_EPSILON,
         "tie_word_embeddings": False,
@@ -396,7 +398,7 @@ def _write_gguf(path: Path, kind: Kind, weights: Weights) -> None:
 
 
 def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(kind.context)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(kind.layers)
     writer.add_feed_forward_length(FEED_FORWARD)
