@@ -90,6 +90,8 @@ class Kind:
     v5: bool = False  # its folder is as transformers 5 writes it: `rope_parameters` only, experts in fused tensors
 
     context: int = CONTEXT  # that it was trained for, as it says
+    head_dim: int = HEAD_DIM
+    name: str = ""  # where it is none of KINDS
 
     @property
     def hybrid(self) -> bool:
@@ -125,6 +127,8 @@ KINDS = {
     "qwen3.5-moe": Kind("qwen35moe", "qwen3_5_moe_text", 4),
     "qwen3-next": Kind("qwen3next", "qwen3_next", 4),
 }
+# For figures: the KV cache of a token is no smaller than what a record's header takes next to it.
+WIDE = Kind("qwen35", "qwen3_5", 8, context=8 * CONTEXT, head_dim=64, name="qwen3.5-wide")
 HYBRID = tuple(name for name, kind in KINDS.items() if kind.hybrid)
 
 # llama.cpp truncates YaRN's ramp whatever the folder says; MLX does not start with a window that it would ignore.
@@ -143,7 +147,7 @@ def write(folder: Path, name: str, seed: int) -> None:
         smollm2_folders.folder("f32")
     if name in (DEMO, REAL):
         return
-    kind = KINDS[name]
+    kind = WIDE if name == WIDE.name else KINDS[name]
     weights = dict(_weights(kind, seed))
     for tensor, value in weights.items():
         if "o_proj" in tensor or "down_proj" in tensor or "out_proj" in tensor:
@@ -232,14 +236,14 @@ def _readable(number: int) -> bool:
 
 
 def _attention(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[str, Array]]:
-    query, key_value = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    query, key_value = HEADS * kind.head_dim, KV_HEADS * kind.head_dim
     gated = 1 + kind.hybrid  # by head: its query, then the gate of what it gives
     for name, rows, scale in (("q", query * gated, 2), ("k", key_value, 1), ("v", key_value, 1)):
         yield f"{prefix}{name}_proj.weight", source.matrix(rows, HIDDEN, scale=scale)
     yield f"{prefix}o_proj.weight", source.matrix(HIDDEN, query, scale=8 if kind.hybrid else 2)  # a gate halves it
     if kind.model_type.startswith(("qwen3", "gemma3")):
-        yield f"{prefix}q_norm.weight", source.vector(HEAD_DIM, 3 if kind.hybrid else 2)
-        yield f"{prefix}k_norm.weight", source.vector(HEAD_DIM, 1)
+        yield f"{prefix}q_norm.weight", source.vector(kind.head_dim, 3 if kind.hybrid else 2)
+        yield f"{prefix}k_norm.weight", source.vector(kind.head_dim, 1)
     if kind.model_type == "olmo2":  # over all heads at once
         yield f"{prefix}q_norm.weight", source.vector(query, 2)
         yield f"{prefix}k_norm.weight", source.vector(key_value, 1)
@@ -344,7 +348,7 @@ def _config(kind: Kind) -> dict[str, Any]:
         "intermediate_size": FEED_FORWARD,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "head_dim": kind.head_dim,
         "max_position_embeddings": kind.context,
         "rope_theta": kind.base,
         "rms_norm_eps": RMS_EPSILON,
@@ -404,12 +408,12 @@ def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
+    writer.add_key_length(kind.head_dim)
+    writer.add_value_length(kind.head_dim)
     writer.add_layer_norm_rms_eps(RMS_EPSILON)
     writer.add_rope_freq_base(kind.base)
     if kind.hybrid:
-        matrix_hybrid.add_sizes(writer, kind.architecture, HEAD_DIM)
+        matrix_hybrid.add_sizes(writer, kind.architecture, kind.head_dim)
     else:
         writer.add_rope_dimension_count(HEAD_DIM)
     if kind.moe and kind.hybrid:

@@ -15,6 +15,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from transformers import DynamicCache
+from transformers.cache_utils import CacheLayerMixin
 
 from engines.huggingface import weights as hf_weights
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
@@ -78,6 +79,10 @@ class TorchModel:
         self._model = _load(weights)
         self.config = self._model.config.get_text_config(decoder=True)
         self.device = self._model.device
+        if not any(isinstance(layer, CacheLayerMixin) for layer in self.new_run().past.layers):
+            raise ConfigError(
+                f"{weights.folder.path} has no layer that attends ({weights.folder.model_type!r}): not for this engine"
+            )
         self._local = threading.local()
         for layer in getattr(self._model.base_model, "layers", ()):
             layer.register_forward_pre_hook(self._between_layers)
