@@ -210,8 +210,16 @@ class DecodeWorker:
     def _generate(self, attempt: DecodeAttempt) -> None:
         """Set `attempt.result` and `body`. Raises KVTransferFailed if the job is better prefilled again."""
         job, envelope = attempt.job, attempt.envelope
-        services = (self._kv, self._broker, self._cluster_state, self._checks, self._slots)
-        generation = Generation(attempt, *services, self.worker_id, self._observe)
+        generation = Generation(
+            attempt,
+            kv=self._kv,
+            broker=self._broker,
+            cluster_state=self._cluster_state,
+            checks=self._checks,
+            slots=self._slots,
+            worker_id=self.worker_id,
+            observe=self._observe,
+        )
         before = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
         waited_s = max(0.0, generation.queue_s - before.queue_s - before.prefill_s - before.put_s)
         self._observe(envelope.event(Step.DECODE_STARTED, queue_s=generation.queue_s, waited_s=waited_s))

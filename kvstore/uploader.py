@@ -27,11 +27,17 @@ class UploadReport:
 class Uploader:
     """One KV transfer's upload: a thread, and a queue that holds the caller back when the store is slower.
 
-    Used by one thread. Leaving the `with` block without `finish` abandons the upload.
+    Without `background` there is no thread, and `finish` stores what was put: for what is stored sooner than a thread
+    begins. Used by one thread. Leaving the `with` block without `finish` abandons the upload.
     """
 
     def __init__(
-        self, store: KVStore, fingerprint: str, layout: KVLayout, max_pending_blocks: int = MAX_PENDING_BLOCKS
+        self,
+        store: KVStore,
+        fingerprint: str,
+        layout: KVLayout,
+        max_pending_blocks: int = MAX_PENDING_BLOCKS,
+        background: bool = True,
     ) -> None:
         self._store = store
         self._fingerprint = fingerprint
@@ -43,15 +49,17 @@ class Uploader:
         self._dropping = False  # abandoned or failed
         self._error: Exception | None = None
         self._bytes = self._records = 0
-        self._thread = threading.Thread(target=self._run, name="kv-upload", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="kv-upload", daemon=True) if background else None
+        if self._thread:
+            self._thread.start()
 
     def put(self, ref: BlockRef, record: Record) -> None:
         """Pass on one record; waits while too many are pending. After an error it is dropped: see `finish`."""
         with self._changed:
             if self._ending:
                 raise ValueError("the upload has been finished or abandoned")
-            self._changed.wait_for(lambda: self._dropping or len(self._pending) < self._max_pending)
+            if self._thread:
+                self._changed.wait_for(lambda: self._dropping or len(self._pending) < self._max_pending)
             if not self._dropping:
                 self._pending.append((ref, record))
                 self._changed.notify_all()
@@ -62,7 +70,7 @@ class Uploader:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join() if self._thread else self._run()
         if self._error:
             raise self._error
         return UploadReport(self._bytes, self._records, time.perf_counter() - started)

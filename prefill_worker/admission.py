@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from kvstore.base import ClusterState, KVStore, StoreUsage
 from messages.errors import Stopped, StoreUnavailable
@@ -35,6 +35,9 @@ _IDLE_FOR_SURE_S = 1.0
 # Nothing waited for decode for this long, and still there is no room: whoever fills the store will not leave it soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
+# A job that takes no more of the mark reserves nothing while the store is far from full: two round trips and a thread
+# would be most of a short prompt's cost, and a hundred such jobs at once are a tenth of the mark.
+_NEGLIGIBLE = 1 / 1024
 # Freed beyond what one job needs, as a share of the mark: or every single job would have to wait for the next look.
 _SPARE = 1 / 16
 
@@ -102,17 +105,24 @@ class Admission:
         size = measure()
         usage = self._usage(size)
         mark = high_water_mark(usage)
-        if usage.max_bytes and size > mark:
+        if not usage.max_bytes or not size or self._is_negligible(usage, size):
+            return self._granting(size, nullcontext())
+        if size > mark:
             raise StoreUnavailable(f"{size:,} bytes are more than the {mark:,} that all KV caches may take together")
-        room = mark - usage.used_bytes if usage.max_bytes else _NO_LIMIT
-        if not size or self._cluster_state.reserve(self._name, size, room, RESERVATION_TTL_S):
-            self._hopeless_until = 0.0
-            self._granted += size
-            return _keep_reserved(self._cluster_state, self._name, measure)
+        if self._cluster_state.reserve(self._name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
+            return self._granting(size, _keep_reserved(self._cluster_state, self._name, measure))
         if self._clock() < self._hopeless_until and not self._decode_waits():
             raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
         self._shut(size)
         raise NoRoom(f"no room for {size:,} bytes for now")
+
+    def _granting(self, size: int, reservation: AbstractContextManager[None]) -> AbstractContextManager[None]:
+        self._hopeless_until = 0.0
+        self._granted += size
+        return reservation
+
+    def _is_negligible(self, usage: StoreUsage, size: int) -> bool:
+        return size <= high_water_mark(usage) * _NEGLIGIBLE and not self._is_near_full(usage, size)
 
     def _usage(self, size: int) -> StoreUsage:
         """How full the store is; as of a second ago if with all that we stored since it is far from full."""

@@ -32,6 +32,8 @@ _FIRST_GUESS_TOKENS_PER_S = 100.0
 # A neighbour's prefix is of use once it is stored, not once it is computed.
 _STORING_TOO = 1.5
 
+# Less is stored sooner than a thread begins to store it behind the engine's back.
+_BEHIND_BYTES = 1 << 20
 _HEADER_BYTES = 512  # of a record, and its key
 
 _Records = list[tuple[type[Record], BlockRef]]
@@ -142,8 +144,11 @@ class _Transfer:
 
     def bytes_to_store(self) -> int:
         """About what its absent records will take in the store."""
+        return self._bytes([*self.absent(self.kv.num_tokens), *self._absent_snapshot()])
+
+    def _bytes(self, absent: _Records) -> int:
         layout, total = self.kv.layout, 0
-        for type_, ref in [*self.absent(self.kv.num_tokens), *self._absent_snapshot()]:
+        for type_, ref in absent:
             payload = (ref.end - ref.start) * layout.token_bytes
             if type_ is Window:
                 rows = min(ref.end, layout.window) * len(layout.window_layers)
@@ -191,7 +196,9 @@ class _Transfer:
             self._repaired = True
             log.warning("job %s: deleted its stored start, which can't be used: %s", self._job.job_id, error)
             return self.compute_in_parts() if end > self.kv.shared_tokens else self._compute(end)
-        uploader = Uploader(self._store, self.kv.fingerprint, self.kv.layout)
+        uploader = Uploader(
+            self._store, self.kv.fingerprint, self.kv.layout, background=self._bytes(absent) > _BEHIND_BYTES
+        )
         try:
             self._upload(uploader, end, absent, resume)
         except BaseException:

@@ -49,7 +49,6 @@ _MARKS = {"user": 2, "assistant": 3, "system": 4}
 _FIRST_TEXT_ID = 16
 _VOCABULARY = 1 << 17
 _POLL_S = 0.05
-_MASK_64 = (1 << 64) - 1
 _NO_CHARACTERS = b"\xff" * 4 * CHARS_PER_TOKEN
 _ODD = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], "<u8")
 
@@ -130,6 +129,11 @@ class SimulatedEngine:
         self._machine = threading.Lock()  # prefill is one call at a time
         self._slots = threading.Semaphore(options.slots)
         self._pattern = _pattern(self._layout, model.seed)
+        kind, heads, dim = self._pattern.dtype, self._layout.kv_heads, self._layout.head_dim
+        # A token's 64 bits as so many words of the dtype's width, repeated over its row.
+        self._columns = (np.arange(heads * dim) % (8 // kind.itemsize)).reshape(heads, dim)
+        # Clears the sign and the exponent's top bit, so that any bits left are a finite number.
+        self._finite = kind.type(np.iinfo(kind).max >> 2)
         self._info = EngineInfo(
             engine="simulated",
             device="simulated",
@@ -259,12 +263,10 @@ class SimulatedEngine:
 
     def _data(self, chain: Array) -> Array:
         """K and V of the tokens whose chain values are given: the pattern, shifted by each token's 64 bits."""
-        layout, kind = self._layout, self._pattern.dtype
-        width = layout.kv_heads * layout.head_dim
-        words = np.ascontiguousarray(chain).view(kind).reshape(len(chain), -1)
-        rows = np.tile(words, -(-width // words.shape[1]))[:, :width].reshape(len(chain), layout.kv_heads, -1)
-        data: Array = self._pattern + rows
-        data &= _finite_mask(kind)
+        layout = self._layout
+        words = np.ascontiguousarray(chain).view(self._pattern.dtype).reshape(len(chain), -1)
+        data: Array = self._pattern + words[:, self._columns]
+        data &= self._finite
         return data.view(layout.numpy_type)
 
     def _state(self, chain: Array, layer: int) -> Array:
@@ -368,13 +370,21 @@ _answer_ids = lru_cache(maxsize=1024)(_text_ids)  # short answers recur
 
 
 def _chain(tokens: Sequence[int]) -> Array:
-    """For each position a 64-bit value that depends on every token up to it."""
-    value, values = 0x9E3779B97F4A7C15, []
-    for token in tokens:
-        value = ((value ^ token) * 0xBF58476D1CE4E5B9 + 1) & _MASK_64
-        value ^= value >> 29
-        values.append(value)
-    return np.array(values, "<u8")
+    """For each position a 64-bit value that depends on every token up to it, and on their order."""
+    values = np.array(tokens, "<u8")
+    values += np.arange(1, len(values) + 1, dtype="<u8") * _ODD[0]
+    values = np.cumsum(_mixed(values), dtype="<u8")  # wraps
+    return _mixed(values)
+
+
+def _mixed(values: Array) -> Array:
+    """In place: each bit of a value depends on most of its bits."""
+    values ^= values >> np.uint64(30)
+    values *= _ODD[1]
+    values ^= values >> np.uint64(27)
+    values *= _ODD[2]
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _pattern(layout: KVLayout, seed: int) -> Array:
@@ -383,8 +393,3 @@ def _pattern(layout: KVLayout, seed: int) -> Array:
     source = np.random.default_rng(seed)
     shape = layout.block_shape(1)
     return source.integers(0, np.iinfo(kind).max, shape, dtype=kind, endpoint=True)
-
-
-def _finite_mask(kind: np.dtype[Any]) -> Any:
-    """Clears the sign and the exponent's top bit, so that any bits left are a finite number."""
-    return kind.type(np.iinfo(kind).max >> 2)

@@ -89,19 +89,20 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         stack.callback(stores.close)
         engine, weights = _load(settings, options)
         stack.callback(engine.close)
-        loaded = _checked(stores.cluster_state, options.model, engine)
-        services = (broker, _kv(stores.kv, options), stores.cluster_state, observe)
+        kv, state = _kv(stores.kv, options), stores.cluster_state
+        loaded = _checked(state, options.model, engine)
         worker: Worker
         if options.role == "prefill":
-            worker = PrefillWorker(options.model, loaded, *services, _short_tokens(settings, options.model))
+            short = _short_tokens(settings, options.model)
+            worker = PrefillWorker(options.model, loaded, broker, kv, state, observe, short)
         else:
             home = CachedModel(options.model, weights_bytes(weights), loaded)
-            others = _others(settings, options, engine, stores.cluster_state)
+            others = _others(settings, options, engine, state)
             if not loaded.why_no_kv:
                 stores.kv.prepare()
             cache = ModelCache(home, others, memory_bytes(options.decode.memory_gb))
-            worker = DecodeWorker(cache, *services, _kv_check_every(settings, options.model))
-        page.loaded(worker.registration, broker, stores.cluster_state)
+            worker = DecodeWorker(cache, broker, kv, state, observe, _kv_check_every(settings, options.model))
+        page.loaded(worker.registration, broker, state)
         with _stopped_by_signals(worker, options.grace_s):
             log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
             worker.run(options.hours)

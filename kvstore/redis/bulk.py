@@ -34,8 +34,10 @@ SETS_AHEAD = 8  # replies not yet read: soon enough to notice a full store
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
+RENEWALS_AHEAD = 256
 GETS_AHEAD = 2  # the server and the network work while a value is checked; a third reply in the making slows both down
 
+_YES, _NO = b":1\r\n", b":0\r\n"
 _ERRORS: dict[str, type[exceptions.RedisError]] = {
     "OOM": exceptions.OutOfMemoryError,
     "NOAUTH": exceptions.AuthenticationError,
@@ -96,13 +98,23 @@ class Bulk:
         """The value of each key, in order, or None; TTLs are renewed."""
         with self._connection() as connection:
             for key in keys[:GETS_AHEAD]:
-                connection.send("GETEX", key, "EX", str(ttl_s))
+                connection.send(_command("GETEX", key, "EX", str(ttl_s)))
             values = _Values(self._arena)
             for index in range(len(keys)):
                 value = connection.read_value(values, len(keys) - index)
                 if index + GETS_AHEAD < len(keys):
-                    connection.send("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s))
+                    connection.send(_command("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s)))
                 yield value
+
+    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
+        """Give each key its TTL anew; whether it was there."""
+        renewed: list[bool] = []
+        with self._connection() as connection:
+            for start in range(0, len(keys), RENEWALS_AHEAD):
+                ahead = keys[start : start + RENEWALS_AHEAD]
+                connection.send(*(_command("EXPIRE", key, str(ttl_s)) for key in ahead))
+                renewed += connection.read_flags(len(ahead))
+        return renewed
 
     def prepare(self) -> None:
         """Have IDLE_CHUNKS chunks of memory ready for the first `get`. Returns when they are."""
@@ -137,6 +149,11 @@ class Bulk:
             connection.close()
 
 
+def _command(*words: str) -> bytes:
+    encoded = [word.encode() for word in words]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
+
+
 class _Connection:
     def __init__(self, target: BulkTarget, timeout_s: float) -> None:
         self._socket = _connect(target, timeout_s)
@@ -148,10 +165,10 @@ class _Connection:
 
     def _log_in(self, target: BulkTarget) -> None:
         if target.password:
-            self.send("AUTH", *([target.username] if target.username else []), target.password)
+            self.send(_command("AUTH", *([target.username] if target.username else []), target.password))
             self.read_ok()
         if target.db:
-            self.send("SELECT", str(target.db))
+            self.send(_command("SELECT", str(target.db)))
             self.read_ok()
 
     def quiet(self) -> bool:
@@ -164,20 +181,39 @@ class _Connection:
             pass
         return False
 
-    def send(self, *words: str) -> None:
-        encoded = [word.encode() for word in words]
-        self._socket.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in encoded))
+    def send(self, *commands: bytes) -> None:
+        self._socket.sendall(b"".join(commands))
 
     def send_set(self, key: str, prefix: bytes, payload: memoryview, ttl_s: int) -> None:
         name, ttl = key.encode(), b"%d" % ttl_s
         size = len(prefix) + len(payload)
-        self._socket.sendall(b"*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(name), name, size, prefix))
-        self._socket.sendall(payload)
-        self._socket.sendall(b"\r\n$2\r\nEX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl))
+        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(name), name, size, prefix)
+        self._send_all(head, payload, b"\r\n$2\r\nEX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl))
+
+    def _send_all(self, *parts: bytes | memoryview) -> None:
+        """In one call to the system as a rule: with several threads each call costs a wait for the interpreter."""
+        left = [memoryview(part) for part in parts]
+        while left:
+            sent = self._socket.sendmsg(left)
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if left:
+                left[0] = left[0][sent:]
 
     def read_ok(self) -> None:
         if (line := self._line()) != b"+OK":
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
+
+    def read_flags(self, count: int) -> list[bool]:
+        """So many replies that are :0 or :1, in one call to the system."""
+        replies = bytearray(count * len(_YES))
+        self._fill(memoryview(replies))  # an error is longer: so much comes in any case
+        flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
+        if not {*flags} <= {_YES, _NO}:
+            _, error, rest = bytes(replies).partition(b"-")
+            line, end, _ = rest.partition(b"\r\n")
+            raise exceptions.InvalidResponse(f"unexpected reply {self._line(error + line + end)[:40]!r}")
+        return [flag == _YES for flag in flags]
 
     def read_value(self, values: _Values, values_left: int) -> memoryview | None:
         line = self._line()
@@ -185,15 +221,16 @@ class _Connection:
             return None
         if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > MAX_VALUE_BYTES:
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
-        value = values.place(int(line[1:]), values_left)
+        size = int(line[1:])
+        value = values.place(size + 2, values_left)  # with the end of its line
         self._fill(value)
-        if self._line():
+        if bytes(value[size:]) != b"\r\n":
             raise exceptions.InvalidResponse("a value is longer than announced")
-        return value
+        return value[:size]
 
-    def _line(self) -> bytes:
+    def _line(self, begun: bytes = b"") -> bytes:
         """The next line of a reply, and not a byte more: what follows is received where it stays, which is aligned."""
-        line = b""
+        line = begun
         while not line.endswith(b"\r\n"):
             seen = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
             if not seen or len(line) > LINE_BYTES:

@@ -35,6 +35,9 @@ class Transport(Protocol):
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
         """The value of each key, in order, or None; TTLs are renewed."""
 
+    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
+        """Give each key its TTL anew; whether it was there."""
+
     def close(self) -> None:
         """Close connections."""
 
@@ -50,10 +53,8 @@ class RedisKVStore(KVStore):
 
     def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
-        with errors_mapped(self._place), self._client.pipeline(transaction=False) as pipeline:
-            for ref in refs:
-                pipeline.expire(ref.key, TTL_S)
-            renewed = pipeline.execute()
+        with errors_mapped(self._place):
+            renewed = self._transport.renew([ref.key for ref in refs], TTL_S)
         return [ref for ref, there in zip(refs, renewed, strict=True) if not there]
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
@@ -167,6 +168,13 @@ class Pipelines:
                 for key in batch:
                     pipeline.getex(key, ex=ttl_s)
                 yield from _execute(pipeline)
+
+    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
+        """See Transport."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.expire(key, ttl_s)
+            return [bool(there) for there in _execute(pipeline)]
 
     def close(self) -> None:
         """The client belongs to the store."""

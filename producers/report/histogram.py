@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import NamedTuple
 
 from producers.rubric.rubric import Points, plain
 
 MAX_BARS = 12  # more can't be read on a phone
 
 
-class Bar(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Bar:
     """`count` times it was one of the points that `label` names: `7`, or `6–8` with both ends."""
 
     label: str

@@ -135,6 +135,31 @@ def test_a_put_that_is_disturbed_fails_and_the_next_one_is_right(server: RedisSe
         store.close()
 
 
+@pytest.mark.parametrize("kind", [*DISTURBANCES])
+def test_a_look_that_is_disturbed_fails_and_the_next_one_is_right(server: RedisServer, kind: str) -> None:
+    absent = refs_of(LAYOUT, 20 * 32, fingerprint="another")
+    refs = [ref for pair in zip(REFS, absent, strict=True) for ref in pair]
+    with Relay(server, AFTER_LOGIN, DISTURBANCES[kind]) as relay:
+        _put(direct := RedisKVStore(server.url))
+        store = RedisKVStore(relay.url, TIMEOUT_S)
+
+        assert raised_by(lambda: store.missing(refs), StoreUnavailable)
+
+        assert store.missing(refs) == absent == direct.missing(refs)
+        direct.close()
+        store.close()
+
+
+def test_hundreds_of_records_are_looked_for_at_once(server: RedisServer) -> None:
+    refs = refs_of(LAYOUT, 700 * 32)
+    store = RedisKVStore(server.url)
+    store.put(FINGERPRINT, LAYOUT, records_of(LAYOUT, refs[:1]))
+
+    assert store.missing(refs) == refs[1:]
+    assert store.missing([]) == []
+    store.close()
+
+
 def test_an_answer_to_nothing_is_not_taken_for_the_next_reply(server: RedisServer) -> None:
     all_confirmed = len("+OK\r\n") * (1 + len(REFS))
     with Relay(server, all_confirmed, lambda data: data + b"$-1\r\n") as relay:

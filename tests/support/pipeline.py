@@ -11,6 +11,7 @@ On leaving, everything is stopped, and every step that was observed must have be
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from infra.broker.control import ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from kvstore.base import ClusterState
 from kvstore.blocks import BlockRef, block_refs, shared_boundary
-from kvstore.memory import MemoryClusterState, MemoryKVStore
+from kvstore.memory import DEFAULT_MAX_BYTES, MemoryClusterState, MemoryKVStore
 from messages.errors import Cancelled, StoreUnavailable
 from messages.jobs import KV_CHECK_EVERY, JobResult, Part, PrefillJob, Sampling, user_prompt
 from messages.kv import Block, KVCache, KVLayout, Record
@@ -175,8 +176,8 @@ class WatchedEngine:
 class WatchedStore(MemoryKVStore):
     """The store in memory: its operations named in `away` fail, and a record in it can be damaged."""
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        super().__init__(**({"clock": clock} if clock else {}))
+    def __init__(self, clock: Callable[[], float] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        super().__init__(max_bytes, clock or time.monotonic)
         self.away: set[str] = set()
         self.stored: list[BlockRef] = []
 

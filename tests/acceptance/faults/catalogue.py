@@ -20,6 +20,7 @@ from tests.acceptance.faults import load
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.acceptance.faults.services import HEARTBEAT_S, retry_levels
 from tests.acceptance.faults.stage import PATIENCE_S, Plan, Role, Stage
+from tests.acceptance.faults.storm import JOB_S, storm
 from tests.support.servers import RabbitMQServer
 from tests.support.waiting import wait_until
 
@@ -433,6 +434,7 @@ FAULTS = [
     Fault("poison", "one job kills every worker that decodes it", poison, failed=1, dead_lettered=1),
     Fault("garbage", "300 unreadable messages in the work queues", garbage, dead_lettered=300),
     Fault("published-ten-times", "100 of the jobs published ten times each", nothing),
+    Fault("storm", "one to three faults at once, every 0.5 to 3 s, 200 at least, for ten minutes at least", storm),
 ]
 
 _PLANS = {
@@ -443,6 +445,7 @@ _PLANS = {
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},
+    "storm": {"slots": 1, "long_jobs": 1_000_000, "long_s": JOB_S},
     "published-ten-times": {"copies": 10, "copied_jobs": 100},
 }
 

@@ -11,9 +11,9 @@ from tests.acceptance.faults.catalogue import find, plan_of
 from tests.acceptance.faults.row import run_row
 from tests.acceptance.faults.services import Services
 
-pytestmark = pytest.mark.system  # two to three minutes
+pytestmark = pytest.mark.system  # three to four minutes
 
-JOBS = 200
+JOBS, STORM_JOBS = 200, 60
 SEED = 11
 
 
@@ -50,3 +50,12 @@ def test_no_job_is_lost_whatever_happens(services: Services, tmp_path: Path, nam
     # The rows of killed decode workers are counted from start lines in logs: without those nothing would ever be amiss
     if name.startswith("decode"):
         assert row.recovery_s is not None
+
+
+def test_no_job_is_lost_in_a_storm(services: Services, tmp_path: Path) -> None:
+    fault = find("storm")
+
+    row = run_row(services, fault, plan_of(fault, STORM_JOBS, SEED), tmp_path / "storm")
+
+    assert (row.lost, row.unexpected, row.journal_duplicates) == (0, 0, 0), row
+    assert row.attempted == row.succeeded + row.failed == STORM_JOBS, row

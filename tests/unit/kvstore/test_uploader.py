@@ -41,10 +41,11 @@ def store() -> Iterator[GatedStore]:
     store.gate.set()
 
 
-def test_everything_put_lies_in_the_store_when_finish_returns() -> None:
+@pytest.mark.parametrize("background", [True, False])
+def test_everything_put_lies_in_the_store_when_finish_returns(background: bool) -> None:
     store = MemoryKVStore()
 
-    with Uploader(store, FINGERPRINT, LAYOUT) as upload:
+    with Uploader(store, FINGERPRINT, LAYOUT, background=background) as upload:
         for ref, record in RECORDS:
             upload.put(ref, record)
         report = upload.finish()
@@ -99,10 +100,11 @@ def test_the_caller_goes_on_while_the_store_is_busy_until_too_much_is_pending(st
         upload.finish()
 
 
-def test_finish_raises_the_stores_first_error_and_later_puts_are_dropped() -> None:
+@pytest.mark.parametrize("background", [True, False])
+def test_finish_raises_the_stores_first_error_and_later_puts_are_dropped(background: bool) -> None:
     store = MemoryKVStore(max_bytes=3 * (RECORDS[0][1].data.nbytes + 1024))
 
-    with Uploader(store, FINGERPRINT, LAYOUT, max_pending_blocks=1) as upload:
+    with Uploader(store, FINGERPRINT, LAYOUT, max_pending_blocks=1, background=background) as upload:
         for ref, record in RECORDS:
             upload.put(ref, record)  # must not hang, though nobody takes them any more
         with pytest.raises(StoreUnavailable, match="is full"):
@@ -129,8 +131,9 @@ def test_an_error_frees_a_caller_that_is_waiting(store: GatedStore) -> None:
             upload.finish()
 
 
-def test_a_bug_in_the_thread_is_raised_by_finish_and_not_lost() -> None:
-    with Uploader(MemoryKVStore(), FINGERPRINT, LAYOUT) as upload:
+@pytest.mark.parametrize("background", [True, False])
+def test_a_bug_in_the_upload_is_raised_by_finish_and_not_lost(background: bool) -> None:
+    with Uploader(MemoryKVStore(), FINGERPRINT, LAYOUT, background=background) as upload:
         upload.put(REFS[0], RECORDS[1][1])  # a block under another block's ref
         with pytest.raises(ValueError, match="under kv:"):
             upload.finish()
@@ -146,7 +149,9 @@ def test_abandoning_does_not_wait_for_the_store(store: GatedStore) -> None:
     upload.abandon()
 
     store.gate.set()
-    wait_until(lambda: not upload._thread.is_alive(), "the thread ends")
+    thread = upload._thread
+    assert thread
+    wait_until(lambda: not thread.is_alive(), "the thread ends")
     with pytest.raises(ValueError, match="finished or abandoned"):
         upload.put(*RECORDS[0])
 
@@ -163,4 +168,6 @@ def test_leaving_the_block_by_an_exception_abandons_the_upload(store: GatedStore
         fail()
 
     store.gate.set()
-    wait_until(lambda: not upload._thread.is_alive(), "the thread ends")
+    thread = upload._thread
+    assert thread
+    wait_until(lambda: not thread.is_alive(), "the thread ends")

@@ -125,7 +125,20 @@ def test_a_store_without_limit_takes_everything() -> None:
     store = Store(max_bytes=0)
     door = Door(store)
     with door.admission.reserve(lambda: 1 << 50):
-        assert door.cluster_state.reserved_bytes() == 1 << 50
+        assert door.cluster_state.reserved_bytes() == 0
+
+
+def test_little_is_not_reserved_while_the_store_is_far_from_full(store: Store) -> None:
+    door = Door(store)
+    with door.admission.reserve(lambda: MARK // 1024):
+        assert door.cluster_state.reserved_bytes() == 0
+    with door.admission.reserve(lambda: MARK // 1024 + 1):
+        assert door.cluster_state.reserved_bytes() == MARK // 1024 + 1
+
+    store.fill(MARK // 4, shared=False)
+    later = Door(store)
+    with later.admission.reserve(lambda: MARK // 1024):
+        assert later.cluster_state.reserved_bytes() == MARK // 1024
 
 
 def test_a_job_bigger_than_the_whole_budget_is_told_so_and_shuts_no_door(store: Store) -> None:

@@ -39,7 +39,7 @@ class Class:
 
     def __init__(self, engine: PrefillEngine | None = None) -> None:
         self.engine: Any = engine or WatchedEngine()
-        self.kv = WatchedStore()
+        self.kv = WatchedStore(max_bytes=16 << 20)  # little enough that room is reserved for such prompts
         self.clock = 0.0
         self.cluster_state = MemoryClusterState(lambda: self.clock)
 
@@ -215,8 +215,8 @@ def test_a_prefill_that_ends_early_leaves_no_block_of_its_own(room: Class, error
 
 
 class FailsHalfway(WatchedEngine):
-    def __init__(self, error: Exception) -> None:
-        super().__init__(context=8192)
+    def __init__(self, error: Exception, weights: str = INSTANT) -> None:
+        super().__init__(weights, context=8192)
         self._error = error
         self.emitted = 0
         self.before_failing: Callable[[], object] = lambda: None
@@ -234,10 +234,11 @@ class FailsHalfway(WatchedEngine):
 
 def test_blocks_already_on_their_way_are_deleted_too() -> None:
     # Given a store that is slow to take a job's own blocks, and an engine that fails meanwhile
-    room = Class()
+    large = f"{INSTANT},head_dim=128"  # little is stored by the prefill's own thread
+    room = Class(WatchedEngine(large))
     room.kv = slow = SlowStore()
     job = room.job("a" * 4000)
-    engine = FailsHalfway(EngineUnavailable("lost its model"))
+    engine = FailsHalfway(EngineUnavailable("lost its model"), large)
     engine.before_failing = lambda: slow.busy.wait(10)
 
     # When the prefill fails

@@ -5,18 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.report.histogram import MAX_BARS, histogram
+from producers.report.histogram import MAX_BARS, Bar, histogram
 
 
 def test_one_bar_for_each_number_of_points() -> None:
-    assert histogram([2, 0, 1.5, 2], 2, 0.5) == (("0", 1), ("0.5", 0), ("1", 0), ("1.5", 1), ("2", 2))
+    bars = histogram([2, 0, 1.5, 2], 2, 0.5)
+
+    assert bars == (Bar("0", 1), Bar("0.5", 0), Bar("1", 0), Bar("1.5", 1), Bar("2", 2))
 
 
 def test_many_steps_share_a_bar_and_it_says_which() -> None:
     bars = histogram([0, 2, 3, 30, 29.5], 30, 1)
 
     assert [bar.label for bar in bars[:2]] == ["0–2", "3–5"]
-    assert bars[-1] == ("30", 1)
+    assert bars[-1] == Bar("30", 1)
     assert [bar.count for bar in bars] == [2, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1]
 
 
