@@ -15,7 +15,6 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from transformers import DynamicCache
-from transformers.cache_utils import CacheLayerMixin
 
 from engines.huggingface import weights as hf_weights
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
@@ -79,11 +78,8 @@ class TorchModel:
         self._model = _load(weights)
         self.config = self._model.config.get_text_config(decoder=True)
         self.device = self._model.device
-        if not any(isinstance(layer, CacheLayerMixin) for layer in self.new_run().past.layers):
-            raise ConfigError(
-                f"{weights.folder.path} has no layer that attends ({weights.folder.model_type!r}): not for this engine"
-            )
         self._local = threading.local()
+        self._require_cache(weights.folder)
         for layer in getattr(self._model.base_model, "layers", ()):
             layer.register_forward_pre_hook(self._between_layers)
 
@@ -146,6 +142,24 @@ class TorchModel:
         if wrong := difference(seen, stated):
             raise KVTransferFailed(f"transformers computes another RoPE than config.json was read to state: {wrong}")
         return stated
+
+    def _require_cache(self, folder: HFFolder) -> None:
+        """Raises ConfigError if the model does not keep a sequence in the kind of cache that it is given here.
+
+        Some bring a cache of their own; some take this one, and begin anew with each call.
+        """
+        run = self.new_run()
+        try:
+            for _ in range(2):
+                self.compute(run, [0], lambda: None)
+            why = "" if run.length == run.fed else "it kept nothing there"
+        except Exception as error:  # noqa: BLE001  each model's own
+            why = _first_line(error)
+        if why:
+            raise ConfigError(
+                f"transformers can't go on with a {folder.model_type!r} model from the cache of the tokens before: "
+                f"{why:.200}; {folder.path} needs another engine"
+            )
 
     @contextmanager
     def _feeding(self, run: ModelRun, tokens: Sequence[int], check: Check) -> Iterator[dict[str, Any]]:
