@@ -28,6 +28,9 @@ from messages.kv import KVLayout
 Check = Callable[[], None]  # raises when the work must end
 
 _DEVICES = ("cpu", "cuda")
+# Seen in transformers 5.23: logits after 100 tokens in two calls are not those after all at once. A jamba forgets its
+# states, a bamba counts positions from 0 again.
+_WRONG_IN_PARTS = {"bamba", "jamba", "recurrent_gemma"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +195,10 @@ def _device(wanted: str) -> torch.device:
 
 def _load(weights: Weights) -> Any:
     transformers.utils.logging.disable_progress_bar()
-    if weights.folder.model_type == "jamba":
+    if weights.folder.model_type in _WRONG_IN_PARTS:
         raise ConfigError(
-            f"transformers computes the prompts of a 'jamba' model wrongly where they come in chunks (each forgets the "
-            f"state that the one before it left): {weights.folder.path} needs another engine"
+            f"transformers computes a {weights.folder.model_type!r} model wrongly where a sequence comes in more than one "
+            f"call, as prompt and answer do: {weights.folder.path} needs another engine"
         )
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
