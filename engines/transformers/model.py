@@ -197,8 +197,8 @@ def _load(weights: Weights) -> Any:
     transformers.utils.logging.disable_progress_bar()
     if weights.folder.model_type in _WRONG_IN_PARTS:
         raise ConfigError(
-            f"transformers computes a {weights.folder.model_type!r} model wrongly where a sequence comes in more than one "
-            f"call, as prompt and answer do: {weights.folder.path} needs another engine"
+            f"transformers computes a {weights.folder.model_type!r} model wrongly where a sequence comes in more than "
+            f"one call, as prompt and answer do: {weights.folder.path} needs another engine"
         )
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
