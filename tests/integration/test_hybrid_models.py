@@ -117,6 +117,19 @@ def test_the_proof_at_start_passes_and_fails_where_the_state_is_lost(twins: Twin
         assert "led to another answer" in prove(_Forgetful(engine), engine)  # type: ignore[arg-type]
 
 
+def test_questions_forked_from_one_cache_are_answered_as_from_no_cache(twins: Twins) -> None:
+    start, rests = twins.tokens[:200], [a_prompt(length, seed=length) for length in (1, 17, 40)]
+    asks = [start + rest for rest in rests]
+    for giver, taker in product(twins.engines, twins.engines):
+        cold = [taker.decode(ask, None, GREEDY).tokens for ask in asks]
+        cache = prefilled(giver, start)
+        with taker.imported(asks[0], cache), ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda ask, take=taker, kv=cache: take.decode(ask, kv, GREEDY), [*asks, *asks]))
+
+        assert [answer.tokens for answer in answers] == [*cold, *cold]
+        assert [answer.evaluated_tokens for answer in answers] == [1, 17, 40] * 2
+
+
 def test_a_cache_without_its_states_is_refused(twins: Twins) -> None:
     cache = prefilled(twins.engines[0], twins.tokens[:-1])
 
