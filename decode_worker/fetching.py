@@ -36,7 +36,7 @@ def own_refs(job: DecodeJob) -> list[BlockRef]:
     if job.kv is None:
         return []
     refs = [ref for ref in stored_refs(job, job.kv) if not ref.shared]
-    return refs + [one for ref in refs[-1:] for one in snapshot_refs(job.kv.layout, ref)]
+    return [*refs, *snapshot_refs(job.kv.layout, refs[-1])] if refs and job.kv.layout.snapshots else refs
 
 
 def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> Agreement:

@@ -61,7 +61,7 @@ class KVStore(ABC):
     def get_cache(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> KVCache:
         """The KV cache of the blocks of `refs` and of what lies at their end. Raises KVTransferFailed as `get`."""
         blocks = self.get(fingerprint, layout, refs)
-        ends = snapshot_refs(layout, refs[-1])
+        ends = snapshot_refs(layout, refs[-1]) if layout.snapshots else []
         window = self.get_window(fingerprint, layout, ends.pop(0)) if layout.window_layers else None
         states = self.get_states(fingerprint, layout, ends) if ends else []
         return KVCache(layout, tuple(blocks), window, tuple(states))

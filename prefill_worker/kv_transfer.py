@@ -139,12 +139,17 @@ class _Transfer:
         self.report = changed(report, restored_tokens=covered)
         self._refs = block_refs(fingerprint, layout, job.tokens, covered, shared, job.job_id, sketch)
         self._resumes = self._engine.info.capabilities.resumes
+        # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut.
+        self._stops_at_boundary = self._resumes and shared >= MIN_RESUME_TOKENS
         self.look: _Records | None = None  # what was absent a moment ago, until somebody else may have stored some
         self._repaired = False  # a stored start was damaged: once, it is computed anew
 
     def bytes_to_store(self) -> int:
         """About what its absent records will take in the store."""
-        return self._bytes([*self.absent(self.kv.num_tokens), *self._absent_snapshot()])
+        absent, shared = self.absent(self.kv.num_tokens), self.kv.shared_tokens
+        if self._stops_at_boundary and self.kv.layout.snapshots and shared < self.kv.num_tokens:
+            absent += [(type_, ref) for type_, ref in self.absent(shared) if type_ is not Block]
+        return self._bytes(absent)
 
     def _bytes(self, absent: _Records) -> int:
         layout, total = self.kv.layout, 0
@@ -240,35 +245,18 @@ class _Transfer:
 
     def _records(self, end: int) -> _Records:
         """All records up to position `end`, the snapshot of the other layers at `end` included."""
-        blocks: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
-        return blocks + self._snapshot(end)
-
-    def _snapshot(self, end: int) -> _Records:
-        """What the sliding-window and recurrent layers keep at a block's end."""
-        if not self.kv.layout.snapshots:
-            return []
-        last = next(ref for ref in self._refs if ref.end == end)
-        return [(Window if ref.layer is None else State, ref) for ref in snapshot_refs(self.kv.layout, last)]
-
-    @property
-    def _stops_at_boundary(self) -> bool:
-        """Whether the class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut."""
-        return self._resumes and self.kv.shared_tokens >= MIN_RESUME_TOKENS
-
-    def _absent_snapshot(self) -> _Records:
-        """What is not stored of the snapshot at the class-wide part's end."""
-        if not self._stops_at_boundary or self.kv.shared_tokens == self.kv.num_tokens:
-            return []
-        return self._missing(self._snapshot(self.kv.shared_tokens))
+        records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
+        if self.kv.layout.snapshots:
+            ends = snapshot_refs(self.kv.layout, records[-1][1])
+            records += [(Window if ref.layer is None else State, ref) for ref in ends]
+        return records
 
     def absent(self, end: int) -> _Records:
         """Those records that are not stored. Snapshots at other ends than the last were not looked for."""
         if self.look is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
             return [(type_, ref) for type_, ref in self.look if ref.end <= end]
-        return self._missing(self._records(end))
-
-    def _missing(self, records: _Records) -> _Records:
-        missing = set(self._store.missing([ref for _, ref in records])) if records else ()
+        records = self._records(end)
+        missing = set(self._store.missing([ref for _, ref in records]))
         return [(type_, ref) for type_, ref in records if ref in missing]
 
     def _stored_start(self, end: int) -> KVCache | None:
