@@ -53,7 +53,7 @@ from producers.client import Client, Replies
 MODEL = "prefix-benchmark:1b"
 SHARED_TOKENS, PROMPT_TOKENS = 6000, 7500
 JOBS = 50
-QUICK_JOBS = {"simulated": 8, "hybrid": 4, "llamacpp": 4}
+QUICK_JOBS = {"simulated": 8, "hybrid": 2, "llamacpp": 4}
 CONTEXT = 8192
 ALLOWED = 1.03  # times the ideal
 PATIENCE_S = 1800.0  # on a busy machine the batch without sharing takes long
