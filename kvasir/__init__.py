@@ -5,6 +5,8 @@ from kvasir import grade
 graded = grade("submissions/", "rubric.yaml", "solution.ipynb")  # what `kvasir grade` does
 graded.rows, graded.to_csv()
 
+again = regrade("results/homework4")  # the rubric was edited; again.differences, and again.adopt() replaces the grades
+
 from kvasir import Sampling, connect, load_settings
 
 with connect(load_settings(), ["qwen3-coder:30b"]) as client:
@@ -14,9 +16,10 @@ with connect(load_settings(), ["qwen3-coder:30b"]) as client:
 from importlib.metadata import version
 
 from infra.config.settings import Settings, load_settings
-from kvasir.api import grade
+from kvasir.api import grade, regrade
 from kvasir.class_run import Outcome
 from kvasir.connect import connect
+from kvasir.regrading import Regrade
 from messages.errors import KvasirError
 from messages.jobs import JobResult, Part, PrefillJob, Sampling, TokenEvent
 from producers.client import Client
@@ -30,10 +33,12 @@ __all__ = [
     "Outcome",
     "Part",
     "PrefillJob",
+    "Regrade",
     "Sampling",
     "Settings",
     "TokenEvent",
     "connect",
     "grade",
     "load_settings",
+    "regrade",
 ]

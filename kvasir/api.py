@@ -1,4 +1,4 @@
-"""`from kvasir import grade`: what `kvasir grade` does, as a function for scripts and notebooks."""
+"""`from kvasir import grade, regrade`: what the commands do, as functions for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from kvasir import class_run
 from kvasir.class_run import Outcome
 from kvasir.connect import Observer
 from kvasir.options import Chosen, ClassFiles, Place, id_list
+from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress
+from producers.batch.grade import AskForm
 
 
 def grade(
@@ -26,6 +28,7 @@ def grade(
     only: str | Sequence[str] = (),
     limit: int = 0,
     samples: int = 1,
+    ask: AskForm = "together",
     deadline_s: float = 0.0,
     max_wait_s: float | None = None,
     quiet: bool = False,
@@ -42,6 +45,7 @@ def grade(
         only: names or LMS ids, as a sequence or separated by commas.
         limit: the first so many submissions; 0 for all.
         samples: answers to each prompt.
+        ask: all criteria in one answer (`together`), or each by a question of its own (`criteria`).
         deadline_s: jobs published now expire after so many seconds; 0: never.
         max_wait_s: return after so many seconds, with what there is.
         quiet: show no progress on stderr.
@@ -53,10 +57,33 @@ def grade(
         {"code_model": code_model, "feedback_model": feedback_model}, config=Path(config) if config else None
     )
     solution, template, out = (Path(path) if path else None for path in (solution, template, out))
-    chosen = Chosen(id_list(only) if isinstance(only, str) else tuple(only), limit, samples)
+    chosen = Chosen(id_list(only) if isinstance(only, str) else tuple(only), limit, samples, ask)
     request = class_run.request_from(used, ClassFiles(Path(folder), Path(rubric), solution, template), chosen)
     with (
         TerminalProgress(quiet) as progress,
         class_run.open_class(request, Place(out, replace), progress.say) as (batch, assignment),
     ):
         return class_run.run(used, batch, assignment, progress, observe, max_wait_s, deadline_s)
+
+
+def regrade(
+    batch: Path | str,
+    criteria: Sequence[str] = (),
+    rubric: Path | str | None = None,
+    max_wait_s: float | None = None,
+    quiet: bool = False,
+    config: Path | str | None = None,
+    settings: Settings | None = None,
+    observe: Observer = lambda event: None,
+) -> Regrade:
+    """Ask about what changed in the rubric of the batch in this folder, and replace nothing: see `Regrade`.
+
+    `cost`, `differences` and `tried` of what it returns say what came of it; its `adopt()` replaces the grades.
+    Arguments as in `grade`, and `criteria` and `rubric` as `Regrade` has them. Raises KvasirError.
+    """
+    used = settings or load_settings(config=Path(config) if config else None)
+    again = Regrade(used, Path(batch), criteria, Path(rubric) if rubric else None)
+    if again.needed:
+        with TerminalProgress(quiet) as progress:
+            again.run(progress, observe, max_wait_s)
+    return again

@@ -85,6 +85,7 @@ def request_from(settings: Settings, files: ClassFiles, chosen: Chosen = ALL) ->
         chosen.only,
         chosen.limit,
         samples=chosen.samples,
+        ask=chosen.ask,
     )
 
 
@@ -115,13 +116,14 @@ def request_kept(settings: Settings, kept: Mapping[str, Any], running: bool = Fa
         tuple(kept["only"]),
         kept["limit"],
         samples=kept.get("samples", 1),
+        ask="criteria" if kept.get("ask") == "criteria" else "together",
         again=True,
     )
 
 
 def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
     """Read the class's work and write down what is to be done, unless nothing may be published; again: what is left."""
-    assignment = _read(batch, request)
+    assignment = read_class(batch, request)
     if request.again:
         assignment = grade.unfinished(batch, assignment, _kept(batch))
     if batch.may_publish:
@@ -129,10 +131,12 @@ def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
     return assignment
 
 
-def _read(batch: Batch, request: GradeRequest) -> Assignment:
+def read_class(batch: Batch, request: GradeRequest) -> Assignment:
+    """The class's work, and what is to be asked about it beside what the batch has answers to."""
     if (request.only or request.limit) and not request.again:
         request = replace(request, beside=grade.beside(batch))
-    return grade.prepare(request, batch.batch_id, batch.secret, batch.prompt_form, batch.entries)
+    succeeded = {job_id for job_id, state in batch.states.items() if state == "succeeded"}
+    return grade.prepare(request, batch.batch_id, batch.secret, batch.prompt_form, batch.entries, succeeded)
 
 
 @contextmanager
@@ -145,7 +149,7 @@ def open_class(request: GradeRequest, wanted: Place, say: Callable[[str], None])
     place, number = wanted.out or default, 1
     while True:
         with Batch(place) as batch:
-            assignment = _read(batch, request)
+            assignment = read_class(batch, request)
             if is_same(batch, assignment):
                 batch.check_may_publish()
                 grade.plan(batch, assignment)
@@ -177,7 +181,7 @@ def look(settings: Settings, batch: Batch) -> Outcome:
     """
     try:
         request = request_again(settings, batch, running=False)
-        assignment = _read(batch, request)
+        assignment = read_class(batch, request)
     except UsageError as error:
         kept = _kept(batch)
         if kept is None:
@@ -291,7 +295,10 @@ def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:
     if not done:
         return []
     prompt = sum(result.decode.prompt_tokens for result in done)
-    evaluated = sum(result.decode.evaluated_tokens for result in done)
+    # Of a job with questions the report has the one that cost the most, and each answer its own.
+    evaluated = sum(
+        sum(answer.evaluated_tokens for answer in result.answers) or result.decode.evaluated_tokens for result in done
+    )
     computed = sum(result.prefill.computed_tokens for result in done)
     transferred = sum(result.decode.kv_transfer != "none" for result in done)
     models = ", ".join(sorted({result.model for result in done}))

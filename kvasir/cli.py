@@ -20,6 +20,7 @@ from kvasir.commands import export as export_commands
 from kvasir.commands import forget as forget_commands
 from kvasir.commands import pause as pause_commands
 from kvasir.commands import query as query_commands
+from kvasir.commands import regrade as regrade_commands
 from kvasir.commands import run as run_commands
 from kvasir.commands import serve as serve_commands
 from kvasir.commands import ui as ui_commands
@@ -35,7 +36,7 @@ USAGE = 2
 UNREACHABLE = 3
 INTERRUPTED = 130
 
-GOES_ON = ("demo", "grade", "submit", "watch", "retry", "run")  # where they stopped
+GOES_ON = ("demo", "grade", "submit", "watch", "retry", "regrade", "run")  # where they stopped
 
 
 @click.group(
@@ -55,6 +56,7 @@ def kvasir() -> None:
 for module in (
     demo,
     batch_commands,
+    regrade_commands,
     dead_commands,
     deploy_commands,
     export_commands,

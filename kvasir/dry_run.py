@@ -46,6 +46,7 @@ def describe(
         "points": assignment.rubric.total,
         "exact_tokens": exact,
         "prompts": len(assignment.tasks),
+        "questions": sum(len(task.questions) for task in assignment.tasks),
         "prompt_tokens": sum(sum(item["prompts"].values()) for item in items),
         "criteria": [
             {"role": role, "model": model.name, "ids": [one.id for one in assignment.rubric.for_model(role)]}
@@ -59,11 +60,12 @@ def describe(
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
     submission = item.submission
     prompts = {task.role: count(task.prompt.shared + task.prompt.own) for task in item.tasks}
+    asked = {task.role: max([count(one.suffix[0].text) for one in task.questions], default=0) for task in item.tasks}
     too_long = [
-        f"{prompts[task.role]:,} tokens of prompt and up to {task.sampling.max_tokens:,} of answer are more than the "
-        f"{contexts[task.model]:,} that {task.model} holds"
+        f"{prompts[task.role] + asked[task.role]:,} tokens of prompt and up to {task.sampling.max_tokens:,} of answer "
+        f"are more than the {contexts[task.model]:,} that {task.model} holds"
         for task in item.tasks
-        if prompts[task.role] + task.sampling.max_tokens > contexts[task.model]
+        if prompts[task.role] + asked[task.role] + task.sampling.max_tokens > contexts[task.model]
     ]
     nothing = "only the template" if submission.only_template else "nothing of the student's own"
     return {
@@ -125,6 +127,8 @@ def _print(found: dict[str, Any]) -> None:
     columns = ("submission", "language", *_FIGURES, "needs review", "remarks")
     table(columns, rows, right=_FIGURES)
     say(f"{plural(found['prompts'], 'prompt')}, {found['prompt_tokens']:,} tokens ({how})")
+    if found["questions"]:
+        say(f"{plural(found['questions'], 'question')}, each after the prompt of its submission, from one KV cache")
     for part in found["criteria"]:
         say(f"{part['role']}: {part['model']} grades {', '.join(part['ids']) or 'nothing, and writes the summary'}")
     for part in found["shared_prefix"]:

@@ -16,6 +16,7 @@ EXAMPLES = {
     "watch": ["kvasir watch results/homework4"],
     "results": ["kvasir results results/homework4"],
     "retry": ["kvasir retry results/homework4", "kvasir retry results/homework4 --only 48101,oakhollowozzie"],
+    "regrade": ["kvasir regrade results/homework4", "kvasir regrade results/homework4 --criterion joins"],
     "cancel": ["kvasir cancel results/homework4"],
     "run": ["kvasir run prompts.jsonl --model qwen3-coder:30b --max-tokens 400"],
     "serve": ["kvasir serve", "kvasir serve --host 0.0.0.0 --port 8080"],

@@ -15,6 +15,7 @@ from infra.config.settings import Settings, load_settings
 from messages.lifecycle import Event
 from monitoring import logs
 from monitoring.events import fan_out
+from producers.batch.grade import ASK_FORMS, AskForm
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,11 +52,12 @@ class ClassFiles:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which submissions, and how many answers to each prompt."""
+    """Which submissions, how many answers to each prompt, and whether the criteria are asked about one by one."""
 
     only: tuple[str, ...] = ()  # names or LMS ids; (): all
     limit: int = 0  # the first so many; 0: all
     samples: int = 1
+    ask: AskForm = "together"
 
 
 ALL = Chosen()
@@ -168,6 +170,12 @@ grading_options = together(
         type=click.IntRange(1, 15),
         default=1,
         help="Answers to each prompt, from one prefill; where they disagree, a person looks.",
+    ),
+    click.option(
+        "--ask",
+        type=click.Choice(ASK_FORMS),
+        default="together",
+        help="All criteria in one answer, or each by a question of its own, from one KV cache.  [default: together]",
     ),
 )
 

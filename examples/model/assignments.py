@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from examples.model.worlds import Draw, World
-from producers.prompts.answers import answer_schema
+from producers.prompts.answers import EVIDENCE_CHARS, answer_schema
 from producers.prompts.prompt import SHORT_TEXT_CHARS, build_prompt
+from producers.prompts.questions import PASSAGE, SUMMARY, questions_of
 from producers.rubric.rubric import Criterion, Role, Rubric
 from producers.submissions.reading import Part, Submission
 
@@ -64,12 +65,16 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A submission with its labels by criterion id. `attacked`: it holds a message to the grader."""
+    """A submission with its labels by criterion id. `message`: a line in it that speaks to the grader, if one does."""
 
     submission: Submission
     kind: Kind
     labels: dict[str, Label]
-    attacked: bool = False
+    message: str = ""
+
+    @property
+    def attacked(self) -> bool:
+        return bool(self.message)
 
     @property
     def points(self) -> int:
@@ -94,6 +99,22 @@ class GradedClass:
     def answer(self, role: Role, labelled: Labelled) -> str:
         """The right answer, as the schema wants it."""
         return answer_text(self.asked, role, labelled.labels)
+
+    def question(self, role: Role, labelled: Labelled, fence: str, draw: Draw) -> tuple[str, str, str]:
+        """The prompt's two parts with one of the role's questions after them, and the right answer to that."""
+        prompt = build_prompt(
+            role, self.rubric, self.solution, self.template, labelled.submission, fence, with_criteria=False
+        )
+        *criteria, passage = questions_of(role, self.rubric)
+        asked = passage if draw.random() < 0.15 else draw.choice(criteria or [passage])
+        whole = json.loads(self.answer(role, labelled))
+        right = {**whole, PASSAGE: _passage(labelled), SUMMARY: {SUMMARY: whole.get(SUMMARY)}}[asked.name]
+        return prompt.shared, prompt.own + asked.text, json.dumps(right)
+
+
+def _passage(labelled: Labelled) -> dict[str, str]:
+    """The answer to whether a passage speaks to the grader."""
+    return {"quote": labelled.message[:EVIDENCE_CHARS], "addressed": "yes" if labelled.message else "no"}
 
 
 def make_class(
@@ -130,7 +151,7 @@ def attack(labelled: Labelled, world: World, draw: Draw, asked: Sequence[Asked])
     lines = parts[index].text.split("\n")
     lines.insert(draw.randint(0, len(lines)), line if parts[index].kind == "text" else f"# {line}")
     parts[index] = replace(parts[index], text="\n".join(lines))
-    return replace(labelled, submission=replace(labelled.submission, parts=tuple(parts)), attacked=True)
+    return replace(labelled, submission=replace(labelled.submission, parts=tuple(parts)), message=line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,18 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
@@ -51,6 +53,7 @@ class Lesson:
     plain: bool  # without filler
     share: float = 1.0  # of the batches; the rest are as in the lesson before
     varied: bool = False  # as `variety` has it
+    questions: bool = False  # one after each submission, instead of all criteria at once
     world: World = TRAINING
 
 
@@ -83,6 +86,7 @@ class Plan:
     each: int
     rate: float
     pace: float
+    start: str  # a folder with weights to go on from, by the last lesson and by questions; "": from none
     minutes: float
     device: str
     threads: int
@@ -105,6 +109,8 @@ class Lessons(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         step = self._first + index
         draw = random.Random(f"{self._plan.seed} {step}")
+        if self._plan.start:
+            return self.lesson(draw, replace(LESSONS[-1], questions=draw.random() < 0.6))
         at = next(i for i, lesson in enumerate(LESSONS) if step < lesson.until * self._plan.pace)
         lesson = LESSONS[at if draw.random() < LESSONS[at].share else at - 1]
         return self.lesson(draw, lesson)
@@ -123,10 +129,13 @@ class Lessons(Dataset[Batch]):
         for labelled in made.submissions:
             fence = f"{draw.getrandbits(48):012x}"
             shared, own = made.prompt(role, labelled, fence)
-            if not lesson.whole:
+            answer = made.answer(role, labelled)
+            if lesson.questions:
+                shared, own, answer = made.question(role, labelled, fence, draw)
+            elif not lesson.whole:
                 shared = shared[shared.index("# Rubric") : shared.index("# Answer")]
                 own = own[own.index("===") : own.rindex("===")].replace(f"{fence} ", "")
-            parts = [self._ids(text) for text in framed(shared, own, made.answer(role, labelled))]
+            parts = [self._ids(text) for text in framed(shared, own, answer)]
             shared_ids = parts[0]
             rows.append((parts[1], parts[2]))
         return shared_ids, rows
@@ -166,11 +175,17 @@ class Training:
         self.plan, self.out = plan, out
         out.mkdir(parents=True, exist_ok=True)
         path = out / "tokenizer.json"
-        if not path.exists():
+        if plan.start:
+            shutil.copy(Path(plan.start) / "tokenizer.json", path)
+        elif not path.exists():
             learn_bpe(training_texts(plan.seed), TRAINED.vocabulary).save(str(path))
         self.tokenizer = Tokenizer.from_file(str(path))
         self.model = Qwen3(TRAINED)
-        initialise(self.model, plan.seed, signs(self.tokenizer))
+        if plan.start:
+            weights = load_file(Path(plan.start) / "model.safetensors")
+            self.model.load_state_dict({name.removeprefix("model."): value for name, value in weights.items()})
+        else:
+            initialise(self.model, plan.seed, signs(self.tokenizer))
         self.model.to(plan.device)
         decayed = [weight for weight in self.model.parameters() if weight.ndim == 2]
         others = [weight for weight in self.model.parameters() if weight.ndim != 2]
@@ -231,7 +246,8 @@ class Training:
     def held_out(self, batches: int = 4) -> float:
         """The share of held-out answers in which every token is the likeliest, given the right ones before it."""
         lessons, draw = Lessons(self.tokenizer, self.plan, HELD_OUT), random.Random(self.plan.seed)
-        shares = [self._right(*self._answers(lessons.lesson(draw, LESSONS[-1])))[1] for _ in range(batches)]
+        lesson = replace(LESSONS[-1], questions=bool(self.plan.start))
+        shares = [self._right(*self._answers(lessons.lesson(draw, lesson)))[1] for _ in range(batches)]
         return sum(shares) / len(shares)
 
     @torch.no_grad()
@@ -286,6 +302,7 @@ def _options() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--device", {"default": "cuda" if torch.cuda.is_available() else "cpu", "help": "cpu or cuda"}
     yield "--threads", {"type": int, "default": 2, "help": "on the CPU"}
     yield "--workers", {"type": int, "default": 0, "help": "processes that make batches"}
+    yield "--start", {"default": "", "help": "folder of weights to go on from, with questions"}
     yield "--hold", {"action": "store_true", "help": "the learning rate, for another run that goes on"}
     yield "--resume", {"action": "store_true", "help": "go on from the checkpoint"}
     yield "--minutes", {"type": float, "default": 1e9, "help": "at most so long"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -74,7 +77,7 @@ def grade(
         settings=settings,
         observe=given.observer(),
     )
-    return _show(outcome, output.as_json)
+    return show(outcome, output.as_json)
 
 
 @click.command()
@@ -117,7 +120,7 @@ def watch(given: Globals, batch: Path, as_json: bool, quiet: bool, max_wait: flo
     with _existing(batch) as owned, TerminalProgress(quiet) as progress:
         assignment = class_run.open_assignment(owned, class_run.request_again(settings, owned))
         outcome = class_run.run(settings, owned, assignment, progress, given.observer(), max_wait)
-    return _show(outcome, as_json)
+    return show(outcome, as_json)
 
 
 @click.command()
@@ -129,7 +132,7 @@ def results(given: Globals, batch: Path, as_json: bool) -> int:
     settings = given.settings()
     with _existing(batch) as owned:
         outcome = class_run.look(settings, owned)
-    return _show(outcome, as_json)
+    return show(outcome, as_json)
 
 
 @click.command()
@@ -146,11 +149,12 @@ def retry(given: Globals, batch: Path, only: str, as_json: bool, quiet: bool, ma
         owned.check_may_publish()
         request: GradeRequest = class_run.request_again(settings, owned)
         assignment = class_run.open_assignment(owned, request)
-        again = _to_retry(owned, {task.job_id for task in assignment.tasks}, _named(owned, request, id_list(only)))
+        known = {task.job_id for task in assignment.tasks if task.may_run}
+        again = _to_retry(owned, known, _named(owned, request, id_list(only)))
         owned.run_again(again)
         progress.say(f"{plural(len(again), 'job')} run again")
         outcome = class_run.run(settings, owned, assignment, progress, given.observer(), max_wait)
-    return _show(outcome, as_json)
+    return show(outcome, as_json)
 
 
 @click.command()
@@ -198,10 +202,11 @@ def _to_retry(batch: Batch, known: set[str], named: set[str]) -> list[str]:
     return chosen
 
 
-def _show(outcome: class_run.Outcome, as_json: bool) -> int:
+def show(outcome: class_run.Outcome, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> int:
+    """Print it, as JSON with `more` in it; the exit code."""
     counts = outcome.counts
     if as_json:
-        say_json(class_run.as_json(outcome))
+        say_json({**class_run.as_json(outcome), **more})
     else:
         table(SUMMARY_COLUMNS, summary_rows(outcome.grades), right=("points",))
         for alarm in outcome.alarms:

@@ -63,11 +63,15 @@ def _new(desk: Desk) -> None:
         models = ["", *desk.backend.models]
         code = left.selectbox("Model for code", models, format_func=_model)
         feedback = right.selectbox("Model for text and feedback", models, format_func=_model)
+        one_by_one = st.checkbox(
+            "Ask about each criterion by itself", help="A criterion that is changed later is then asked about alone."
+        )
         sent = st.form_submit_button("Create", type="primary")
     if sent:
         _check(uploads, place, rubric)
         folder = assignments.create(desk.backend.home, title)
-        inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", code, feedback), uploads, place, rubric)
+        asked = "criteria" if one_by_one else "together"
+        inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", code, feedback, ask=asked), uploads, place, rubric)
         inputs = replace(
             inputs,
             solution=_document(folder / "solution", solution),

@@ -9,7 +9,7 @@ import streamlit as st
 from messages.errors import RubricError
 from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, text
 from producers.desk import assignments
-from producers.desk.agreement import Difference, differences
+from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
 from producers.desk.rounds import adopt_round, rounds, start_round, version, versions
 from producers.desk.text import escaped
@@ -17,7 +17,8 @@ from producers.desk.view import BatchView
 from producers.files.private import read_ordinary
 from producers.grading.points import Grade
 from producers.prompts.prompt import prefix
-from producers.report.grades import outcome_of, show_points
+from producers.prompts.questions import questions_of
+from producers.report.grades import outcome_of
 from producers.rubric.rubric import ROLES, load_rubric
 from producers.words import plural
 
@@ -74,7 +75,10 @@ def _prompts(view: BatchView, chosen: Path) -> None:
     for role in ROLES:
         if rubric.for_model(role):
             st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
-            text(prefix(role, rubric, view.assignment.solution, view.assignment.template))
+            together = view.assignment.request.ask == "together"
+            text(prefix(role, rubric, view.assignment.solution, view.assignment.template, with_criteria=together))
+            for question in () if together else questions_of(role, rubric):
+                text(question.text.strip())
 
 
 def _read(path: Path) -> str:
@@ -139,7 +143,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, running: 
         _take_over(desk, folder, before, tried.grades, place)
         st.rerun()
     if adopt.button("Use this rubric for the class", key=f"adopt {place}"):
-        adopt_round(desk.backend, folder, view, place, tried.results)
+        adopt_round(desk.backend, folder, view, place, tried.results, decider())
         st.rerun()
 
 
@@ -160,21 +164,8 @@ def _version(view: BatchView, place: Path) -> None:
 
 
 def _show_differences(found: list[Difference]) -> None:
-    changed = [difference for difference in found if difference.criteria or difference.before != difference.after]
+    changed = [difference for difference in found if not difference.is_none]
     if found:
         st.caption(f"{len(changed)} of {len(found)} are different.")
     if changed:
-        st.dataframe([_cells(difference) for difference in changed], hide_index=True)
-
-
-def _cells(difference: Difference) -> dict[str, object]:
-    change = difference.change
-    return {
-        "submission": difference.submission,
-        "before": show_points(difference.before) or "–",
-        "after": show_points(difference.after) or "–",
-        "change": "" if change is None else f"{change:+g}",
-        "criteria": ", ".join(
-            f"{id}: {show_points(old) or '–'} → {show_points(new) or '–'}" for id, old, new in difference.criteria
-        ),
-    }
+        st.dataframe([difference_row(difference) for difference in changed], hide_index=True)

@@ -243,4 +243,10 @@ def _prompt(view: BatchView, item: Item) -> None:
         result = view.result(task.job_id)
         st.markdown(escaped(f"{task.role}, to {task.model}; job {task.job_id}"))
         text(task.prompt.shared + task.prompt.own)
-        text(result.text if result else "no answer yet")
+        if not task.asked:
+            text(result.text if result else "no answer yet")
+        for _, question, texts in task.answered(result):
+            if question:
+                text(question.suffix[0].text.strip())
+                for said in texts or ("no answer yet",):
+                    text(said)

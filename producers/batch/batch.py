@@ -9,11 +9,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,22 @@ _SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One job of the manifest. `name` is the submission's own name: it never leaves this folder."""
+    """One job of the manifest. `name` is the submission's own name: it never leaves this folder.
+
+    `asked` has a key for each of the job's questions: its name, how many answers it wants, and a digest of the prompt,
+    the question and how it samples, with colons between.
+    """
 
     job_id: str
     item_id: str
     model: str
     role: str
     name: str
+    asked: tuple[str, ...] = ()
 
 
 _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
+_KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
 _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `prompts`
     **dict.fromkeys(("folder", "rubric", "solution", "template", "prompts", "title", "out"), str),
@@ -53,6 +60,7 @@ _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `promp
     "only": tuple[str, ...],
     "limit": int,
     "samples": int,
+    "ask": str,
 }
 # Of batch.json, beside the version. A key that is missing is read as null: a new one is of a type like `int | None`.
 _SHAPE: dict[str, Any] = {
@@ -186,6 +194,18 @@ class Batch:
         """Whether the broker confirmed the wanted run."""
         return self.confirmed.get(job_id, 0) >= self.runs.get(job_id, 1)
 
+    def copy(self, place: Path) -> None:
+        """Begin a batch of the same identity in the folder `place`, of the jobs that ask questions, and their answers.
+
+        Of those without an answer it wants another run.
+        """
+        asking = [entry for entry in self.entries if entry.asked]
+        write_atomically(place / "batch.json", self._manifest({}, asking))
+        with Batch(place) as made:
+            answered = [entry.job_id for entry in asking if self.states[entry.job_id] == "succeeded"]
+            made.journal.record(result for job_id in answered if (result := self.result(job_id)))
+            made.run_again(job_id for job_id in made.open_jobs if self.states[job_id])
+
     def confirm(self, jobs: Iterable[PrefillJob]) -> None:
         """The broker has these."""
         runs = [(job.job_id, job.run) for job in jobs]
@@ -221,10 +241,10 @@ class Batch:
         self.states[job_id] = line.state
 
     def _save(self) -> None:
-        write_atomically(self.folder / "batch.json", self._manifest())
+        write_atomically(self.folder / "batch.json", self._manifest(self.request, self.entries))
         self._look_at_all()
 
-    def _manifest(self) -> Iterator[str]:
+    def _manifest(self, request: Mapping[str, Any], entries: Sequence[BatchEntry]) -> Iterator[str]:
         """In pieces: a large batch is many megabytes."""
         head = {
             "version": VERSION,
@@ -232,16 +252,22 @@ class Batch:
             "created_at": self.created_at,
             "secret": self.secret.hex(),
             "prompt_form": self.prompt_form,
-            "request": self.request,
+            "request": request,
             "runs": self.runs,
         }
         yield json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}") + ',\n "jobs": ['
         comma = "\n"
-        for start in range(0, len(self.entries), _ENTRIES_A_PIECE):
-            piece = self.entries[start : start + _ENTRIES_A_PIECE]
-            yield comma + ",\n".join(json.dumps(asdict(entry), ensure_ascii=False) for entry in piece)
+        for start in range(0, len(entries), _ENTRIES_A_PIECE):
+            piece = entries[start : start + _ENTRIES_A_PIECE]
+            yield comma + ",\n".join(json.dumps(_stated(entry), ensure_ascii=False) for entry in piece)
             comma = ",\n"
         yield "\n ]\n}"
+
+
+def _stated(entry: BatchEntry) -> dict[str, Any]:
+    """Without what a job that asks no questions hasn't."""
+    made = asdict(entry)
+    return made if entry.asked else {name: value for name, value in made.items() if name != "asked"}
 
 
 def exists(folder: Path) -> bool:
@@ -322,15 +348,18 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
     """An entry as soon as it is read: 50,000 of them as dicts would take several times the memory."""
-    if fields_read.keys() != _ENTRY_FIELDS:
+    if fields_read.keys() | {"asked"} != _ENTRY_FIELDS:
         return fields_read
+    asked = shaped(tuple[str, ...], fields_read.get("asked", []), "asked")
+    if any(not _KEY.match(key) for key in asked):
+        raise ValueError("asked holds what is no question's key")
     for name in ("job_id", "item_id"):
         checks.identifier(name, fields_read[name])
     checks.model_name("model", fields_read["model"])
     for name in ("role", "name"):
         shaped(str, fields_read[name], name)
     shared = {name: sys.intern(fields_read[name]) for name in ("model", "role")}
-    return BatchEntry(**{**fields_read, **shared, "job_id": sys.intern(fields_read["job_id"])})
+    return BatchEntry(**{**fields_read, **shared, "job_id": sys.intern(fields_read["job_id"]), "asked": asked})
 
 
 def _check(manifest: Mapping[str, Any]) -> None:

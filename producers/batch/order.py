@@ -6,14 +6,22 @@ slot busy while all others are idle.
 
 from __future__ import annotations
 
-from messages.jobs import Sampling
+from collections.abc import Sequence
+
+from messages.jobs import Question, Sampling
 from producers.prompts.prompt import Prompt
 
 
-def expected_work(prompt: Prompt, sampling: Sampling) -> tuple[int, int]:
+def answer_tokens(sampling: Sampling, questions: Sequence[Question] = ()) -> int:
+    """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
+    wanted = [one.sampling for one in questions] or [sampling]
+    return sum(each.max_tokens * each.answers for each in wanted)
+
+
+def expected_work(prompt: Prompt, sampling: Sampling, questions: Sequence[Question] = ()) -> tuple[int, int]:
     """A key that grows with the work: tokens that may be generated, then bytes of the student's part.
 
     Only what is known before decoding. A model's mean answer, which workers learn, is the same for all jobs of its
     queue and would change nothing in their order.
     """
-    return sampling.max_tokens * sampling.answers, len(prompt.own.encode())
+    return answer_tokens(sampling, questions), len(prompt.own.encode())

@@ -23,6 +23,7 @@ from messages.jobs import (
     MAX_PROMPT_BYTES,
     JobResult,
     Part,
+    Question,
     Sampling,
     check_prompt,
     conversation,
@@ -53,6 +54,7 @@ class LineTask:
     sampling: Sampling
     item_id: str
     job_id: str
+    questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from infra.broker import topology
-from messages.jobs import LANES, JobResult, Part, PrefillJob, Sampling
+from messages.jobs import LANES, JobResult, Part, PrefillJob, Question, Sampling
 from messages.lifecycle import Event, Step
 from producers.batch.batch import Batch, Counts
 from producers.client import Client, Replies, Reply
@@ -53,6 +53,10 @@ class Work(Protocol):
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What is asked after the prompt; as a rule nothing."""
 
 
 class Progress(Protocol):
@@ -144,6 +148,7 @@ class Runner:
             submitted_at=batch.created_at,
             deadline=self._deadline,
             reply_to=topology.reply_queue(batch.batch_id),
+            questions=task.questions,
         )
 
     def _record(self, arrived: list[Reply]) -> None:

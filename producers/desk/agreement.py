@@ -8,6 +8,7 @@ from statistics import fmean
 
 from producers.desk.decisions import Decided
 from producers.grading.points import Grade
+from producers.report.grades import show_points
 from producers.rubric.rubric import Criterion, Points, exact
 
 
@@ -75,9 +76,27 @@ class Difference:
     criteria: tuple[tuple[str, Points | None, Points | None], ...]  # those that changed: id, before, after
 
     @property
+    def is_none(self) -> bool:
+        """Whether nothing is different."""
+        return not self.criteria and self.before == self.after
+
+    @property
     def change(self) -> float | None:
         """Points gained, or None where one of the two has no total."""
         return None if self.before is None or self.after is None else float(exact(self.after) - exact(self.before))
+
+
+def difference_row(difference: Difference) -> dict[str, str]:
+    """A row of a table, by column."""
+    change = difference.change
+    changed = [f"{id}: {show_points(old) or '–'} → {show_points(new) or '–'}" for id, old, new in difference.criteria]
+    return {
+        "submission": difference.submission,
+        "before": show_points(difference.before) or "–",
+        "after": show_points(difference.after) or "–",
+        "change": "" if change is None else f"{change:+g}",
+        "criteria": ", ".join(changed),
+    }
 
 
 def differences(before: Mapping[str, Grade], after: Iterable[Grade]) -> list[Difference]:

@@ -42,6 +42,8 @@ class Inputs:
     code_model: str = ""
     feedback_model: str = ""
     created_at: float = 0.0
+    ask: str = ""  # as `kvasir grade --ask` has it; "": together
+    samples: int = 1
 
 
 # --- which there are
@@ -85,7 +87,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 def _checked(inputs: Inputs, path: Path) -> Inputs:
     """As they were. Raises BatchError where something there is no text, or would be read as an option."""
-    texts = {name: value for name, value in asdict(inputs).items() if name != "created_at"}
+    texts = {name: value for name, value in asdict(inputs).items() if name not in ("created_at", "samples")}
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
     if wrong:
@@ -110,6 +112,8 @@ def _from_manifest(folder: Path) -> Inputs:
         kept.get("template", ""),
         models.get("code", ""),
         models.get("feedback", ""),
+        ask=kept.get("ask", ""),
+        samples=kept.get("samples", 1),
     )
     return _checked(made, folder / "batch.json")
 
@@ -244,6 +248,8 @@ def _words(inputs: Inputs) -> list[str]:
         "--template": inputs.template,
         "--code-model": inputs.code_model,
         "--feedback-model": inputs.feedback_model,
+        "--ask": inputs.ask,
+        "--samples": str(inputs.samples) if inputs.samples > 1 else "",
     }
     return [inputs.submissions, *(word for option, value in options.items() if value for word in (option, value))]
 

@@ -6,7 +6,7 @@ would make of it with that rubric: adopting a round hands its results over, and 
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +15,19 @@ from messages.errors import BatchError
 from messages.jobs import JobResult
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
+from producers.batch.grade import Assignment
 from producers.batch.grade import graded_class as make_graded_class
 from producers.desk.assignments import InputError, Inputs, grade_command, grading, read_inputs, save_inputs
 from producers.desk.backend import Backend
 from producers.desk.view import BatchView
-from producers.files.private import make_folder, write_atomically
-from producers.prompts.prompt import PROMPT_FORM
+from producers.files.journal import Lines
+from producers.files.private import make_folder
+from producers.prompts.prompt import PROMPT_FORM, criterion_text
 from producers.report.graded import GradedClass, load_graded, save_graded
+from producers.rubric.rubric import load_rubric
 from producers.words import plural
+
+CHANGES = "changes.jsonl"
 
 
 def rounds(folder: Path) -> list[Path]:
@@ -36,19 +41,36 @@ def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, o
     Raises InputError or BatchError: the batch is not done, a round is running, or a name can't be passed on.
     """
     _check_idle(folder, view)
-    place = folder / "rounds" / str(len(rounds(folder)) + 1)
     inputs = replace(read_inputs(folder), rubric=str(rubric))
+    place = next_round(folder)
     command = grade_command(backend, inputs, place, only=only)
-    kept = batches.manifest_of(folder) | {"version": batches.VERSION, "request": {}, "runs": {}, "jobs": []}
-    manifest = kept | {"secret": kept["secret"].hex()}
-    make_folder(place)
-    write_atomically(place / "batch.json", json.dumps(manifest, indent=1, ensure_ascii=False))
+    make_round(folder, place)
     save_inputs(place, inputs)
     grading(place).start(command, only=only)
     return place
 
 
-def adopt_round(backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult]) -> None:
+def next_round(folder: Path) -> Path:
+    """Where the next round goes."""
+    return folder / "rounds" / str(max(map(_number, (path.name for path in rounds(folder))), default=0) + 1)
+
+
+def make_round(folder: Path, place: Path) -> None:
+    """The batch's identity in a folder of its own, with the questions that it has answers to: those aren't asked."""
+    with Batch(folder) as batch:
+        make_folder(place)
+        batch.copy(place)
+
+
+def same_plan(place: Path, assignment: Assignment) -> bool:
+    """Whether this round is of just these jobs: then it is the one to go on with."""
+    planned = {entry.job_id for entry in batches.manifest_of(place)["jobs"] if entry.role != "intake"}
+    return planned == {task.job_id for task in assignment.tasks}
+
+
+def adopt_round(
+    backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult], who: str = ""
+) -> None:
     """Grade the whole class as in this round: its results count, what it left out is graded now.
 
     What the class had before is kept as a version. Raises BatchError while anything of the assignment is running.
@@ -57,16 +79,40 @@ def adopt_round(backend: Backend, folder: Path, view: BatchView, place: Path, re
     keep_version(folder, view)
     with Batch(folder) as batch:
         batch.journal.record(results)
+    note_change(folder, place, who)
     inputs: Inputs = replace(read_inputs(folder), rubric=read_inputs(place).rubric)
     save_inputs(folder, inputs)
     grading(folder).start(grade_command(backend, inputs, folder))
 
 
+def note_change(folder: Path, place: Path, who: str = "") -> None:
+    """Write down that the class is graded as in this round from now on: when, by whom, and which criteria were asked.
+
+    One line of JSON in changes.jsonl, with their texts, since a rubric that is edited in place keeps none.
+    """
+    manifest = batches.manifest_of(place)
+    before = {key for entry in batches.manifest_of(folder)["jobs"] for key in entry.asked}
+    asked = {key.partition(":")[0] for entry in manifest["jobs"] for key in {*entry.asked} - before}
+    rubric = load_rubric(Path(manifest["request"]["rubric"]))
+    new = [criterion for criterion in rubric.criteria if criterion.id in asked or not before]
+    line = {
+        "at": time.time(),
+        "who": who,
+        "round": place.name,
+        "rubric": rubric.digest,
+        "criteria": {criterion.id: criterion_text(criterion) for criterion in new},
+    }
+    Lines(folder / CHANGES).append([line])
+
+
 def keep_version(folder: Path, view: BatchView) -> Path | None:
     """Keep the class's grades as they are now, to be compared with later; None if there are none."""
     graded = graded_class(view)
-    if graded is None:
-        return None
+    return keep_grades(folder, graded) if graded else None
+
+
+def keep_grades(folder: Path, graded: GradedClass) -> Path:
+    """Keep these as a version of the class's grades."""
     place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded.versions['rubric'][:8]}"
     make_folder(place)
     save_graded(place, graded)

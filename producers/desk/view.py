@@ -125,8 +125,11 @@ class BatchView:
 
     def _plan(self, manifest: Mapping[str, Any]) -> None:
         request = self._request_of(manifest["request"])
+        jobs, runs = manifest["jobs"], manifest["runs"]
+        lines = (self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs)
+        succeeded = {line.job_id for line in lines if line and line.state == "succeeded"}
         self.assignment = grading.prepare(
-            request, manifest["batch_id"], manifest["secret"], manifest["prompt_form"], manifest["jobs"]
+            request, manifest["batch_id"], manifest["secret"], manifest["prompt_form"], jobs, succeeded
         )
         with suppress(BatchError):
             self.kept = load_graded(self.folder)

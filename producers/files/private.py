@@ -30,6 +30,7 @@ _KEPT = (
     "results.jsonl",
     "submitted.jsonl",
     "reviews.jsonl",
+    "changes.jsonl",
     "grades.csv",
     "grades.json",
     "report.html",

@@ -226,7 +226,9 @@ def grade_submission(
     summary, no_summary = _summary(answers)
     summary_leaks = leaks(summary, hidden, shown)
     state = "waiting" if WAITING in answers.values() else _state(criteria)
+    passages = [] if state == "waiting" else _passages(answers, shown)
     doubts = [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copied, cuts)
+    doubts = [*passages, *doubts]
     failed = [f"check: {finding.text}" for finding in findings if not finding.passed]
     known = [*remarks, *_submission_remarks(submission, cuts), *failed, *no_summary]
     return Grade(
@@ -258,7 +260,7 @@ def _criterion_grade(
     answer = answers.get(criterion.model, "no answer has come")
     said = answer.criteria.get(criterion.id) if isinstance(answer, ParsedAnswer) else None
     if said is None:
-        reason = answer if isinstance(answer, str) else "the answer lacks it"
+        reason = answer if isinstance(answer, str) else answer.missing.get(criterion.id, "the answer lacks it")
         return CriterionGrade(criterion.id, criterion.title, criterion.points, None, reason=reason)
     return CriterionGrade(
         id=criterion.id,
@@ -276,8 +278,15 @@ def _criterion_grade(
 def _summary(answers: Mapping[Role, ParsedAnswer | str]) -> tuple[str, list[str]]:
     answer = answers.get("feedback")
     if isinstance(answer, ParsedAnswer):
-        return answer.summary, []
+        return answer.summary, [f"no summary: {answer.no_summary}"] if answer.no_summary else []
     return "", [f"no summary: {answer}"] if answer and answer != WAITING else []
+
+
+def _passages(answers: Mapping[Role, ParsedAnswer | str], shown: Shown) -> list[Doubt]:
+    """What a model takes to speak to whoever grades, if it stands in the work: models make quotes up."""
+    said = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
+    there = [quote for quote in said if quote and evidence_state(quote, shown) == "found"]
+    return [Doubt("", f"a passage seems to speak to whoever grades: “{quote}”") for quote in there]
 
 
 def _state(criteria: Sequence[CriterionGrade]) -> GradeState:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from producers.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_answer
+from producers.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_answer, parse_criterion
 from producers.rubric.rubric import Criterion
+
+_Parsed = TypeVar("_Parsed")
 
 
 def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
@@ -15,18 +18,29 @@ def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summ
     Each criterion gets the median of the points (of two middle ones the lower), with the evidence and feedback of the
     first answer that awarded it; the summary is that of the first answer.
     """
-    parsed, errors = [], []
-    for text in texts:
-        try:
-            parsed.append(parse_answer(text, criteria, with_summary))
-        except AnswerError as error:
-            errors.append(error)
-    if len(parsed) * 2 <= len(texts):
-        raise errors[0] if len(texts) == 1 else AnswerError(f"{len(errors)} of {len(texts)} answers: {errors[0]}")
+    parsed = _readable(texts, lambda text: parse_answer(text, criteria, with_summary))
     if len(parsed) == 1:
         return parsed[0]
     merged = {criterion.id: _median([answer.criteria[criterion.id] for answer in parsed]) for criterion in criteria}
     return ParsedAnswer(merged, parsed[0].summary)
+
+
+def parse_criterion_samples(texts: Sequence[str], criterion: Criterion) -> CriterionAnswer:
+    """The same for answers to a question about one criterion. Raises as `parse_samples`."""
+    parsed = _readable(texts, lambda text: parse_criterion(text, criterion))
+    return _median(parsed) if len(parsed) > 1 else parsed[0]
+
+
+def _readable(texts: Sequence[str], parse: Callable[[str], _Parsed]) -> list[_Parsed]:
+    parsed, errors = [], []
+    for text in texts:
+        try:
+            parsed.append(parse(text))
+        except AnswerError as error:
+            errors.append(error)
+    if len(parsed) * 2 <= len(texts):
+        raise errors[0] if len(texts) == 1 else AnswerError(f"{len(errors)} of {len(texts)} answers: {errors[0]}")
+    return parsed
 
 
 def _median(answers: Sequence[CriterionAnswer]) -> CriterionAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from messages.errors import KvasirError
@@ -38,6 +38,9 @@ class ParsedAnswer:
 
     criteria: Mapping[str, CriterionAnswer]
     summary: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)  # criteria that were asked about in vain, and why
+    no_summary: str = ""  # why there is none
+    passage: str = ""  # of the work, that speaks to whoever grades, says the model
 
 
 # --- the schema ---
@@ -49,7 +52,7 @@ def answer_schema(criteria: Sequence[Criterion], with_summary: bool) -> dict[str
     Evidence comes before points, so that a model that writes from left to right looks before it judges.
     Raises ValueError if there is nothing to ask for.
     """
-    properties: dict[str, Any] = {criterion.id: _criterion_schema(criterion) for criterion in criteria}
+    properties: dict[str, Any] = {criterion.id: criterion_schema(criterion) for criterion in criteria}
     if with_summary:
         properties["summary"] = _bounded_text(SUMMARY_CHARS)
     if not properties:
@@ -57,7 +60,8 @@ def answer_schema(criteria: Sequence[Criterion], with_summary: bool) -> dict[str
     return _closed_object(properties)
 
 
-def _criterion_schema(criterion: Criterion) -> dict[str, Any]:
+def criterion_schema(criterion: Criterion) -> dict[str, Any]:
+    """The JSON schema of what is said of one criterion."""
     return _closed_object(
         {
             "evidence": _bounded_text(EVIDENCE_CHARS),
@@ -65,6 +69,16 @@ def _criterion_schema(criterion: Criterion) -> dict[str, Any]:
             "feedback": _bounded_text(FEEDBACK_CHARS),
         }
     )
+
+
+def summary_schema() -> dict[str, Any]:
+    """The JSON schema of a summary that is asked for by itself."""
+    return _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
+
+
+def passage_schema() -> dict[str, Any]:
+    """The JSON schema of whether a passage speaks to whoever grades. The quote comes first: it is looked for first."""
+    return _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
 
 
 def _bounded_text(longest: int) -> dict[str, Any]:
@@ -123,6 +137,27 @@ def parse_answer(text: str, criteria: Sequence[Criterion], with_summary: bool) -
     _check_keys("the answer", data, expected)
     answers = {criterion.id: _criterion_answer(criterion, data[criterion.id]) for criterion in criteria}
     return ParsedAnswer(answers, _said("the summary", data["summary"]) if with_summary else "")
+
+
+def parse_criterion(text: str, criterion: Criterion) -> CriterionAnswer:
+    """Read the answer to a question about one criterion, as strictly as `parse_answer`. Raises AnswerError."""
+    return _criterion_answer(criterion, _load_object(text))
+
+
+def parse_summary(text: str) -> str:
+    """Read the answer to the question for a summary. Raises AnswerError."""
+    data = _load_object(text)
+    _check_keys("the answer", data, ("summary",))
+    return _said("the summary", data["summary"])
+
+
+def parse_passage(text: str) -> str:
+    """The passage that speaks to whoever grades, says the model; "" if it says there is none. Raises AnswerError."""
+    data = _load_object(text)
+    _check_keys("the answer", data, ("quote", "addressed"))
+    if data["addressed"] not in ("yes", "no"):
+        raise AnswerError(f"addressed is {data['addressed']!r:.40}; allowed are yes and no")
+    return _text_field("the quote", data["quote"]) if data["addressed"] == "yes" else ""
 
 
 def _load_object(text: str) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""`regrade`: a rubric was edited; what that touches is asked about anew, compared, and adopted after a yes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from kvasir.commands.batch import json_option, show
+from kvasir.options import Globals, path, quiet_option, wait_option
+from kvasir.regrading import Regrade
+from kvasir.terminal import TerminalProgress, confirmed, say, stderr, table
+from producers.desk.agreement import Difference, difference_row
+from producers.words import plural
+
+_UNTOUCHED = "the grades stay as they are"
+
+
+@click.command()
+@click.argument("batch", type=path)
+@click.option(
+    "--criterion", "criteria", multiple=True, metavar="ID", help="What changed, so that nothing else is asked about."
+)
+@click.option("--rubric", type=path, help="Another rubric [default: the batch's, as it is now].")
+@click.option("--yes", is_flag=True, help="Don't ask, neither before the run nor before the grades are replaced.")
+@json_option
+@quiet_option
+@wait_option
+@click.pass_obj
+def regrade(
+    given: Globals,
+    batch: Path,
+    criteria: tuple[str, ...],
+    rubric: Path | None,
+    yes: bool,
+    as_json: bool,
+    quiet: bool,
+    max_wait: float | None,
+) -> int:
+    """Ask about what changed in the rubric of the batch in folder BATCH, and compare before anything is replaced.
+
+    Of a class graded with --ask criteria only changed criteria are asked about.
+    """
+    again = Regrade(given.settings(), batch, criteria, rubric)
+    if not again.needed:
+        say("Nothing has changed since the class was graded.")
+        return 0
+    stderr.print(str(again.cost), soft_wrap=True, markup=False)
+    if not yes and not confirmed("Ask?", _UNTOUCHED):
+        return 1
+    with TerminalProgress(quiet) as progress:
+        tried = again.run(progress, given.observer(), max_wait)
+    found = again.differences
+    if tried.counts.open:
+        still = plural(tried.counts.open, "job", "is", "are")
+        stderr.print(f"{still} still open; go on with: kvasir regrade {batch}", soft_wrap=True, markup=False)
+        return 1
+    if not as_json:
+        _print(found, again.decided)
+    if not yes and not confirmed("Replace the grades?", f"{_UNTOUCHED}; those of the regrade are in {tried.folder}"):
+        return 1
+    changed = [difference_row(one) for one in found if not one.is_none]
+    return show(again.adopt(), as_json, {"cost": asdict(again.cost), "changed": changed})
+
+
+def _print(found: list[Difference], decided: int) -> None:
+    changed = [difference_row(one) for one in found if not one.is_none]
+    if changed:
+        table(tuple(changed[0]), [tuple(row.values()) for row in changed], right=("before", "after", "change"))
+    say(f"{len(changed)} of {plural(len(found), 'submission')} would change.")
+    if decided:
+        say(f"{plural(decided, 'decision')} of a person about these criteria would stand as before.")
+
+
+COMMANDS = (regrade,)

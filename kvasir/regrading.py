@@ -1,0 +1,174 @@
+"""Grading a batch again with its rubric as it is now: beside the grades there are, compared, then adopted or left."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.config.settings import Settings
+from kvasir import class_run
+from kvasir.class_run import Outcome
+from kvasir.connect import Observer
+from messages.errors import BatchError
+from producers.batch import grade
+from producers.batch.batch import Batch
+from producers.batch.order import answer_tokens
+from producers.batch.runner import Progress
+from producers.desk.agreement import Difference, differences
+from producers.desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
+from producers.grading.reviews import read_overrides
+from producers.prompts.questions import PASSAGE
+from producers.report.graded import load_graded
+from producers.submissions.tokens import estimate_tokens
+from producers.words import listed, plural
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a regrade asks. Tokens are estimates: of prompts, and of answers as long as they may become."""
+
+    asked: tuple[str, ...]  # criteria, and what else is asked about anew; all in one answer if there are no questions
+    removed: tuple[str, ...]  # criteria
+    submissions: int
+    jobs: int
+    questions: int
+    prompt_tokens: int
+    answer_tokens: int
+    all_answer_tokens: int  # if the whole class were asked everything
+
+    def __str__(self) -> str:
+        said = [f"Asked about anew: {listed(self.asked)}."] if self.asked else []
+        said += [f"No longer asked about: {listed(self.removed)}."] if self.removed else []
+        share = 100 * self.answer_tokens / max(1, self.all_answer_tokens)
+        questions = f", {plural(self.questions, 'question')}" if self.questions else ""
+        said.append(
+            f"{plural(self.submissions, 'submission')}, {plural(self.jobs, 'job')}{questions}: about "
+            f"{self.prompt_tokens:,} tokens of prompts are computed again where their KV cache has gone, and at most "
+            f"{self.answer_tokens:,} tokens of answers, {share:.0f}% of the class's."
+        )
+        return " ".join(said)
+
+
+class Regrade:
+    """A batch and its rubric as it is now: `cost` says what changed, `run` asks, `adopt` replaces the grades.
+
+    Until then nothing that the batch has is touched.
+    """
+
+    def __init__(
+        self, settings: Settings, folder: Path, criteria: Sequence[str] = (), rubric: Path | None = None
+    ) -> None:
+        """Read the batch and its class.
+
+        Args:
+            criteria: what changed, to be sure that nothing else is asked about; (): whatever did.
+            rubric: another file; None: the batch's, as it is now.
+
+        Raises BatchError where there are no grades yet, or what is named is not what changed; else as `read_class`.
+        """
+        self._settings, self.folder = settings, folder
+        self._place: Path | None = None
+        self.tried: Outcome | None = None  # the round's
+        self._before = load_graded(folder)
+        with Batch(folder) as batch:
+            batch.check_may_publish()
+            if batch.open_jobs:
+                still = plural(len(batch.open_jobs), "job", "has", "have")
+                raise BatchError(f"{still} no result yet; go on with the grading first: kvasir watch {folder}")
+            request = class_run.request_again(settings, batch)
+            self._request = replace(request, rubric=rubric.resolve()) if rubric else request
+            self._assignment = class_run.read_class(batch, self._request)
+            self.cost = self._costs(batch)
+        self._check_named(criteria)
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.cost.jobs or self.cost.removed)
+
+    def run(self, progress: Progress, observe: Observer, max_wait_s: float | None = None) -> Outcome:
+        """Ask what is new, in a round of its own; one that was cut off goes on."""
+        last = rounds(self.folder)[-1:]
+        if last and same_plan(last[0], self._assignment):
+            self._place = last[0]
+        else:
+            self._place = next_round(self.folder)
+            make_round(self.folder, self._place)
+        with Batch(self._place) as batch:
+            assignment = class_run.read_class(batch, self._request)
+            grade.plan(batch, assignment)
+            self.tried = class_run.run(self._settings, batch, assignment, progress, observe, max_wait_s)
+        return self.tried
+
+    @property
+    def differences(self) -> list[Difference]:
+        """What `run` brought, a row for each submission, beside the grades there are."""
+        after = self.tried.whole if self.tried else ()
+        return differences({made.submission: made for made in self._before.grades}, after)
+
+    @property
+    def decided(self) -> int:
+        """Points of what is asked about anew that a person has decided: these stay."""
+        found = {(each.item_id, each.criterion_id) for each in read_overrides(self.folder) if each.points is not None}
+        return sum(criterion in self.cost.asked for _, criterion in found)
+
+    def adopt(self) -> Outcome:
+        """Make what `run` brought the batch's grades, keep those there were as a version, and note who did it when."""
+        if not (self._place and self.tried) or self.tried.counts.open:
+            raise BatchError(f"the regrade of {self.folder} is not done; run it first")
+        keep_grades(self.folder, self._before)
+        with Batch(self._place) as made:
+            results = [result for entry in made.entries if (result := made.result(entry.job_id))]
+        note_change(self.folder, self._place, getpass.getuser())
+        with Batch(self.folder) as batch:
+            batch.journal.record(results)
+            assignment = class_run.read_class(batch, self._request)
+            grade.plan(batch, assignment)
+            return class_run.report(batch, assignment, worked=True, notice=self._settings.grading.notice)
+
+    def _costs(self, batch: Batch) -> Cost:
+        tasks = self._assignment.tasks
+        new = [task for task in tasks if batch.states.get(task.job_id) != "succeeded"]
+        known = {key for entry in batch.entries for key in entry.asked}
+        keys = [key for task in new for key in task.asked if key not in known]
+        names = {key.partition(":")[0] for key in keys}
+        rubric = self._assignment.rubric
+        asked = [one.id for one in rubric.criteria if one.id in names or any(not task.asked for task in new)]
+        others = [_SAID.get(name, name) for name in sorted(names - {one.id for one in rubric.criteria})]
+        before = {one.id for made in self._before.grades for one in made.criteria}
+        letters = {model.name: model.letters_per_token for model in self._request.models.values()}
+        return Cost(
+            asked=(*asked, *others),
+            removed=tuple(sorted(before - {one.id for one in rubric.criteria})),
+            submissions=len({task.item_id.rpartition(".")[0] for task in new}),
+            jobs=len(new),
+            questions=sum(len(task.questions) for task in new),
+            prompt_tokens=sum(
+                estimate_tokens(task.prompt.shared + task.prompt.own, letters[task.model]) for task in new
+            ),
+            answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in new),
+            all_answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in tasks),
+        )
+
+    def _check_named(self, criteria: Sequence[str]) -> None:
+        if not criteria:
+            return
+        if self._request.ask != "criteria":
+            raise BatchError(
+                "this batch asks for all criteria in one answer, so none can be asked about alone: regrade without "
+                "--criterion, or grade the class with --ask criteria"
+            )
+        ids = [one.id for one in self._assignment.rubric.criteria]
+        changed = {*self.cost.asked, *self.cost.removed}
+        for name in criteria:
+            if name not in ids and name not in changed:
+                raise BatchError(f"the rubric has no criterion {name!r:.60}; it has {listed(ids)}")
+            if name not in changed:
+                raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
+        if others := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
+            raise BatchError(f"also changed: {listed(others)}; name that too, or nothing, for all that has changed")
+
+
+_SAID = {PASSAGE: "whether a passage speaks to the grader"}

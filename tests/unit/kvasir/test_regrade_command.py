@@ -1,0 +1,128 @@
+"""`kvasir regrade`: only what a rubric edit touches is asked about; nothing is replaced before a yes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import kvasir
+from kvasir import cli
+from tests.support.homework import RUBRIC, journal, tiny, tiny_class
+from tests.support.processes import SIMULATED, config_text
+
+GRADES = Path("out/grades.csv")
+
+
+@pytest.fixture(autouse=True)
+def homework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
+    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    made = tiny_class(tmp_path / "homework")
+    assert cli.run(["grade", *tiny(made, Path("out"), "--ask", "criteria", "--quiet")]) == 0
+    return made
+
+
+def edit(homework: Path, old: str = "It runs", new: str = "It runs well") -> None:
+    (homework / "rubric.yaml").write_text(RUBRIC.replace(old, new), "utf-8")
+
+
+def points(name: str) -> list[str]:
+    return [row[name] for row in csv.DictReader(io.StringIO(GRADES.read_text("utf-8")))]
+
+
+def test_only_the_changed_criterion_is_asked_about_and_the_others_keep_their_points(
+    homework: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, clear = len(journal(Path("out"))), points("clear")
+    edit(homework)
+    capsys.readouterr()
+
+    assert cli.run(["regrade", "out", "--criterion", "works", "--yes", "--quiet"]) == 0
+
+    said = capsys.readouterr()
+    assert "Asked about anew: works. 3 submissions, 3 jobs, 3 questions" in said.err
+    assert "of 3 submissions would change" in said.out
+    new = journal(Path("out"))[before:]
+    assert [len(row["answers"]) for row in new] == [1, 1, 1]
+    assert points("clear") == clear
+    change = json.loads(Path("out/changes.jsonl").read_text("utf-8"))
+    assert list(change["criteria"]) == ["works"]
+    assert "It runs well" in change["criteria"]["works"]
+    assert change["who"]
+    assert change["at"] > 1e9
+    assert len(list(Path("out/versions").iterdir())) == 1
+    assert cli.run(["regrade", "out"]) == 0
+    assert "Nothing has changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answers", ["n\n", "y\nn\n", ""])
+def test_a_no_leaves_the_grades_and_their_files_as_they_are(
+    homework: Path, answers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = {path: path.read_bytes() for path in Path("out").iterdir() if path.is_file()}
+    edit(homework)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+
+    assert cli.run(["regrade", "out", "--quiet"]) == 1
+
+    assert "the grades stay as they are" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("out").iterdir() if path.is_file()} == kept
+    # What was asked before the second no is not asked again.
+    assert cli.run(["regrade", "out", "--yes", "--quiet"]) == 0
+    assert [path.name for path in Path("out/rounds").iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("old", "named", "sentence"),
+    [
+        ("It runs", ["nope"], "the rubric has no criterion 'nope'; it has works and clear"),
+        ("It runs", ["clear"], "clear has not changed since it was graded"),
+        ("title: It", ["works"], "also changed: clear"),
+    ],
+)
+def test_what_is_named_must_be_what_changed(
+    homework: Path, old: str, named: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(homework, old, f"{old} really")
+    assert cli.run(["regrade", "out", *(word for name in named for word in ("--criterion", name))]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not Path("out/rounds").exists()
+
+
+def test_a_removed_criterion_needs_no_job(homework: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    works = points("works")
+    edit(homework, RUBRIC.splitlines(keepends=True)[-1], "")
+    assert cli.run(["regrade", "out", "--yes", "--quiet", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "No longer asked about: clear" in said.err
+    found = json.loads(said.out)
+    assert (found["cost"]["removed"], found["cost"]["jobs"]) == (["clear"], 0)
+    assert points("works") == works == points("points")
+
+
+def test_a_class_asked_all_at_once_is_regraded_whole(homework: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["grade", *tiny(homework, Path("whole"), "--quiet")]) == 0
+    edit(homework)
+    assert cli.run(["regrade", "whole", "--criterion", "works"]) == 2
+    assert "--ask criteria" in capsys.readouterr().err
+    assert cli.run(["regrade", "whole", "--yes", "--quiet"]) == 0
+    assert "Asked about anew: works and clear. 3 submissions, 6 jobs:" in capsys.readouterr().err
+    assert len(journal(Path("whole"))) == 12
+
+
+def test_python_compares_before_it_adopts(homework: Path) -> None:
+    before = GRADES.read_bytes()
+    edit(homework)
+    again = kvasir.regrade("out", ["works"], quiet=True)
+    assert again.cost.asked == ("works",)
+    assert [one.submission[:8] for one in again.differences] == ["student0", "student1", "student2"]
+    assert GRADES.read_bytes() == before
+    rows = again.adopt().rows
+    assert [row["points"] for row in rows] == [one.after for one in again.differences]
+    with pytest.raises(kvasir.KvasirError, match="not done"):
+        kvasir.regrade("out", quiet=True).adopt()
