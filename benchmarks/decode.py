@@ -65,7 +65,7 @@ from engines.mlx import kv as mlx_kv
 from engines.mlx import model as mlx_model
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Window
+from messages.kv import Block, KVCache, Record
 
 SEQUENCES = 8
 CONTEXT = 2048
@@ -134,7 +134,7 @@ def transferred(gguf: Path, seed: int) -> list[Prefilled]:
 
 
 def _prefilled(engine: Engine, tokens: tuple[int, ...]) -> Prefilled:
-    blocks: list[Block | Window] = []
+    blocks: list[Record] = []
     engine.prefill(tokens[:-1], blocks.append)
     assert engine.info.layout is not None
     return Prefilled(tokens, KVCache(engine.info.layout, tuple(each for each in blocks if isinstance(each, Block))))

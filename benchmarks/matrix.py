@@ -1,9 +1,9 @@
 """Every prefill engine to every decode engine: whether the answer from a transferred KV cache is the one without.
 
 Tiny models with random weights (`matrix_models`), the same in a GGUF file and in folders: a dense Qwen3, a Qwen3-MoE,
-a Llama, and a gpt-oss whose window is 16 positions; and the demo model, which is trained. Weights are float32, and so
-are the caches of MLX and PyTorch; llama.cpp's is float16, to which its attention would round a float32 one too. Every
-engine is loaded as a worker would.
+a Llama, a gpt-oss whose window is 16 positions, and hybrid models, three layers in four of which are recurrent
+(`matrix_hybrid`); and the demo model, which is trained. Weights are float32, and so are the caches of MLX and PyTorch;
+llama.cpp's is float16, to which its attention would round a float32 one too. Every engine is loaded as a worker would.
 
 One process loads an engine, prefills a prompt of 50 tokens (three windows and two positions) and one of 333 (the demo
 model: two grading prompts of about a thousand), and puts their KV caches into a real Redis as the store's records.
@@ -17,12 +17,15 @@ For each model and pair:
     max_difference    between any number of the transferred caches and of those that the decode engine itself prefills
     first_divergence  the earliest position at which an answer parts from the cold run's; null: both are equal
     margin            by how much the cold run preferred its token there, in its own logits
+    resumed_equal     of a hybrid model: whether the decode engine, going on from the first 96 tokens' cache of the
+                      longer prompt, computes the rest only, and then answers as without
 
 `all_equal`: every pair was equal and evaluated 1 token (a sliding-window model through llama.cpp: 8 at most), and no
 model was left without a pair. `refused`: pairs that the table of capabilities (`kvasir engines`), the loaded engines or
 their sketches say no to, with their sentence (`sketch_agrees` null: nothing to compare). Each pair is then given the
-longer prompt's cache spoiled in five ways (`matrix_mutations`), except the demo model's, whose answer leaves most of a
-prompt out of account; `caught`: the answer is another than the cold run's, or the engine refuses the cache.
+longer prompt's cache spoiled in five ways (`matrix_mutations`), and a hybrid model's in four more, except the demo
+model's, whose answer leaves most of a prompt out of account; `caught`: the answer is another than the cold run's, or
+the engine refuses the cache.
 
 `--real` (make matrix) adds SmolLM2: trained, quantized weights, and prompts that nobody chose for their answers. There
 rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.
@@ -53,6 +56,7 @@ from engines.catalogue import BY_NAME
 ENGINES = ("llamacpp", "mlx", "transformers")
 MODELS = matrix_models.NAMES
 REAL = matrix_models.REAL
+HYBRID = "hybrid"  # all models with recurrent layers
 QUICK_MODELS = ("gpt-oss",)  # the one that has most to go wrong: a window, experts, biases, sinks
 REAL_TIMEOUT_S = 3600.0  # for one engine's half: MLX on a CPU computes ten tokens a second
 MOST_WINDOWED = 8  # prompt tokens that llama.cpp may evaluate again of a sliding-window model
@@ -142,7 +146,7 @@ def is_held(row: Row) -> bool:
         return matrix_real.is_held(row)
     windowed = row["model"].startswith("gpt-oss")
     most = MOST_WINDOWED if windowed and row["decode"] == "llamacpp" else 1
-    return bool(row["equal"] and row["evaluated_tokens"] <= most)
+    return bool(row["equal"] and row.get("resumed_equal", True) and row["evaluated_tokens"] <= most)
 
 
 def verdict(found: dict[str, list[Row]], models: Sequence[str]) -> dict[str, bool]:
@@ -195,11 +199,12 @@ def compare(models: Sequence[str], seed: int, texts: int) -> None:
 def main() -> int:
     """Compare all pairs."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--models", nargs="*", choices=MODELS, help="only these (default: all)")
+    parser.add_argument("--models", nargs="*", choices=(*MODELS, HYBRID), help="only these (default: all)")
     parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; an hour)")
     parser.add_argument("--texts", type=int, default=20, help="prompts for SmolLM2 (default: %(default)s)")
     arguments = parser.parse_args()
     chosen = arguments.models if arguments.models is not None else QUICK_MODELS if arguments.quick else MODELS
+    chosen = [model for name in chosen for model in (matrix_models.HYBRID if name == HYBRID else (name,))]
     compare([*chosen, *([REAL] if arguments.real else [])], arguments.seed, arguments.texts)
     return 0
 

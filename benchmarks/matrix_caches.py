@@ -9,9 +9,9 @@ import numpy as np
 
 from engines.family import family_fingerprint
 from engines.registry import Engine
-from kvstore.blocks import BlockRef, block_refs, window_ref
+from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from kvstore.redis.store import RedisKVStore
-from messages.kv import Array, Block, KVCache, KVLayout, Window, cast
+from messages.kv import Array, KVCache, KVLayout, Record, cast, gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +31,26 @@ class CachePlace:
 
     def put(self, store: RedisKVStore, name: str, tokens: Sequence[int], cache: KVCache) -> None:
         """Store the cache of a prompt."""
-        records: list[Block | Window] = [*cache.blocks, *([cache.window] if cache.window else [])]
-        store.put(self.fingerprint, self.layout, zip(self._refs(name, tokens), records, strict=True))
+        refs = self._refs(name, tokens)
+        refs += snapshot_refs(self.layout, refs[-1])
+        store.put(self.fingerprint, self.layout, zip(refs, cache.records, strict=True))
 
     def get(self, store: RedisKVStore, name: str, tokens: Sequence[int]) -> KVCache:
         """Fetch it. Raises KVTransferFailed."""
-        refs = self._refs(name, tokens)
-        if not self.layout.window_layers:
-            return KVCache(self.layout, tuple(store.get(self.fingerprint, self.layout, refs)))
-        window = store.get_window(self.fingerprint, self.layout, refs[-1])
-        return KVCache(self.layout, tuple(store.get(self.fingerprint, self.layout, refs[:-1])), window)
+        return store.get_cache(self.fingerprint, self.layout, self._refs(name, tokens))
 
     def _refs(self, name: str, tokens: Sequence[int]) -> list[BlockRef]:
-        """The blocks of all tokens but the last, and the window record if there is one."""
+        """The blocks of all tokens but the last."""
         job_id = f"{self.run}-{self.engine}-{name.replace(' ', '-')}"
-        refs = block_refs(self.fingerprint, self.layout, tokens, len(tokens) - 1, 0, job_id)
-        return [*refs, window_ref(refs[-1])] if self.layout.window_layers else refs
+        return block_refs(self.fingerprint, self.layout, tokens, len(tokens) - 1, 0, job_id)
 
 
 def prefilled(engine: Engine, tokens: Sequence[int]) -> KVCache:
     """The engine's own cache of all tokens but the last. Raises KVTransferFailed if it gives none out."""
-    records: list[Block | Window] = []
+    records: list[Record] = []
     engine.prefill(tokens[:-1], records.append)
     assert engine.info.layout is not None
-    blocks = tuple(record for record in records if isinstance(record, Block))
-    windows = [record for record in records if isinstance(record, Window)]
-    return KVCache(engine.info.layout, blocks, windows[-1] if windows else None)
+    return gathered(engine.info.layout, records)
 
 
 def difference(one: KVCache, other: KVCache) -> float:
@@ -65,6 +59,7 @@ def difference(one: KVCache, other: KVCache) -> float:
     if one.window and other.window:
         rows = min(one.window.data.shape[2], other.window.data.shape[2])
         found.append(_apart(one.window.data[:, :, -rows:], other.window.data[:, :, -rows:], one, other))
+    found += [float(np.abs(a.data - b.data).max()) for a, b in zip(one.states, other.states, strict=True)]
     return max(found)
 
 

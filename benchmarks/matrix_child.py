@@ -19,7 +19,7 @@ from benchmarks import harness, matrix_models, matrix_real
 from benchmarks.matrix_caches import CachePlace, difference, prefilled
 from benchmarks.matrix_forced import first_difference, forced
 from benchmarks.matrix_mutations import spoiled
-from benchmarks.matrix_prompts import ANSWER_TOKENS, ANSWERED, LENGTHS, Numbers, choose, prompt
+from benchmarks.matrix_prompts import ANSWER_TOKENS, ANSWERED, BOUNDARY, LENGTHS, Numbers, choose, prompt
 from benchmarks.matrix_real import RealReceiver, cold_margin
 from engines.base import Answer
 from engines.registry import Engine, EngineOptions, open_engine
@@ -29,7 +29,7 @@ from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_te
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError, KvasirError, KVTransferFailed
 from messages.jobs import Sampling
-from messages.kv import KVCache, KVLayout
+from messages.kv import KVCache, KVLayout, Record, gathered
 from tests.support import services
 
 FIRST_TOKENS = 8  # by then nearly every spoiled cache has led elsewhere
@@ -138,7 +138,11 @@ def _prefill_model(task: ChildTask, store: RedisKVStore, model: str) -> Row:
             raise Unable(_why_none(engine, max(prompts.values(), key=len)))
         for name, tokens in prompts.items():
             cache = prefilled(engine, tokens)
-            task.place(task.engine, model, cache.layout).put(store, name, tokens, cache)
+            place = task.place(task.engine, model, cache.layout)
+            place.put(store, name, tokens, cache)
+        if cache.states:
+            start = prompts["long"][: BOUNDARY + 1]
+            place.put(store, "start", start, prefilled(engine, start))
         sketches = task.sketches(engine)
         sketches.keep()
         return {"layout": asdict(cache.layout), "said": kv_text(engine.info), "sketch": sketches.name}
@@ -225,14 +229,26 @@ class Receiver:
                 answers[name] = self._engine.decode(self._prompts[name], cache, GREEDY)
                 differences.append(difference(cache, self._own[name]))
         except KvasirError as error:
-            keys = ("evaluated_tokens", "max_difference", "first_divergence", "margin")
+            keys = ("evaluated_tokens", "max_difference", "resumed_equal", "first_divergence", "margin")
             return {"equal": False} | dict.fromkeys(keys) | {"failure": str(error)}
         return {
             "equal": all(self._is_cold(name, answer) for name, answer in answers.items()),
             "evaluated_tokens": max(answer.evaluated_tokens for answer in answers.values()),
             "max_difference": max(differences),
+            **({"resumed_equal": self._resumes(source)} if source.layout.state_layers else {}),
             **self._parting(answers),
         }
+
+    def _resumes(self, source: CachePlace) -> bool:
+        """Whether the longer prompt, computed on from what `source` has at the boundary, is answered as without."""
+        tokens = self._prompts["long"]
+        start = source.get(self._store, "start", tokens[: BOUNDARY + 1])
+        records: list[Record] = []
+        done = self._engine.prefill(tokens[:-1], records.append, resume=start)
+        assert self._engine.info.layout is not None
+        answer = self._engine.decode(tokens, gathered(self._engine.info.layout, records), GREEDY)
+        computed = (done.restored_tokens, answer.evaluated_tokens)
+        return computed == (BOUNDARY, 1) and self._is_cold("long", answer)
 
     def controls(self, source: CachePlace) -> list[Row]:
         """What becomes of the longer prompt's cache when it is spoiled."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks import matrix_hybrid
 from tests.support import smollm2, smollm2_folders
 
 Array = NDArray[np.float32]
@@ -65,6 +66,8 @@ _GGUF_NAMES = {
     "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
 
 
@@ -86,6 +89,20 @@ class Kind:
     base: float = ROPE_THETA
     v5: bool = False  # its folder is as transformers 5 writes it: `rope_parameters` only, experts in fused tensors
 
+    context: int = CONTEXT  # that it was trained for, as it says
+    head_dim: int = HEAD_DIM
+    name: str = ""  # where it is none of KINDS
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether most of its layers keep a recurrent state (see `matrix_hybrid`)."""
+        return self.model_type in matrix_hybrid.TYPES
+
+    @property
+    def moe(self) -> bool:
+        """Whether it has experts under the names of qwen's mixtures."""
+        return self.model_type in ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
+
 
 KINDS = {
     "qwen3": Kind("qwen3", "qwen3", 2),
@@ -106,7 +123,13 @@ KINDS = {
     "qwen3-moe-v5": Kind("qwen3moe", "qwen3_moe", 2, base=V5_ROPE_THETA, v5=True),
     "gpt-oss-yarn": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": True}),
     "gpt-oss-untruncated": Kind("gpt-oss", "gpt_oss", 4, _YARN | {"truncate": False}),
+    "qwen3.5": Kind("qwen35", "qwen3_5", 4, context=8 * CONTEXT),
+    "qwen3.5-moe": Kind("qwen35moe", "qwen3_5_moe_text", 4),
+    "qwen3-next": Kind("qwen3next", "qwen3_next", 4),
 }
+# For figures: the KV cache of a token is no smaller than what a record's header takes next to it.
+WIDE = Kind("qwen35", "qwen3_5", 8, context=8 * CONTEXT, head_dim=64, name="qwen3.5-wide")
+HYBRID = tuple(name for name, kind in KINDS.items() if kind.hybrid)
 
 # llama.cpp truncates YaRN's ramp whatever the folder says; MLX does not start with a window that it would ignore.
 DIFFERENT = ("gpt-oss-untruncated", "qwen2-window")
@@ -124,18 +147,20 @@ def write(folder: Path, name: str, seed: int) -> None:
         smollm2_folders.folder("f32")
     if name in (DEMO, REAL):
         return
-    kind = KINDS[name]
+    kind = WIDE if name == WIDE.name else KINDS[name]
     weights = dict(_weights(kind, seed))
     for tensor, value in weights.items():
-        if "o_proj" in tensor or "down_proj" in tensor:
+        if "o_proj" in tensor or "down_proj" in tensor or "out_proj" in tensor:
             _leave_to_routers(tensor, value)
     if kind.model_type == "phi3":
         weights = _fused(weights)
     _write_gguf(weights_for("llamacpp", folder, name), kind, weights)
     if kind.model_type == "gemma3_text":  # whose norms multiply by one more than is stored, except in llama.cpp
         weights = {tensor: value - 1 if tensor.endswith("norm.weight") else value for tensor, value in weights.items()}
-    if kind.v5:
+    if kind.v5 or kind.model_type == "qwen3_5_moe_text":
         weights = _joined_experts(weights)
+    if kind.hybrid:
+        weights = matrix_hybrid.as_folder(kind.model_type, weights)
     _write_folder(weights_for("mlx", folder, name), kind, weights)
     _write_folder(weights_for("transformers", folder, name), kind, _as_pytorch(weights))
 
@@ -193,7 +218,10 @@ def _weights(kind: Kind, seed: int) -> Iterator[tuple[str, Array]]:
         prefix = f"model.layers.{layer}."
         for norm in _NORMS.get(kind.model_type, ("input", "post_attention")):
             yield f"{prefix}{norm}_layernorm.weight", source.vector(HIDDEN, 1)
-        yield from _attention(source, kind, f"{prefix}self_attn.")
+        if kind.hybrid and not matrix_hybrid.attends(layer):
+            yield from matrix_hybrid.delta(source.matrix, source.vector, HIDDEN, f"{prefix}linear_attn.")
+        else:
+            yield from _attention(source, kind, f"{prefix}self_attn.")
         yield from _feed_forward(source, kind, f"{prefix}mlp.")
 
 
@@ -208,13 +236,14 @@ def _readable(number: int) -> bool:
 
 
 def _attention(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[str, Array]]:
-    query, key_value = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    for name, rows, scale in (("q", query, 2), ("k", key_value, 1), ("v", key_value, 1)):
+    query, key_value = HEADS * kind.head_dim, KV_HEADS * kind.head_dim
+    gated = 1 + kind.hybrid  # by head: its query, then the gate of what it gives
+    for name, rows, scale in (("q", query * gated, 2), ("k", key_value, 1), ("v", key_value, 1)):
         yield f"{prefix}{name}_proj.weight", source.matrix(rows, HIDDEN, scale=scale)
-    yield f"{prefix}o_proj.weight", source.matrix(HIDDEN, query, scale=2)
+    yield f"{prefix}o_proj.weight", source.matrix(HIDDEN, query, scale=8 if kind.hybrid else 2)  # a gate halves it
     if kind.model_type.startswith(("qwen3", "gemma3")):
-        yield f"{prefix}q_norm.weight", source.vector(HEAD_DIM, 2)
-        yield f"{prefix}k_norm.weight", source.vector(HEAD_DIM, 1)
+        yield f"{prefix}q_norm.weight", source.vector(kind.head_dim, 3 if kind.hybrid else 2)
+        yield f"{prefix}k_norm.weight", source.vector(kind.head_dim, 1)
     if kind.model_type == "olmo2":  # over all heads at once
         yield f"{prefix}q_norm.weight", source.vector(query, 2)
         yield f"{prefix}k_norm.weight", source.vector(key_value, 1)
@@ -238,7 +267,9 @@ def _feed_forward(source: _Source, kind: Kind, prefix: str) -> Iterator[tuple[st
             yield f"{prefix}experts.{name}_proj.bias", source.vector(EXPERTS * rows).reshape(EXPERTS, rows)
         return
     experts = [""]
-    if kind.model_type == "qwen3_moe":
+    if kind.moe and kind.hybrid:
+        yield from matrix_hybrid.shared_expert(source.matrix, HIDDEN, FEED_FORWARD, prefix)
+    if kind.moe:
         yield f"{prefix}gate.weight", source.router()
         experts = [f"experts.{number}." for number in range(EXPERTS)]
     for expert in experts:
@@ -317,8 +348,8 @@ def _config(kind: Kind) -> dict[str, Any]:
         "intermediate_size": FEED_FORWARD,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": CONTEXT,
+        "head_dim": kind.head_dim,
+        "max_position_embeddings": kind.context,
         "rope_theta": kind.base,
         "rms_norm_eps": RMS_EPSILON,
         "tie_word_embeddings": False,
@@ -326,9 +357,14 @@ def _config(kind: Kind) -> dict[str, Any]:
         "eos_token_id": len(PLAIN) + 2,
         "pad_token_id": len(PLAIN),
     }
-    if kind.model_type == "qwen3_moe":
+    if kind.moe:
         config |= {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS_USED, "moe_intermediate_size": FEED_FORWARD}
         config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if kind.hybrid:
+        config.pop("rope_theta")
+        config |= matrix_hybrid.config(kind.model_type, kind.base) | {"shared_expert_intermediate_size": FEED_FORWARD}
+        whole = {"model_type": kind.model_type, "text_config": config | {"model_type": "qwen3_5_text"}}
+        return whole if kind.model_type == "qwen3_5" else config
     if kind.model_type == "gpt_oss":
         kinds = ["sliding_attention", "full_attention"] * kind.layers
         config |= {"sliding_window": WINDOW, "layer_types": kinds[: kind.layers], "swiglu_limit": 7.0}
@@ -366,18 +402,23 @@ def _write_gguf(path: Path, kind: Kind, weights: Weights) -> None:
 
 
 def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(kind.context)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(kind.layers)
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
+    writer.add_key_length(kind.head_dim)
+    writer.add_value_length(kind.head_dim)
     writer.add_layer_norm_rms_eps(RMS_EPSILON)
     writer.add_rope_freq_base(kind.base)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    if kind.architecture in ("qwen3moe", "gpt-oss"):
+    if kind.hybrid:
+        matrix_hybrid.add_sizes(writer, kind.architecture, kind.head_dim)
+    else:
+        writer.add_rope_dimension_count(HEAD_DIM)
+    if kind.moe and kind.hybrid:
+        writer.add_expert_shared_feed_forward_length(FEED_FORWARD)
+    if kind.moe or kind.architecture == "gpt-oss":
         writer.add_expert_count(EXPERTS)
         writer.add_expert_used_count(EXPERTS_USED)
         writer.add_expert_feed_forward_length(FEED_FORWARD)
@@ -410,7 +451,7 @@ def _as_gguf(kind: Kind, weights: Weights) -> Weights:
     """The same under llama.cpp's names: experts in one tensor, a llama's rotated pairs side by side."""
     found: Weights = {}
     experts: dict[str, list[Array]] = {}
-    for name, value in weights.items():
+    for name, value in (matrix_hybrid.as_gguf(kind.architecture, weights) if kind.hybrid else weights).items():
         stem, _, what = name.partition(".experts.")
         number, _, rest = what.partition(".")
         if number.isdigit():
@@ -432,11 +473,13 @@ def _slowed(scaling: dict[str, Any]) -> Array:
 
 
 def _gguf_name(kind: Kind, name: str) -> str:
+    if name.startswith("blk."):  # already
+        return name
     stem, _, suffix = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "weight")
     parts = stem.removeprefix("model.").split(".", 2)
     if parts[0] != "layers":
         return f"{_GGUF_NAMES[parts[-1]]}.{suffix}"
-    own_norm = kind.architecture in ("gpt-oss", "olmo2", "gemma3")
+    own_norm = kind.hybrid or kind.architecture in ("gpt-oss", "olmo2", "gemma3")
     after_attention = "post_attention_norm" if own_norm else "ffn_norm"
     own = {"post_attention_layernorm": after_attention}
     return f"blk.{parts[1]}.{(own | _GGUF_NAMES)[parts[2]]}.{suffix}"

@@ -30,6 +30,7 @@ from examples.model.tokens import framed
 from examples.model.worlds import HELD_OUT
 
 LENGTHS = {"three windows": 3 * matrix_models.WINDOW + 2, "long": 333, "foreign": 333}
+BOUNDARY = 96  # where the longer prompt of a model with recurrent layers is resumed: a whole number of blocks
 ANSWERED = ("three windows", "long")
 ANSWER_TOKENS = 64
 FENCE = "0123456789ab"

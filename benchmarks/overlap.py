@@ -34,7 +34,7 @@ from engines.simulated.engine import SimulatedEngine, open_engine
 from kvstore.blocks import BlockRef, block_refs
 from kvstore.redis.store import RedisKVStore
 from kvstore.uploader import Uploader
-from messages.kv import Block, KVLayout, Window
+from messages.kv import Block, KVLayout, Record
 
 WEIGHTS = "sim:prefill=2000,scale=1,layers=48,kv_heads=4,head_dim=128,dtype=bf16,context=65536"
 TOKENS, QUICK_TOKENS = 8000, 2000
@@ -46,7 +46,7 @@ class TimedStore(RedisKVStore):
 
     put_s = 0.0
 
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         started = time.perf_counter()
         try:
@@ -100,12 +100,12 @@ class Overlap:
             uploader.finish()
 
 
-def _ref(by_start: dict[int, BlockRef], record: Block | Window) -> BlockRef:
+def _ref(by_start: dict[int, BlockRef], record: Record) -> BlockRef:
     assert isinstance(record, Block), "this model has no sliding-window layers"
     return by_start[record.start]
 
 
-def _drop(record: Block | Window) -> None:
+def _drop(record: Record) -> None:
     """Nobody takes it."""
 
 

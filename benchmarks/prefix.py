@@ -2,7 +2,9 @@
 
 The ideal is `shared + Σ unique` tokens computed, and their KV bytes stored. The same batch is then run without sharing
 (all of each prompt is a job's own), for comparison. Two engines: the simulated one, at 5,000 tokens/s a worker, and
-llama.cpp with the demo model, a thread a worker.
+llama.cpp with the demo model, a thread a worker; and llama.cpp with a tiny hybrid model of random weights, three layers
+in four of which keep a recurrent state. Its ideal has a state for the class and one for each job, since none can be
+cut out of a longer prompt's.
 
 All in one process: an in-process broker, a real Redis over loopback, two prefill workers with an engine each, and a
 decode worker that answers 4 tokens a job. Tokens are those that the engines say they evaluated, bytes those that were
@@ -14,7 +16,8 @@ Two losses are in the ratios: the prefix is rounded down to whole blocks of 32 t
 do to one another. The demo model is so small that moving a token's KV costs more, next to computing it, than with a
 model of real size; and two workers on one machine share its cores.
 
-`--quick` has fewer jobs, which cost and ideal follow. The keys at the top are those of llama.cpp; `rows` has both.
+`--quick` has fewer jobs, which cost and ideal follow. The keys at the top are those of llama.cpp with the demo model;
+`rows` has all.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import bisect
 import random
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -31,14 +35,14 @@ from pathlib import Path
 
 import redis
 
-from benchmarks import harness
+from benchmarks import harness, matrix_models
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
 from engines.base import Loaded
 from engines.registry import Engine, EngineOptions, open_engine
 from examples.model.corpus import ADJECTIVES, NOUNS, VERBS
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
-from kvstore.blocks import block_refs, shared_boundary
+from kvstore.blocks import block_refs, shared_boundary, snapshot_refs
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
@@ -49,15 +53,17 @@ from producers.client import Client, Replies
 MODEL = "prefix-benchmark:1b"
 SHARED_TOKENS, PROMPT_TOKENS = 6000, 7500
 JOBS = 50
-QUICK_JOBS = {"simulated": 8, "llamacpp": 4}
+QUICK_JOBS = {"simulated": 8, "hybrid": 2, "llamacpp": 4}
 CONTEXT = 8192
 ALLOWED = 1.03  # times the ideal
 PATIENCE_S = 1800.0  # on a busy machine the batch without sharing takes long
 DEMO_MODEL = Path(__file__).parents[1] / "examples" / "model" / "kvasir-demo.gguf"
 WEIGHTS = {
     "simulated": "sim:prefill=5000,decode=1000,scale=1,layers=8,kv_heads=2,head_dim=32",  # 2 KiB of KV a token
+    "hybrid": "",  # written when it is wanted
     "llamacpp": str(DEMO_MODEL),
 }
+ENGINES = {"hybrid": "llamacpp"}  # where it is not the row's name
 SAMPLING = Sampling(max_tokens=4, temperature=0)
 
 
@@ -147,7 +153,8 @@ class PrefixFleet:
         for job in jobs:
             prompt = self.engine.tokenize(job.prompt, job.submitted_at)
             shared = shared_boundary(info.layout, prompt.shared)
-            self._kv.delete(block_refs(info.fingerprint, info.layout, prompt.ids, shared, shared, job.job_id))
+            refs = block_refs(info.fingerprint, info.layout, prompt.ids, shared, shared, job.job_id)
+            self._kv.delete([*refs, *(one for last in refs[-1:] for one in snapshot_refs(info.layout, last))])
             self._redis.delete(f"result:{job.job_id}:{job.run}")
 
     def _start(self, role: Role) -> Engine:
@@ -183,16 +190,16 @@ def fleet(engine: str, store_url: str, weights: str = "", slots: int = 1) -> Ite
         opened.close()
 
 
-def measure(engine: str, store_url: str, jobs: int, seed: int) -> PrefixRow:
-    """One engine's batch, with sharing and without."""
-    with fleet(engine, store_url) as running:
+def measure(engine: str, store_url: str, jobs: int, seed: int, weights: str = "") -> PrefixRow:
+    """One row's batch, with sharing and without."""
+    with fleet(ENGINES.get(engine, engine), store_url, weights or WEIGHTS[engine]) as running:
         texts = class_texts(running.engine, jobs, seed)
         ideal_tokens = _ideal(running.engine, texts)
         cost = running.run(running.jobs(texts))
         alone = running.run(running.jobs([("", shared + own) for shared, own in texts]))
         layout = running.engine.info.layout
     assert layout is not None
-    ideal_bytes = ideal_tokens * layout.token_bytes
+    ideal_bytes = ideal_tokens * layout.token_bytes + (jobs + 1) * layout.state_bytes
     return PrefixRow(
         engine,
         jobs,
@@ -259,9 +266,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = harness.options(__doc__, arguments)
     print(f"jobs that share about {SHARED_TOKENS:,} of {PROMPT_TOKENS:,} tokens; {harness.machine()}\n", flush=True)
     rows = []
-    with harness.store() as store_url:
-        for engine in WEIGHTS:
-            rows.append(measure(engine, store_url, QUICK_JOBS[engine] if options.quick else JOBS, options.seed))
+    with harness.store() as store_url, tempfile.TemporaryDirectory(prefix="kvasir-prefix-") as folder:
+        matrix_models.write(Path(folder), matrix_models.WIDE.name, options.seed)
+        hybrid = str(matrix_models.weights_for("llamacpp", Path(folder), matrix_models.WIDE.name))
+        for engine, weights in (WEIGHTS | {"hybrid": hybrid}).items():
+            jobs = QUICK_JOBS[engine] if options.quick else JOBS
+            rows.append(measure(engine, store_url, jobs, options.seed, weights))
             print(report(rows[-1]), flush=True)
     real = asdict(rows[-1])
     harness.finish(

@@ -134,6 +134,10 @@ def mutated(source: Path, target: Path, name: str, seed: int) -> Path:
 def _rope(**values: Any) -> Callable[[Config, Weights, np.random.Generator], None]:
     def change(config: Config, _weights: Weights, _random: np.random.Generator) -> None:
         rope = {"rope_type": "default", "rope_theta": matrix_models.ROPE_THETA} | values
+        config = config.get("text_config", config)
+        stated = config.get("rope_parameters", {})
+        if "partial_rotary_factor" in stated:  # a hybrid model's, which says more of RoPE
+            rope = stated | rope
         config["rope_parameters"] = rope
         config |= {"rope_theta": rope["rope_theta"], "rope_scaling": rope if rope["rope_type"] != "default" else None}
 

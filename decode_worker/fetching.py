@@ -9,11 +9,11 @@ from engines.base import DecodeEngine, Loaded
 from engines.sketch import Agreement
 from infra.broker.base import Delivery
 from kvstore.base import KVStore
-from kvstore.blocks import BlockRef, block_refs, window_ref
+from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec
 from messages.errors import KVTransferFailed
 from messages.jobs import DecodeJob, StoredKV
-from messages.kv import Block, KVCache, KVLayout, Window, is_finite
+from messages.kv import KVCache, KVLayout, Record, State, is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def own_refs(job: DecodeJob) -> list[BlockRef]:
     if job.kv is None:
         return []
     refs = [ref for ref in stored_refs(job, job.kv) if not ref.shared]
-    return refs + [window_ref(ref) for ref in refs[-1:] if job.kv.layout.window_layers]
+    return [*refs, *snapshot_refs(job.kv.layout, refs[-1])] if refs and job.kv.layout.snapshots else refs
 
 
 def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> Agreement:
@@ -54,20 +54,15 @@ def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> Agreement:
 def fetch(kv: KVStore, job: DecodeJob, stored: StoredKV) -> Fetched:
     """Load a job's KV cache. Raises KVTransferFailed, StoreUnavailable."""
     started = time.monotonic()
-    refs = stored_refs(job, stored)
-    blocks = kv.get(stored.fingerprint, stored.layout, refs)
-    window = None
-    if stored.layout.window_layers:
-        window = kv.get_window(stored.fingerprint, stored.layout, window_ref(refs[-1]))
-    records: list[Block | Window] = [*blocks, *([window] if window else [])]
-    for record in records:
+    cache = kv.get_cache(stored.fingerprint, stored.layout, stored_refs(job, stored))
+    for record in cache.records:
         check_finite(record, stored.layout)
-    return Fetched(KVCache(stored.layout, tuple(blocks), window), time.monotonic() - started)
+    return Fetched(cache, time.monotonic() - started)
 
 
-def check_finite(record: Block | Window, layout: KVLayout) -> None:
+def check_finite(record: Record, layout: KVLayout) -> None:
     """Raises KVTransferFailed for inf or nan, whoever computed it: every answer from it would be nonsense."""
-    if not is_finite(record.data, layout.dtype):
+    if not is_finite(record.data, "f32" if isinstance(record, State) else layout.dtype):
         raise KVTransferFailed("the stored KV cache holds inf or nan")
 
 

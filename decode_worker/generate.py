@@ -17,7 +17,7 @@ from infra.broker import topology
 from infra.broker.base import Address, Broker, Message
 from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState, KVStore
-from kvstore.blocks import BlockRef, window_ref
+from kvstore.blocks import BlockRef, snapshot_refs
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import Ask, DecodeReport, JobResult, PrefillJob, QuestionAnswer, StoredKV, TokenEvent
@@ -116,9 +116,7 @@ class Generation:
         refs = stored_refs(self._job, stored)
         with suppress(StoreUnavailable):
             damaged = [ref for ref in refs if not self._readable(stored, ref)]
-            if stored.layout.window_layers:
-                damaged.append(window_ref(refs[-1]))
-            self._kv.delete(damaged)
+            self._kv.delete([*damaged, *snapshot_refs(stored.layout, refs[-1])])
 
     def _readable(self, stored: StoredKV, ref: BlockRef) -> bool:
         try:

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 from engines.rope import Rope
 from engines.sketch import Sketches
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import KVCache, KVLayout, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class PrefillEngine(Tokenizes, Protocol):
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,

@@ -22,7 +22,10 @@ def family_fingerprint(model: str, engines: Sequence[str], layout: KVLayout, rop
 
     RoPE is part of it because an owner's word for weights is none for what two engines compute from them.
     """
-    shape = (layout.num_layers, layout.kv_heads, layout.head_dim, layout.window, layout.window_layers)
+    shape: tuple[object, ...] = (layout.num_layers, layout.kv_heads, layout.head_dim)
+    shape += (layout.window, layout.window_layers)
+    if layout.state_layers:  # left out where there are none: names made before there were states stay
+        shape += (layout.recurrent_layers, layout.both_layers, layout.conv_shape, layout.matrix_shape)
     seed = repr((model, sorted(engines), shape, ropes_text(ropes))).encode()
     return "family-" + hashlib.blake2b(seed, digest_size=16, person=b"kvasir.family").hexdigest()
 

@@ -10,7 +10,7 @@ from engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from engines.rope import difference
 from messages.errors import KvasirError
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Window
+from messages.kv import Record, gathered
 
 _PROMPT_TOKENS = 600
 _BEYOND_WINDOW = 100  # at least so many more than a sliding window has
@@ -45,11 +45,9 @@ def _compare(prefill: PrefillEngine, decode: DecodeEngine) -> str:
     assert layout is not None
     length = max(_PROMPT_TOKENS, layout.window + _BEYOND_WINDOW)
     tokens = _prompt(prefill, min(prefill.info.context, decode.info.context), length)
-    records: list[Block | Window] = []
+    records: list[Record] = []
     prefill.prefill(tokens[:-1], records.append)
-    blocks = tuple(record for record in records if isinstance(record, Block))
-    windows = [record for record in records if isinstance(record, Window)]
-    cache = KVCache(layout, blocks, windows[-1] if windows else None)
+    cache = gathered(layout, records)
     greedy = Sampling(max_tokens=_ANSWER_TOKENS, temperature=0)
     warm, cold = decode.decode(tokens, cache, greedy), decode.decode(tokens, None, greedy)
     if cold.evaluated_tokens != len(tokens):

@@ -57,8 +57,9 @@ _POSITIONS_PER_OUTLIER = 8
 class Sketch:
     """What one engine computed from one set of weights.
 
-    `numbers` are float32 of the shape (layers, K and V, POSITIONS, WIDTH + 1): the projection, then the norm; zeros
-    where a short prompt or window has fewer positions.
+    `numbers` are float32 of the shape `shape(layout)`, (rows, K and V, POSITIONS, WIDTH + 1): the projection, then the
+    norm; zeros where a short prompt or window has fewer positions. A row is a layer; then one for each recurrent
+    state, of which the convolution's columns stand in K's place and the matrix in V's, at the last position only.
     """
 
     engine: str
@@ -116,8 +117,7 @@ def read(body: bytes, name: str) -> Sketch:
         checks.whole("tokens", fields["tokens"], 1, TOKENS)
         for name_of in ("engine", "weights", "tokenizer"):
             checks.text(name_of, fields[name_of], 255)
-        shape = (layout.num_layers, 2, POSITIONS, WIDTH + 1)
-        found = Sketch(**fields, numbers=np.frombuffer(rest, "<f4").reshape(shape))
+        found = Sketch(**fields, numbers=np.frombuffer(rest, "<f4").reshape(shape(layout)))
         if not np.isfinite(found.numbers).all():
             raise KVTransferFailed(f"sketch {name:.12} holds inf or nan")
     except KVTransferFailed:
@@ -137,8 +137,18 @@ def prompt(vocabulary: int, tokens: int) -> tuple[int, ...]:
     return tuple((margin + drawn % (vocabulary - 2 * margin)).tolist())
 
 
+def shape(layout: KVLayout) -> tuple[int, int, int, int]:
+    """Of a sketch's numbers."""
+    return (layout.num_layers + len(layout.state_layers), 2, POSITIONS, WIDTH + 1)
+
+
 def positions(layout: KVLayout, layer: int, tokens: int) -> list[int]:
-    """Where a layer is looked at: 9k² and the last position; with a window, evenly over the rows that are kept."""
+    """Where a layer is looked at: 9k² and the last position; with a window, evenly over the rows that are kept.
+
+    A recurrent state, whose rows follow those of the layers, is looked at after the last position.
+    """
+    if layer >= layout.num_layers:
+        return [tokens - 1]
     if layer in layout.window_layers:
         rows = min(layout.window - 1, tokens)
         return sorted({int(place) for place in np.linspace(tokens - rows, tokens - 1, min(rows, POSITIONS)).round()})
@@ -164,11 +174,11 @@ def compare(ours: Sketch, theirs: Sketch) -> Agreement:
         return Agreement(f"{names} keep KV caches of different shapes")
     if found := difference(theirs.ropes, ours.ropes):
         return Agreement(f"{names} compute different keys, {found}")
-    if not all(_common(ours, theirs, layer) for layer in range(ours.layout.num_layers)):
+    if not all(_common(ours, theirs, row) for row in range(len(ours.numbers))):
         return Agreement(f"{names} were looked at in prompts of other lengths: give both the same context")
     tolerances = TOLERANCES[_coarsest(ours, theirs)]
     layers, why = [], ""
-    for layer in range(ours.layout.num_layers):
+    for layer in range(len(ours.numbers)):
         tolerance = tolerances[layer > 0]
         places, apart, norms = _at(ours, theirs, layer)
         keys, values = np.sort(apart, axis=1)[:, -1 - len(places) // _POSITIONS_PER_OUTLIER].tolist()
@@ -177,11 +187,18 @@ def compare(ours: Sketch, theirs: Sketch) -> Agreement:
             what = int(keys <= tolerance)
             first = places[int(np.argmax(~(apart[what] <= tolerance)))]
             why = (
-                f"{names} compute different KV caches: in layer {layer}, from position {first:,} on, {'KV'[what]} "
+                f"{names} compute different KV caches: in {_place(ours.layout, layer, first, what)} "
                 f"differs by up to {apart[what].max():.1%}, and rounding makes {tolerance:.2%} at most; likely because "
                 + _likely(apart, norms, places, tolerance)
             )
     return Agreement(why, len(formats) > 1, tuple(layers))
+
+
+def _place(layout: KVLayout, row: int, position: int, what: int) -> str:
+    if row < layout.num_layers:
+        return f"layer {row}, from position {position:,} on, {'KV'[what]}"
+    name = ("the convolution's columns", "the recurrent matrix")[what]
+    return f"layer {layout.state_layers[row - layout.num_layers]}, after position {position:,}, {name}"
 
 
 def _coarsest(one: Sketch, other: Sketch) -> str:

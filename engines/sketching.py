@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from engines.base import EngineInfo, PrefillEngine
-from engines.sketch import POSITIONS, TOKENS, VERSION, WIDTH, Sketch, named, positions, projected, prompt, read
+from engines.sketch import TOKENS, VERSION, Sketch, named, positions, projected, prompt, read, shape
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, KVLayout, Window, cast
+from messages.kv import Array, KVLayout, Record, State, Window, cast
 
 
 def sketch_of(engine: PrefillEngine) -> Sketch | None:
@@ -51,9 +51,15 @@ def _num_tokens(info: EngineInfo) -> int:
 
 def computed(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:
     """The numbers of a sketch, by a prefill of `ids`. Raises what that raises, and KVTransferFailed for inf or nan."""
-    numbers = np.zeros((layout.num_layers, 2, POSITIONS, WIDTH + 1), np.float32)
+    numbers = np.zeros(shape(layout), np.float32)
 
-    def see(record: Block | Window) -> None:
+    def see(record: Record) -> None:
+        if isinstance(record, State):
+            row = layout.num_layers + layout.state_layers.index(record.layer)
+            for what, part in enumerate(layout.state_parts(record.data)):
+                if part.size:
+                    numbers[row, what, 0] = projected(row, np.stack([part.reshape(-1)] * 2))[what]
+            return
         layers = layout.window_layers if isinstance(record, Window) else layout.full_layers
         rows = record.data.shape[2]
         first = record.position - rows if isinstance(record, Window) else record.start

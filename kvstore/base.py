@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvstore.blocks import BlockRef
-from messages.kv import Block, KVLayout, Window
+from kvstore.blocks import BlockRef, snapshot_refs
+from messages.kv import Block, KVCache, KVLayout, Record, State, Window
 from messages.workers import WorkerInfo
 
 # A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
@@ -36,7 +36,7 @@ class KVStore(ABC):
         """Those of `refs` that are not stored; all others had their TTL renewed. One pipeline."""
 
     @abstractmethod
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """Store records, each as one atomic value with a TTL; returns the bytes stored.
 
         Raises StoreUnavailable, also when the store is full; what was stored before stays.
@@ -53,6 +53,18 @@ class KVStore(ABC):
     @abstractmethod
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
         """The window record of `ref`. Raises KVTransferFailed as `get`."""
+
+    @abstractmethod
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+        """The recurrent states of `refs`, in order. Raises KVTransferFailed as `get`."""
+
+    def get_cache(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> KVCache:
+        """The KV cache of the blocks of `refs` and of what lies at their end. Raises KVTransferFailed as `get`."""
+        blocks = self.get(fingerprint, layout, refs)
+        ends = snapshot_refs(layout, refs[-1]) if layout.snapshots else []
+        window = self.get_window(fingerprint, layout, ends.pop(0)) if layout.window_layers else None
+        states = self.get_states(fingerprint, layout, ends) if ends else []
+        return KVCache(layout, tuple(blocks), window, tuple(states))
 
     @abstractmethod
     def prepare(self) -> None:

@@ -7,6 +7,7 @@ shared; later ones carry the job id and have one owner, who deletes them.
     kv:<fingerprint>:<chain hash>            shared, dies by TTL or pressure only
     kv:<fingerprint>:<job id>:<chain hash>   one job's own, deleted after its ack
     kvw:...                                  window records, keyed the same way
+    kvw:...<chain hash>.<layer>              a recurrent layer's state, keyed the same way
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ _hash = partial(hashlib.blake2b, digest_size=16, key=b"kvasir.chain")
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """One stored block, or window record: its key and the token positions [start, end) that it covers."""
+    """One stored block, window record or state: its key and the token positions [start, end) that it covers."""
 
     key: str
     chain: str  # 32 hex digits
     start: int
     end: int
     shared: bool
+    layer: int | None = None  # of a state
 
 
 def block_refs(
@@ -64,6 +66,16 @@ def window_ref(last_block: BlockRef) -> BlockRef:
     return BlockRef(
         "kvw" + last_block.key.removeprefix("kv"), last_block.chain, last_block.end, last_block.end, last_block.shared
     )
+
+
+def snapshot_refs(layout: KVLayout, last_block: BlockRef) -> list[BlockRef]:
+    """What some layers keep at the end of a block: the window record, if there is one, then the states."""
+    window = window_ref(last_block)
+    states = [
+        BlockRef(f"{window.key}.{layer}", f"{window.chain}.{layer}", window.start, window.end, window.shared, layer)
+        for layer in layout.state_layers
+    ]
+    return [window, *states] if layout.window_layers else states
 
 
 def is_shared(key: str) -> bool:

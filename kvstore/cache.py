@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from kvstore.base import KVStore, StoreUsage
 from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
-from messages.kv import Block, KVLayout, Window
+from messages.kv import Block, KVLayout, Record, State, Window
 
 # All that a record is checked against: a request that differs in any of it goes to the store, which judges.
 _Identity = tuple[str, KVLayout, BlockRef]
@@ -48,13 +48,17 @@ class CachedKVStore(KVStore):
         """See KVStore: what the store holds, not this cache, since others read it too."""
         return self._store.missing(refs)
 
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         return self._store.put(fingerprint, layout, records)
 
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
         """See KVStore."""
         return self._store.get_window(fingerprint, layout, ref)
+
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+        """See KVStore."""
+        return self._store.get_states(fingerprint, layout, refs)
 
     def prepare(self) -> None:
         """See KVStore."""

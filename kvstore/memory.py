@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.base import TTL_S, ClusterState, KVStore, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
-from kvstore.records import decode_block, decode_window, encode
+from kvstore.records import decode_block, decode_state, decode_window, encode
 from kvstore.workers import readable_registrations
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import MAX_QUESTION_ANSWERS
-from messages.kv import Block, KVLayout, Window
+from messages.kv import Block, KVLayout, Record, State, Window
 from messages.workers import WorkerInfo
 
 DEFAULT_MAX_BYTES = 4 << 30
@@ -106,7 +106,7 @@ class MemoryKVStore(KVStore):
         """See KVStore."""
         return [ref for ref in refs if not self._values.renew(ref.key, TTL_S)]
 
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         total = 0
         for ref, record in records:
@@ -122,6 +122,10 @@ class MemoryKVStore(KVStore):
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
         """See KVStore."""
         return decode_window(self._value(ref), fingerprint, layout, ref)
+
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+        """See KVStore."""
+        return [decode_state(self._value(ref), fingerprint, layout, ref) for ref in refs]
 
     def prepare(self) -> None:
         """See KVStore. Blocks are here already."""

@@ -1,8 +1,9 @@
-"""One record: a block or a window as one atomic value, a msgpack document of two elements.
+"""One record: a block, a window or a state as one atomic value, a msgpack document of two elements.
 
     [ {v, kind, fingerprint, chain, position, rows, layers, kv_heads, head_dim, dtype, bytes, xxh3, pad},  payload ]
 
-`position` is a block's first token, or the token after a window's last row; `rows` counts tokens; `payload` (bin 32)
+`position` is a block's first token, or the token after a window's last row; `rows` counts tokens; a state is one row
+of `head_dim` numbers, and its `chain` ends with a dot and its layer; `payload` (bin 32)
 is the array's memory, C-contiguous and little-endian; `xxh3` its XXH3-64 hash; `pad` lets it begin at a multiple of
 16 bytes, so that the array made over it is aligned.
 
@@ -22,7 +23,7 @@ import xxhash
 
 from kvstore.blocks import BlockRef
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, KVLayout, Window
+from messages.kv import NUMPY_TYPES, STATE_TYPE, Array, Block, DType, KVLayout, Record, State, Window
 
 VERSION = 1
 ALIGNMENT = 16
@@ -31,35 +32,41 @@ _ARRAY_OF_TWO = b"\x92"
 _BIN_32 = b"\xc6"
 _BIN_BYTES = 5  # marker and length
 
-Kind = Literal["block", "window"]
+Kind = Literal["block", "window", "state"]
 Shape = tuple[int, int, int, int, int]
 
 _BLOCK: Kind = "block"
 _WINDOW: Kind = "window"
+_STATE: Kind = "state"
+_STATE_DTYPE: DType = "f32"
 
 
-def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Block | Window) -> tuple[bytes, memoryview]:
+def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) -> tuple[bytes, memoryview]:
     """The value in two parts, to be written one after the other: header, and payload (a view of the record's array).
 
     Raises ValueError if the record is not what `ref` and `layout` say.
     """
+    data, dtype, layer = record.data, layout.dtype, None
     if isinstance(record, Block):
         kind, covered, shape = _BLOCK, (record.start, record.end), layout.block_shape(record.num_tokens)
-    else:
+    elif isinstance(record, Window):
         kind, covered = _WINDOW, (record.position, record.position)
         shape = _window_shape(layout, record.data.shape[2])
-    data = record.data
-    if covered != (ref.start, ref.end) or data.shape != shape or data.dtype != layout.numpy_type:
-        raise ValueError(f"{kind} over {covered} of {data.dtype} {data.shape} under {ref.key}, {layout.dtype} {shape}")
+    else:
+        kind, covered, dtype, layer = _STATE, (record.position, record.position), _STATE_DTYPE, record.layer
+        shape, data = _state_shape(layout), data.reshape(1, 1, 1, 1, -1)
+    expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
+    if (covered, layer, data.shape, data.dtype) != expected:
+        raise ValueError(f"{kind} over {covered} of {data.dtype} {data.shape} under {ref.key}, {dtype} {shape}")
     payload = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
-    return _pack(_header(kind, fingerprint, layout, ref, shape, payload)), payload
+    return _pack(_header(kind, fingerprint, dtype, ref, shape, payload)), payload
 
 
 def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Block:
     """The block of `ref`, its data a read-only view of `value`. Raises KVTransferFailed, which says what is wrong."""
     header, payload = _split(value, ref)
     shape = layout.block_shape(ref.end - ref.start)
-    _check(header, _header(_BLOCK, fingerprint, layout, ref, shape, payload), value, payload, ref)
+    _check(header, _header(_BLOCK, fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Block(ref.start, _array(payload, layout, shape))
 
 
@@ -71,12 +78,25 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     if type(rows) is not int or not least <= rows <= ref.end:
         raise _failed(ref, f"has {_shown(rows)} rows; {least} to {ref.end} are needed")
     shape = _window_shape(layout, rows)
-    _check(header, _header(_WINDOW, fingerprint, layout, ref, shape, payload), value, payload, ref)
+    _check(header, _header(_WINDOW, fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))
+
+
+def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> State:
+    """The state of `ref`, its data a read-only view of `value`. Raises KVTransferFailed."""
+    header, payload = _split(value, ref)
+    expected = _header(_STATE, fingerprint, _STATE_DTYPE, ref, _state_shape(layout), payload)
+    _check(header, expected, value, payload, ref)
+    assert ref.layer is not None  # see snapshot_refs
+    return State(ref.end, ref.layer, np.ndarray((layout.state_size,), STATE_TYPE, buffer=payload))
 
 
 def _window_shape(layout: KVLayout, rows: int) -> Shape:
     return (len(layout.window_layers), 2, rows, layout.kv_heads, layout.head_dim)
+
+
+def _state_shape(layout: KVLayout) -> Shape:
+    return (1, 1, 1, 1, layout.state_size)
 
 
 def _array(payload: memoryview, layout: KVLayout, shape: Shape) -> Array:
@@ -84,7 +104,7 @@ def _array(payload: memoryview, layout: KVLayout, shape: Shape) -> Array:
 
 
 def _header(
-    kind: Kind, fingerprint: str, layout: KVLayout, ref: BlockRef, shape: Shape, payload: memoryview
+    kind: Kind, fingerprint: str, dtype: DType, ref: BlockRef, shape: Shape, payload: memoryview
 ) -> dict[str, Any]:
     # In the order in which a reader is told of a difference: the cause before its consequences.
     return {
@@ -92,13 +112,13 @@ def _header(
         "kind": kind,
         "fingerprint": fingerprint,
         "chain": ref.chain,
-        "dtype": layout.dtype,
+        "dtype": dtype,
         "layers": shape[0],
         "kv_heads": shape[3],
         "head_dim": shape[4],
         "position": ref.start,
         "rows": shape[2],
-        "bytes": math.prod(shape) * layout.numpy_type.itemsize,
+        "bytes": math.prod(shape) * NUMPY_TYPES[dtype].itemsize,
         "xxh3": xxhash.xxh3_64_intdigest(payload),
     }
 

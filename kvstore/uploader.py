@@ -10,7 +10,7 @@ from types import TracebackType
 
 from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
-from messages.kv import Block, KVLayout, Window
+from messages.kv import KVLayout, Record
 
 MAX_PENDING_BLOCKS = 16  # 64 MiB at most; as many again are on their way
 
@@ -43,7 +43,7 @@ class Uploader:
         self._fingerprint = fingerprint
         self._layout = layout
         self._max_pending = max_pending_blocks
-        self._pending: deque[tuple[BlockRef, Block | Window]] = deque()
+        self._pending: deque[tuple[BlockRef, Record]] = deque()
         self._changed = threading.Condition()
         self._ending = False  # no more puts will come
         self._dropping = False  # abandoned or failed
@@ -53,7 +53,7 @@ class Uploader:
         if self._thread:
             self._thread.start()
 
-    def put(self, ref: BlockRef, record: Block | Window) -> None:
+    def put(self, ref: BlockRef, record: Record) -> None:
         """Pass on one record; waits while too many are pending. After an error it is dropped: see `finish`."""
         with self._changed:
             if self._ending:

@@ -2,7 +2,8 @@
 
 For each layer, K and V have the shape (tokens, kv_heads, head_dim). K is stored after RoPE, with the rotated pairs
 split in halves (x[i], x[i + head_dim/2]), as PyTorch and MLX keep it. bfloat16 has no NumPy type and travels as its
-16-bit pattern.
+16-bit pattern. A recurrent layer's state is float32, whatever the dtype: the columns that its convolution will look
+back at, (channels, columns), oldest first, then its matrix, (heads, key size, value size).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ MAX_BLOCK_TOKENS = 32
 MAX_BLOCK_BYTES = 4 << 20
 
 Array = NDArray[Any]
+STATE_TYPE: np.dtype[Any] = NUMPY_TYPES["f32"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class KVLayout:
     v_head_dim: int | None = None  # of V; None: as K's, 0: K alone is kept
     recurrent_layers: tuple[int, ...] = ()
     both_layers: tuple[int, ...] = ()
+    conv_shape: tuple[int, ...] = ()  # of a recurrent state: channels, columns; (): not known
+    matrix_shape: tuple[int, ...] = ()  # heads, key size, value size; (): the state is its convolution's
 
     def __post_init__(self) -> None:
         checks.whole("num_layers", self.num_layers, 1, 1024)
@@ -69,6 +73,11 @@ class KVLayout:
             raise InvalidMessage("window_layers, recurrent_layers and both_layers must name a layer once at most")
         if bool(self.window_layers) != bool(self.window):
             raise InvalidMessage("window_layers must be present exactly when window is")
+        for name, shape, sizes in (("conv_shape", self.conv_shape, 2), ("matrix_shape", self.matrix_shape, 3)):
+            if shape and (len(shape) != sizes or not self.state_layers):
+                raise InvalidMessage(f"{name} must be {sizes} numbers, and is of recurrent layers")
+            for size in shape:
+                checks.whole(name, size, 1, 1 << 20)
 
     @cached_property
     def full_layers(self) -> tuple[int, ...]:
@@ -76,11 +85,39 @@ class KVLayout:
         others = {*self.window_layers, *self.recurrent_layers}
         return tuple(i for i in range(self.num_layers) if i not in others)
 
+    @cached_property
+    def state_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with a recurrent state, in order."""
+        return tuple(sorted((*self.recurrent_layers, *self.both_layers)))
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether some layers keep the end of a sequence only: a cache then can't be cut, and is resumed where it was
+        stored."""
+        return bool(self.window_layers or self.state_layers)
+
+    @cached_property
+    def state_size(self) -> int:
+        """Numbers in the state of one layer."""
+        return sum(math.prod(shape) for shape in (self.conv_shape, self.matrix_shape) if shape)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of all recurrent layers at one position."""
+        return len(self.state_layers) * self.state_size * STATE_TYPE.itemsize
+
+    def state_parts(self, data: Array) -> tuple[Array, Array]:
+        """The convolution's columns and the matrix of a state's numbers, as views."""
+        columns = math.prod(self.conv_shape)
+        return data[:columns].reshape(self.conv_shape), data[columns:].reshape(self.matrix_shape or (0,))
+
     @property
     def why_unsupported(self) -> str:
         """What in it this version can't transfer, as a sentence; "": nothing."""
-        if self.recurrent_layers or self.both_layers:
-            return "the model has layers with a recurrent state, which is not transferred yet"
+        if self.state_layers and not self.conv_shape:
+            return "the model has layers with a recurrent state of an unknown size"
+        if self.state_size * STATE_TYPE.itemsize > MAX_BLOCK_BYTES:
+            return f"one layer's recurrent state takes more than {MAX_BLOCK_BYTES >> 20} MiB, and can't be stored"
         if self.v_head_dim not in (None, self.head_dim):
             return f"K is {self.head_dim} and V {self.v_head_dim} wide, and unequal widths are not transferred yet"
         return ""
@@ -146,13 +183,32 @@ class Window:
     data: Array
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """The recurrent state of one layer after the first `position` tokens.
+
+    `data` is float32 of the shape (layout.state_size,): see `KVLayout.state_parts`.
+    """
+
+    position: int
+    layer: int
+    data: Array
+
+
+Record = Block | Window | State
+
+
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of the first `num_tokens` tokens of a sequence, as blocks in order from position 0."""
+    """Keys and values of the first `num_tokens` tokens of a sequence, as blocks in order from position 0.
+
+    With what the other layers keep at its end: the window record, and a state for each recurrent layer, in order.
+    """
 
     layout: KVLayout
     blocks: tuple[Block, ...]
     window: Window | None = None
+    states: tuple[State, ...] = ()
 
     def __post_init__(self) -> None:
         position = 0
@@ -168,11 +224,22 @@ class KVCache:
             position = block.end
         if self.layout.window_layers and (self.window is None or self.window.position != position):
             raise KVTransferFailed(f"no record of the sliding-window layers at position {position}")
+        if [(state.layer, state.position) for state in self.states] != [
+            (n, position) for n in self.layout.state_layers
+        ]:
+            raise KVTransferFailed(f"not one state of each recurrent layer at position {position}")
+        if any(one.data.shape != (self.layout.state_size,) or one.data.dtype != STATE_TYPE for one in self.states):
+            raise KVTransferFailed(f"a recurrent state of another size than {self.layout.state_size:,} float32")
 
     @property
     def num_tokens(self) -> int:
         """Tokens covered."""
         return self.blocks[-1].end if self.blocks else 0
+
+    @property
+    def records(self) -> list[Record]:
+        """All that it is made of, blocks first."""
+        return [*self.blocks, *([self.window] if self.window else []), *self.states]
 
     def layer(self, index: int) -> tuple[Array, Array]:
         """K and V of one full-attention layer, each (tokens, kv_heads, head_dim), newly allocated."""
@@ -180,6 +247,19 @@ class KVCache:
         keys = np.concatenate([block.data[row, 0] for block in self.blocks])
         values = np.concatenate([block.data[row, 1] for block in self.blocks])
         return keys, values
+
+
+def gathered(layout: KVLayout, records: Iterable[Record]) -> KVCache:
+    """The cache that a prefill's records make up. Raises KVTransferFailed if they don't."""
+    blocks, windows, states = [], [], []
+    for record in records:
+        if isinstance(record, Block):
+            blocks.append(record)
+        elif isinstance(record, Window):
+            windows.append(record)
+        else:
+            states.append(record)
+    return KVCache(layout, tuple(blocks), windows[-1] if windows else None, tuple(states))
 
 
 def cut_into_blocks(layout: KVLayout, layers: Sequence[tuple[Array, Array]], first: int = 0) -> Iterable[Block]:

@@ -30,6 +30,8 @@ def layout_text(layout: KVLayout | None) -> str:
         shape += f", window {layout.window} in layers {_ranges(layout.window_layers)}"
     for kind, layers in (("recurrent", layout.recurrent_layers), ("both", layout.both_layers)):
         shape += f", {kind} layers {_ranges(layers)}" if layers else ""
+    for name, sizes in (("convolution", layout.conv_shape), ("state", layout.matrix_shape)):
+        shape += f", {name} {' x '.join(map(str, sizes))}" if sizes else ""
     return f"{shape[: MAX_LAYOUT_BYTES - 16]}; {layout.dtype}"
 
 

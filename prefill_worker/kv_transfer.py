@@ -10,12 +10,12 @@ from contextlib import suppress
 from engines.base import Loaded, PrefillEngine
 from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState, KVStore
-from kvstore.blocks import BlockRef, block_refs, shared_boundary, window_ref
+from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
 from kvstore.uploader import Uploader
 from messages.change import changed
 from messages.errors import ContextExceeded, KvasirError, KVTransferFailed, StoreUnavailable
 from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import Block, KVCache, KVLayout, Record, State, Window
 from prefill_worker.admission import Admission, NoRoom
 from prefill_worker.prefix import PrefixLeases
 from prefill_worker.refusals import Refusals
@@ -36,7 +36,7 @@ _STORING_TOO = 1.5
 _BEHIND_BYTES = 1 << 20
 _HEADER_BYTES = 512  # of a record, and its key
 
-_Records = list[tuple[type[Block] | type[Window], BlockRef]]
+_Records = list[tuple[type[Record], BlockRef]]
 
 
 class KVWriter:
@@ -134,16 +134,22 @@ class _Transfer:
         fingerprint = self._engine.info.fingerprint
         # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.
         sketch = owner.sketch
-        self.kv = StoredKV(fingerprint, layout, covered, shared, covered * layout.token_bytes, sketch)
+        size = covered * layout.token_bytes + layout.state_bytes
+        self.kv = StoredKV(fingerprint, layout, covered, shared, size, sketch)
         self.report = changed(report, restored_tokens=covered)
         self._refs = block_refs(fingerprint, layout, job.tokens, covered, shared, job.job_id, sketch)
         self._resumes = self._engine.info.capabilities.resumes
+        # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut.
+        self._stops_at_boundary = self._resumes and shared >= MIN_RESUME_TOKENS
         self.look: _Records | None = None  # what was absent a moment ago, until somebody else may have stored some
         self._repaired = False  # a stored start was damaged: once, it is computed anew
 
     def bytes_to_store(self) -> int:
         """About what its absent records will take in the store."""
-        return self._bytes(self.absent(self.kv.num_tokens))
+        absent, shared = self.absent(self.kv.num_tokens), self.kv.shared_tokens
+        if self._stops_at_boundary and self.kv.layout.snapshots and shared < self.kv.num_tokens:
+            absent += [(type_, ref) for type_, ref in self.absent(shared) if type_ is not Block]
+        return self._bytes(absent)
 
     def _bytes(self, absent: _Records) -> int:
         layout, total = self.kv.layout, 0
@@ -152,6 +158,8 @@ class _Transfer:
             if type_ is Window:
                 rows = min(ref.end, layout.window) * len(layout.window_layers)
                 payload = rows * 2 * layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
+            elif type_ is State:
+                payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
             # Redis' allocator (jemalloc) has four sizes in each doubling: a record of 4 MiB and a header takes 5.
             step = 1 << max(0, size.bit_length() - 3)
@@ -167,7 +175,7 @@ class _Transfer:
 
     def compute_in_parts(self) -> None:
         """The class-wide part first and by itself, by one worker: the others wait for it and resume from it."""
-        if self._resumes and self.kv.shared_tokens >= MIN_RESUME_TOKENS and self.absent(self.kv.shared_tokens):
+        if self._stops_at_boundary and self.absent(self.kv.shared_tokens):
             chain = next(ref.chain for ref in self._refs if ref.end == self.kv.shared_tokens)
             patience_s = _STORING_TOO * self.kv.shared_tokens / (self._owner.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
             self.look = None
@@ -206,12 +214,13 @@ class _Transfer:
 
     def _upload(self, uploader: Uploader, end: int, absent: _Records, resume: KVCache | None) -> None:
         """Have the engine compute up to `end`, and those records stored that are not there yet."""
-        wanted = {(type_, ref.end): ref for type_, ref in absent}
+        wanted = {(type_, ref.end, ref.layer): ref for type_, ref in absent}
         first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
         tokens = self._job.tokens[:end]
 
-        def emit(record: Block | Window) -> None:
-            ref = wanted.get((type(record), record.position if isinstance(record, Window) else record.end))
+        def emit(record: Record) -> None:
+            end = record.end if isinstance(record, Block) else record.position
+            ref = wanted.get((type(record), end, record.layer if isinstance(record, State) else None))
             if ref:
                 uploader.put(ref, record)
                 failpoint("prefill.storing", self._job.job_id)
@@ -235,15 +244,16 @@ class _Transfer:
         )
 
     def _records(self, end: int) -> _Records:
-        """All records up to position `end`, the sliding-window layers' at `end` included."""
+        """All records up to position `end`, the snapshot of the other layers at `end` included."""
         records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
-        if self.kv.layout.window_layers:
-            records.append((Window, window_ref(records[-1][1])))
+        if self.kv.layout.snapshots:
+            ends = snapshot_refs(self.kv.layout, records[-1][1])
+            records += [(Window if ref.layer is None else State, ref) for ref in ends]
         return records
 
     def absent(self, end: int) -> _Records:
-        """Those of them that are not stored. Windows at other ends than the last were not looked for."""
-        if self.look is not None and (end == self.kv.num_tokens or not self.kv.layout.window_layers):
+        """Those records that are not stored. Snapshots at other ends than the last were not looked for."""
+        if self.look is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
             return [(type_, ref) for type_, ref in self.look if ref.end <= end]
         records = self._records(end)
         missing = set(self._store.missing([ref for _, ref in records]))
@@ -252,20 +262,17 @@ class _Transfer:
     def _stored_start(self, end: int) -> KVCache | None:
         """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
 
-        Sliding layers keep no more than their window, so with them only the class-wide part's end will do. Raises
-        KVTransferFailed if the start is damaged, or has just gone: all of it has been deleted then, since what is there
-        is not stored again.
+        Sliding and recurrent layers keep the end of a sequence only, so with them only the class-wide part's end will
+        do. Raises KVTransferFailed if the start is damaged, or has just gone: all of it has been deleted then, since
+        what is there is not stored again.
         """
-        windowed = bool(self.kv.layout.window_layers)
-        ends = [self.kv.shared_tokens] if windowed else [ref.end for ref in self._refs]
+        ends = [self.kv.shared_tokens] if self.kv.layout.snapshots else [ref.end for ref in self._refs]
         start = max([position for position in ends if position <= end], default=0)
         if not self._resumes or start < MIN_RESUME_TOKENS:
             return None
-        *refs, last = [ref for _, ref in self._records(start)]
         try:
-            blocks = self._store.get(self.kv.fingerprint, self.kv.layout, refs if windowed else [*refs, last])
-            window = self._store.get_window(self.kv.fingerprint, self.kv.layout, last) if windowed else None
-            return KVCache(self.kv.layout, tuple(blocks), window)
+            blocks = [ref for ref in self._refs if ref.end <= start]
+            return self._store.get_cache(self.kv.fingerprint, self.kv.layout, blocks)
         except KVTransferFailed:
-            self._store.delete([*refs, last])
+            self._store.delete([ref for _, ref in self._records(start)])
             raise

@@ -19,6 +19,9 @@ _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 _GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
             "original_max_position_embeddings": 4096}  # fmt: skip
 _THETA = {"gpt_oss": 150_000.0}
+# Those with Gated DeltaNet layers. The others rotate a part of each key, the first quarter if config.json doesn't say.
+# Qwen3.5 turns its pairs by three positions (M-RoPE), which are one and the same in a text.
+GATED_DELTA = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _GEMMA3 = ("gemma3", "gemma3_text")
 _GEMMA3_THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
 
@@ -40,6 +43,8 @@ def rope_parameters(config: Mapping[str, Any], kind: str = FULL) -> dict[str, An
         found["rope_theta"] = theta if config.get(key) is None else config[key]
     if "partial_rotary_factor" in config:
         found.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    elif model in GATED_DELTA:
+        found.setdefault("partial_rotary_factor", 0.25)
     if found["rope_type"] in _WITH_ORIGINAL:
         original = config.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
         found["original_max_position_embeddings"] = original or config.get("max_position_embeddings", 0)
@@ -54,9 +59,10 @@ def stated_rope(config: Mapping[str, Any], kind: str = FULL) -> Rope:
     """
     found = rope_parameters(config, kind)
     try:
-        if float(found.get("partial_rotary_factor") or 1) != 1:
+        part = float(found.get("partial_rotary_factor") or 1)
+        if part != 1 and config.get("model_type") not in GATED_DELTA:
             raise KVTransferFailed("only part of each key is rotated")
-        dimensions, base = head_dim(config), float(found["rope_theta"])
+        dimensions, base = int(head_dim(config) * part), float(found["rope_theta"])
         return _scaled(found, plain(base, dimensions), base, dimensions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise KVTransferFailed(f"config.json states no RoPE that can be computed: {error!r}") from None

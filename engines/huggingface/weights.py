@@ -9,19 +9,23 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from engines.huggingface.rope import head_dim, rope_parameters
+from engines.huggingface.rope import GATED_DELTA, head_dim, rope_parameters
 from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
 from messages.kv import DType, KVLayout
 
 FORMAT = "hf/2"  # changes when the same weights would give blocks that are laid out differently
 DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-# Architectures whose keys are rotated in halves, all of each key, in PyTorch and MLX alike.
+# Those with recurrent layers, whose states nobody here moves.
+_RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
+              "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "zamba", "zamba2"}  # fmt: skip
+# Architectures whose keys are rotated in halves, all or the first part of each key, in PyTorch and MLX alike.
 ROTATED_IN_HALVES = {
+    *GATED_DELTA,
     "llama",
     "mistral",
     "qwen2",
@@ -51,6 +55,12 @@ class HFFolder:
     config: dict[str, Any]
     files: tuple[Path, ...]
     dtype: str
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """What config.json says of the part that reads and writes text."""
+        part = self.config.get("text_config")
+        return part if isinstance(part, dict) and self.model_type in GATED_DELTA else self.config
 
     @property
     def model_type(self) -> str:
@@ -94,10 +104,12 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
 
 def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
     """The model's KV layout, by its config.json. Raises KVTransferFailed with why its KV cache can't be transferred."""
-    config, kind = folder.config, folder.model_type
+    config, kind = folder.text, folder.model_type
+    if kind in _RECURRENT:
+        raise KVTransferFailed(f"the recurrent state of a {kind!r} model is not transferred")
     if kind not in ROTATED_IN_HALVES:
         raise KVTransferFailed(f"how a {kind!r} model keeps its keys is not known here")
-    partial = rope_parameters(config).get("partial_rotary_factor", 1) != 1
+    partial = rope_parameters(config).get("partial_rotary_factor", 1) != 1 and kind not in GATED_DELTA
     if partial or config.get("rope_traditional") or "kv_lora_rank" in config:
         raise KVTransferFailed(f"{folder.path.name} rotates or compresses its keys in a way not known here")
     if str(rope_parameters(config)["rope_type"]) in _GROWING_ROPE:
@@ -106,6 +118,8 @@ def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
         layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         size = head_dim(config)
+        if kind in GATED_DELTA:
+            return _gated_delta(config, KVLayout(layers, kv_heads, size, dtype))
         windowed = _window_layers(config, kind, layers)
         window = int(config["sliding_window"]) if windowed else 0
         return KVLayout(layers, kv_heads, size, dtype, window, windowed)
@@ -238,6 +252,24 @@ def _tensor_digests(file: Path) -> Iterator[str]:
                 digest.update(chunk)
                 left -= len(chunk)
             yield f"{tensor.name} {tensor.dtype} {tensor.shape} {digest.hexdigest()}"
+
+
+def _gated_delta(config: dict[str, Any], attention: KVLayout) -> KVLayout:
+    """The layout with its recurrent layers: all but every fourth, unless config.json says otherwise."""
+    every = int(config.get("full_attention_interval") or 4)
+    kinds = config.get("layer_types") or [
+        "full_attention" if (index + 1) % every == 0 else "linear_attention" for index in range(attention.num_layers)
+    ]
+    if unknown := set(kinds) - {"linear_attention", "full_attention"}:
+        raise KVTransferFailed(f"it has layers of the kind {sorted(unknown)[0]!r:.40}")
+    keys, values = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
+    key_size, value_size = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
+    return replace(
+        attention,
+        recurrent_layers=tuple(index for index, kind in enumerate(kinds) if kind == "linear_attention"),
+        conv_shape=(2 * keys * key_size + values * value_size, int(config["linear_conv_kernel_dim"]) - 1),
+        matrix_shape=(values, key_size, value_size),
+    )
 
 
 def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from engines.llamacpp.model import (
     fingerprint,
     require_known,
     rounding,
+    slot_form,
     slot_shape,
     tokenizer_hash,
     vocabulary,
@@ -41,7 +42,7 @@ from engines.registry import EngineOptions
 from engines.rope import Rope
 from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, Window
+from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -110,7 +111,7 @@ class LlamaCppEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
@@ -132,6 +133,8 @@ class LlamaCppEngine:
         window = slotfile.to_window(saved, shape)
         if window is not None:
             emit(window)
+        for recurrent in slotfile.to_states(saved, shape):
+            emit(recurrent)
         return Prefilled(evaluated, len(tokens) - evaluated, seconds)
 
     def decode(
@@ -269,7 +272,8 @@ class LlamaCppEngine:
                 data = np.memmap(path, np.uint8, "r")
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
-        return slotfile.parse(data.data)
+        assert self._backing.gguf is not None
+        return slotfile.parse(data.data, slot_form(self._backing.gguf))
 
     @contextmanager
     def _exchange_file(self) -> Iterator[Path]:

@@ -7,13 +7,13 @@ import json
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engines.llamacpp import slotfile
 from engines.llamacpp.gguf_file import GGUFFile
-from engines.llamacpp.slotfile import SlotFile, SlotShape
+from engines.llamacpp.slotfile import SlotFile, SlotForm, SlotShape
 from engines.rope import Rope, plain, yarn, yarn_bound
 from engines.vocabulary import vocabulary_hash
 from messages.errors import InvalidMessage, KVTransferFailed
@@ -24,6 +24,12 @@ FORMAT = "llamacpp/1"  # changes when the same weights would give blocks that ar
 # rotated pairs are neighbours; the others keep split halves.
 _HALVES = {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt-oss", "olmo2", "phi3", "gemma3"}
 _INTERLEAVED = {"llama"}
+# Those with Gated DeltaNet layers; the first two turn keys by three positions (M-RoPE), the same ones in a text, and
+# have the heads of values in an order of their own.
+_MROPE = {"qwen35", "qwen35moe"}
+_GATED_DELTA = _MROPE | {"qwen3next"}
+_HALVES |= _GATED_DELTA
+_RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
 # All layers but every n-th attend to a window only, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
 _GEMMA3_WINDOW_BASE = 10_000.0  # of RoPE in those layers, unless the file says otherwise
@@ -50,11 +56,11 @@ def rounding(gguf: GGUFFile) -> str:
 
 def heads(gguf: GGUFFile) -> Heads:
     """Raises KVTransferFailed if K and V, or the layers, differ in size."""
-    layers, kv_heads = gguf.hyperparameter("block_count"), gguf.hyperparameter("attention.head_count_kv")
+    layers, kv_heads = _layers(gguf), gguf.hyperparameter("attention.head_count_kv")
     queries = gguf.hyperparameter("attention.head_count")
     kv_heads = queries if kv_heads is None else kv_heads
-    if isinstance(kv_heads, list) and len(set(kv_heads)) == 1:
-        kv_heads = kv_heads[0]
+    if isinstance(kv_heads, list) and len(set(kv_heads) - {0}) == 1:  # 0: a recurrent layer
+        kv_heads = max(kv_heads)
     try:
         implied = gguf.hyperparameter("embedding_length", 0) // queries
         key, value = (gguf.hyperparameter(f"attention.{name}_length", implied) for name in ("key", "value"))
@@ -73,6 +79,8 @@ def require_known(gguf: GGUFFile) -> None:
             f"a {gguf.architecture!r} model keeps its keys compressed (multi-head latent attention), which is not "
             "transferred"
         )
+    if gguf.architecture not in _GATED_DELTA and any(gguf.hyperparameter(name) for name in _RECURRENT):
+        raise KVTransferFailed(f"the recurrent state of a {gguf.architecture!r} model is not transferred")
     if gguf.architecture not in _HALVES | _INTERLEAVED:
         raise KVTransferFailed(f"how llama.cpp keeps the keys of a {gguf.architecture!r} model is not known here")
     if gguf.architecture == "olmo2" and gguf.hyperparameter("attention.sliding_window"):
@@ -84,6 +92,14 @@ def require_known(gguf: GGUFFile) -> None:
             f"the keys of {gguf.path.name} depend on the context that llama.cpp is started with (LongRoPE), so two "
             "workers may disagree about them"
         )
+
+
+def slot_form(gguf: GGUFFile) -> SlotForm:
+    """What has to be known to read this model's slot files."""
+    if gguf.architecture not in _GATED_DELTA:
+        return SlotForm()
+    layers = _layers(gguf)
+    return SlotForm(gguf.architecture in _MROPE, layers, len(_recurrent_layers(gguf, layers)))
 
 
 def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
@@ -100,13 +116,40 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
     windowed = _window_layers(gguf, sizes.layers) if window else ()
     try:
         layout = KVLayout(sizes.layers, sizes.kv_heads, sizes.head_dim, probe.caches[0][0].dtype, window, windowed)
-    except InvalidMessage as error:
+        key_heads = 0
+        if architecture in _GATED_DELTA:
+            key_heads, layout = _gated_delta(gguf, layout)
+    except (InvalidMessage, TypeError, ZeroDivisionError) as error:
         raise KVTransferFailed(str(error)) from None
-    shape = SlotShape(layout, interleaved)
+    shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads if architecture in _MROPE else 0)
     # Reading the probe checks that its caches, rows and types are what the metadata says.
     slotfile.to_blocks(probe, shape)
     slotfile.to_window(probe, shape)
+    slotfile.to_states(probe, shape)
     return shape
+
+
+def _layers(gguf: GGUFFile) -> Any:
+    """Those that compute; a model may have more to guess further tokens with (MTP)."""
+    layers = gguf.hyperparameter("block_count")
+    return layers - gguf.hyperparameter("nextn_predict_layers", 0) if isinstance(layers, int) else layers
+
+
+def _recurrent_layers(gguf: GGUFFile, layers: int) -> tuple[int, ...]:
+    interval = gguf.hyperparameter("full_attention_interval", 4)
+    return tuple(index for index in range(layers) if (index + 1) % interval)
+
+
+def _gated_delta(gguf: GGUFFile, attention: KVLayout) -> tuple[int, KVLayout]:
+    """Heads of keys in a recurrent layer, and the layout with such layers."""
+    names = ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
+    keys, values, key_size, inner, kernel = (int(gguf.hyperparameter(f"ssm.{name}")) for name in names)
+    return keys, replace(
+        attention,
+        recurrent_layers=_recurrent_layers(gguf, attention.num_layers),
+        conv_shape=(2 * keys * key_size + inner, kernel - 1),
+        matrix_shape=(values, key_size, inner // values),
+    )
 
 
 def _window_layers(gguf: GGUFFile, layers: int) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ _WHERE_KNOWN = (
     ("--no-kv-unified",),  # else a restored slot is cleared when its neighbour starts
     ("--swa-full",),  # else sliding-window layers forget what a restored slot needs
     ("--cache-ram", "0"),  # a slot holds what was put there, and nothing that the server remembers
+    ("--ctx-checkpoints", "0"),  # else a recurrent model's slot file holds a state for each of them
     ("--no-context-shift",),
     ("--no-warmup",),
     ("--no-webui",),

@@ -7,9 +7,12 @@ The file that `llama-server` writes for `/slots/N?action=save`, version 4 (all i
     per cache (one; if some layers have a sliding window a second, with its last rows only):
         u32 streams
         per stream: u32 cells, and if there are any:
-            per cell: i32 position, u32 sequences, sequences × i32
+            per cell: i32 position, u32 sequences, with M-RoPE 3 × i32 (position twice, token), sequences × i32
             u32 v_trans   u32 layers   8 bytes, zero
             per layer: i32 ggml type, u64 row bytes, cells × row      (K of all layers, then V of all)
+    if some layers are recurrent: u32 cells (1), i32 last position, u32 0, u32 s_trans (0), u32 layers (all of them);
+        per recurrent layer: i32 ggml type, u64 bytes, the convolution's columns, (channels, columns)
+        per recurrent layer: i32 ggml type, u64 bytes, the matrix, (heads, value size, key size)
 
 A row is kv_heads × head_dim values of one token as long as v_trans is 0, that is with flash attention on. The layout
 changes between llama.cpp releases without notice, so whatever differs from the above is refused, not guessed at.
@@ -17,6 +20,7 @@ changes between llama.cpp releases without notice, so whatever differs from the 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, cast, cut_into_blocks
+from messages.kv import Array, Block, DType, KVCache, KVLayout, State, Window, cast, cut_into_blocks, is_finite
 
 MAGIC = b"qsgg"
 VERSION = 4
@@ -45,23 +49,39 @@ class SlotLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotForm:
+    """What a file's reader must know of the model, since the file doesn't say it."""
+
+    mrope: bool = False  # cells have three words more
+    layers: int = 0  # of a model with recurrent ones: all
+    recurrent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SlotFile:
-    """A parsed slot file: each cache's layers. The first cache holds all positions, a second one the last few."""
+    """A parsed slot file: each cache's layers. The first cache holds all positions, a second one the last few.
+
+    `states`: of each recurrent layer the convolution's columns and the matrix, in llama.cpp's order, float32.
+    """
 
     tokens: tuple[int, ...]
     streams: int
     caches: tuple[tuple[SlotLayer, ...], ...]
+    states: tuple[tuple[Array, Array], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SlotShape:
     """How a model's KV cache lies in its slot files: full-attention layers first, then those with a window.
 
-    `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves.
+    `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves. `key_heads`, if not 0: heads of
+    values that share one of keys are not neighbours, but come one for each head of keys, in turn (qwen35).
     """
 
     layout: KVLayout
     interleaved: bool
+    form: SlotForm = SlotForm()
+    key_heads: int = 0
 
     @property
     def caches(self) -> tuple[int, ...]:
@@ -70,8 +90,8 @@ class SlotShape:
         return sizes if sizes[1] else sizes[:1]
 
 
-def parse(data: bytes | memoryview) -> SlotFile:
-    """The file's tokens and rows. Raises KVTransferFailed for anything but a version-4 file of one sequence."""
+def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
+    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a version-4 file of one sequence."""
     reader = _SlotFileReader(memoryview(data))
     if bytes(reader.take(4, "magic")) != MAGIC:
         raise KVTransferFailed("not a llama.cpp slot file")
@@ -79,12 +99,19 @@ def parse(data: bytes | memoryview) -> SlotFile:
     if version != VERSION:
         raise KVTransferFailed(f"llama.cpp slot file of version {version}; version {VERSION} is the one known here")
     tokens = _parse_tokens(reader)
-    streams, layers = _parse_cache(reader, len(tokens))
+    streams, layers = _parse_cache(reader, len(tokens), form)
     if len(layers[0].keys) != len(tokens):
         raise KVTransferFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
     caches = [layers]
+    if form.recurrent:
+        states = _parse_states(reader, len(tokens), form)
+        if reader.left:
+            raise KVTransferFailed(
+                "slot file: something follows the states; start llama-server with --ctx-checkpoints 0"
+            )
+        return SlotFile(tokens, streams, (layers,), states)
     if reader.left:
-        second, layers = _parse_cache(reader, len(tokens))
+        second, layers = _parse_cache(reader, len(tokens), form)
         if second != streams:
             raise KVTransferFailed(f"slot file: caches of {streams} and {second} streams")
         caches.append(layers)
@@ -110,6 +137,25 @@ def to_window(file: SlotFile, shape: SlotShape) -> Window | None:
     return Window(len(file.tokens), np.stack([np.stack(_arrays(layer, shape)) for layer in file.caches[1]]))
 
 
+def to_states(file: SlotFile, shape: SlotShape) -> list[State]:
+    """The states of the recurrent layers, at the end of the file's tokens."""
+    layout, found = shape.layout, []
+    expected = (math.prod(layout.conv_shape), math.prod(layout.matrix_shape))
+    for layer, (columns, matrix) in zip(layout.state_layers, file.states, strict=True):
+        if (columns.size, matrix.size) != expected:
+            raise KVTransferFailed(
+                f"slot file: a state of {columns.size:,} and {matrix.size:,} numbers, not {expected}"
+            )
+        heads, key_size, value_size = layout.matrix_shape
+        columns, matrix = columns.reshape(layout.conv_shape), matrix.reshape(heads, value_size, key_size)
+        if shape.key_heads:
+            groups = (heads // shape.key_heads, shape.key_heads)
+            columns, matrix = _regrouped(columns, matrix, layout, groups)
+        numbers = np.concatenate([columns.reshape(-1), matrix.swapaxes(1, 2).reshape(-1)])
+        found.append(State(len(file.tokens), layer, numbers))
+    return found
+
+
 def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:
     """A slot file of `cache`, which covers exactly `tokens`, for a server whose caches have `streams` streams.
 
@@ -123,13 +169,15 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
     parts: list[bytes | memoryview] = [head, np.asarray(tokens, "<i4").tobytes(), bytes(4)]
     full = ([_joined(cache, row, which) for row in range(len(layout.full_layers))] for which in (0, 1))
-    parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, count)
+    parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, tokens)
     if cache.window is not None:
         data = cache.window.data
         if data.shape[2] < min(layout.window - 1, count):
             raise KVTransferFailed(f"{data.shape[2]} rows of the sliding-window layers; {layout.window - 1} are needed")
         windowed = (list(data[:, which]) for which in (0, 1))
-        parts += _cache_parts(windowed, data.shape[2], cache.layout.dtype, shape, streams, count)
+        parts += _cache_parts(windowed, data.shape[2], cache.layout.dtype, shape, streams, tokens)
+    if cache.states:
+        parts += _state_parts(cache.states, shape)
     return b"".join(parts)
 
 
@@ -185,7 +233,7 @@ def _parse_tokens(reader: _SlotFileReader) -> tuple[int, ...]:
     return tuple(tokens.tolist())
 
 
-def _parse_cache(reader: _SlotFileReader, num_tokens: int) -> tuple[int, tuple[SlotLayer, ...]]:
+def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tuple[int, tuple[SlotLayer, ...]]:
     """One cache: its number of streams, and the layers of the only stream with cells."""
     streams = reader.u32("streams")
     if not 1 <= streams <= MAX_STREAMS:
@@ -197,14 +245,30 @@ def _parse_cache(reader: _SlotFileReader, num_tokens: int) -> tuple[int, tuple[S
             continue
         if layers or cells > num_tokens:
             raise KVTransferFailed(f"slot file: {cells:,} cells for {num_tokens:,} tokens, or more than one sequence")
-        layers = _parse_stream(reader, cells, num_tokens)
+        layers = _parse_stream(reader, cells, num_tokens, form)
     if not layers:
         raise KVTransferFailed("slot file: empty")
     return streams, layers
 
 
-def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int) -> tuple[SlotLayer, ...]:
-    meta = reader.words(cells * 3, "cells").reshape(cells, 3)
+def _parse_states(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tuple[tuple[Array, Array], ...]:
+    found = tuple(reader.words(5, "state").tolist())
+    if found != (1, num_tokens - 1, 0, 0, form.layers):
+        raise KVTransferFailed(f"slot file: its recurrent state has a form not known here ({found})")
+    columns = [_parse_state(reader) for _ in range(form.recurrent)]
+    return tuple(zip(columns, [_parse_state(reader) for _ in range(form.recurrent)], strict=True))
+
+
+def _parse_state(reader: _SlotFileReader) -> Array:
+    kind, size = reader.u32("state type"), reader.u64("state size")
+    if _GGML_TYPES.get(kind) != "f32" or size % 4:
+        raise KVTransferFailed(f"slot file: a state of ggml type {kind} and {size:,} bytes; f32 is the one known here")
+    return np.frombuffer(reader.take(size, "state"), "<f4")
+
+
+def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: SlotForm) -> tuple[SlotLayer, ...]:
+    words = 6 if form.mrope else 3
+    meta = reader.words(cells * words, "cells").reshape(cells, words)
     if (meta[:, 1] != 1).any():
         raise KVTransferFailed("slot file: a cell that not exactly one sequence owns")
     order = np.argsort(meta[:, 0], kind="stable")
@@ -241,7 +305,7 @@ def _layer(keys: tuple[DType, Array], values: tuple[DType, Array], order: Array 
 
 def _check_caches(file: SlotFile, shape: SlotShape) -> None:
     found = tuple(map(len, file.caches))
-    if found != shape.caches:
+    if found != shape.caches or len(file.states) != len(shape.layout.state_layers):
         raise KVTransferFailed(f"slot file: {found} layers in its caches, not {shape.caches}")
 
 
@@ -274,13 +338,16 @@ def _joined(cache: KVCache, row: int, which: int) -> Array:
 
 
 def _cache_parts(
-    sides: Iterable[Sequence[Array]], cells: int, dtype: DType, shape: SlotShape, streams: int, num_tokens: int
+    sides: Iterable[Sequence[Array]], cells: int, dtype: DType, shape: SlotShape, streams: int, tokens: Sequence[int]
 ) -> Iterator[bytes | memoryview]:
-    """One cache of the file. `sides`: K of its layers, then V; its cells are the last positions before `num_tokens`."""
+    """One cache of the file. `sides`: K of its layers, then V; its cells are the last positions of `tokens`."""
     layout = shape.layout
-    meta = np.zeros((cells, 3), "<i4")
-    meta[:, 0] = np.arange(num_tokens - cells, num_tokens)
+    meta = np.zeros((cells, 6 if shape.form.mrope else 3), "<i4")
+    meta[:, 0] = np.arange(len(tokens) - cells, len(tokens))
     meta[:, 1] = 1
+    if shape.form.mrope:
+        meta[:, 2] = meta[:, 3] = meta[:, 0]
+        meta[:, 4] = tokens[len(tokens) - cells :]
     row = struct.pack("<iQ", _GGML_IDS[layout.dtype], _row_bytes(layout))
     yield struct.pack("<II", streams, cells) + meta.tobytes()
     for which, side in enumerate(sides):
@@ -290,6 +357,33 @@ def _cache_parts(
             yield row
             yield _as_stored(rows, dtype, shape, is_key=which == 0).data.cast("B")
     yield bytes(4) * (streams - 1)
+
+
+def _state_parts(states: Sequence[State], shape: SlotShape) -> Iterator[bytes]:
+    layout, both = shape.layout, []
+    for state in states:
+        # In a slot it would outlive the sequence: llama.cpp clears a state by multiplying it with 0.
+        if not is_finite(state.data, "f32"):
+            raise KVTransferFailed(f"the recurrent state of layer {state.layer} holds inf or nan")
+        columns, matrix = layout.state_parts(state.data)
+        matrix = matrix.swapaxes(1, 2)
+        if shape.key_heads:
+            heads = layout.matrix_shape[0]
+            columns, matrix = _regrouped(columns, matrix, layout, (shape.key_heads, heads // shape.key_heads))
+        both.append((columns.tobytes(), matrix.tobytes()))
+    yield struct.pack("<IiIII", 1, states[0].position - 1, 0, 0, layout.num_layers)
+    for which in (0, 1):
+        for parts in both:
+            yield struct.pack("<iQ", _GGML_IDS["f32"], len(parts[which])) + parts[which]
+
+
+def _regrouped(columns: Array, matrix: Array, layout: KVLayout, groups: tuple[int, int]) -> tuple[Array, Array]:
+    """A state with its heads of values, which lie as `groups` says, in the other order."""
+    heads, _, value_size = layout.matrix_shape
+    first = len(columns) - heads * value_size  # the channels of queries and keys come first
+    values = columns[first:].reshape(*groups, value_size, -1).swapaxes(0, 1).reshape(-1, columns.shape[1])
+    swapped = matrix.reshape(*groups, *matrix.shape[1:]).swapaxes(0, 1).reshape(matrix.shape)
+    return np.concatenate([columns[:first], values]), swapped
 
 
 def _as_stored(rows: Array, dtype: DType, shape: SlotShape, is_key: bool) -> Array:

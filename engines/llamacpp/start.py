@@ -236,6 +236,7 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.kv_unified = False  # else a restored slot is cleared when its neighbour starts
     params.swa_full = True  # else sliding-window layers forget what a restored slot needs, and it starts over
     params.cache_ram_mib = 0  # a slot holds what was put there, and nothing that the server remembers
+    params.n_ctx_checkpoints = 0  # else a recurrent model's slot file holds a state for each of them
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
     params.slot_save_path = f"{launch.slot_folder}{os.sep}"
     params.endpoint_slots = True

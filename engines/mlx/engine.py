@@ -30,7 +30,7 @@ from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
 from engines.registry import EngineOptions
 from messages.errors import ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import Block, KVCache, KVLayout, Record, State, Window
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class MLXEngine:
         self._info = EngineInfo(
             engine="mlx",
             device=loop.device,
-            context=options.context or int(folder.config.get("max_position_embeddings", 4096)),
+            context=options.context or int(folder.text.get("max_position_embeddings", 4096)),
             slots=options.slots,
             fingerprint=fingerprint(folder, loop.layout, prompt.tokenizer_hash) if loop.layout else "",
             tokenizer=prompt.tokenizer_hash,
@@ -99,7 +99,7 @@ class MLXEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
@@ -117,7 +117,7 @@ class MLXEngine:
         self._loop.submit(work)
         try:
             while not isinstance(output := self._take(work, stop), Prefilled):
-                assert isinstance(output, Block | Window)
+                assert isinstance(output, Block | Window | State)
                 emit(output)
         finally:
             work.abandoned = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from engines.huggingface.rope import FULL, SLIDING, rope_parameters
+from engines.huggingface.rope import FULL, GATED_DELTA, SLIDING, rope_parameters
 from engines.huggingface.weights import HFFolder
 from messages.errors import ConfigError
 
@@ -27,6 +27,8 @@ def told(config: dict[str, Any]) -> dict[str, Any]:
         changes["text_config"] = {**text, **inner}
     if config.get("rope_parameters"):
         changes |= _rope(config)
+    if config.get("model_type") in GATED_DELTA:
+        changes |= _gated_delta(config)
     if config.get("model_type") in NO_SCALING:
         changes["rope_scaling"] = None
     if "num_local_experts" in config and config.get("model_type") == "qwen3_moe":
@@ -53,6 +55,19 @@ def renamed(model_type: str, weights: dict[str, Any]) -> dict[str, Any]:
     """Tensors under the names that mlx-lm knows: transformers 5 may keep all experts of a layer as one tensor."""
     split = _split_gpt_oss if model_type == "gpt_oss" else _split_qwen
     return {name: part for whole, tensor in weights.items() for name, part in split(whole, tensor)}
+
+
+def _gated_delta(config: dict[str, Any]) -> dict[str, Any]:
+    """Its words for a Qwen3.5 or a Qwen3-Next: numbers of RoPE in either place, and which layers attend."""
+    changes: dict[str, Any] = {"model_type": str(config["model_type"]).removesuffix("_text")}
+    if isinstance(config.get("text_config"), dict):
+        return changes  # it states no layers
+    found = rope_parameters(config)
+    changes |= {"rope_parameters": found, "partial_rotary_factor": found["partial_rotary_factor"]}
+    kinds = config.get("layer_types") or []
+    if FULL in kinds:
+        changes["full_attention_interval"] = kinds.index(FULL) + 1
+    return changes
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

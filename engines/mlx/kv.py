@@ -3,7 +3,8 @@
 mlx-lm keeps K and V of a layer as (1, kv_heads, tokens, head_dim), after RoPE in halves. The attributes are read and
 set directly, because the objects' own `state` differs between releases, and buffers are cut to what is in use: they
 are allocated in steps of 256 tokens. A sliding-window layer is a RotatingKVCache: a ring of at most `max_size` rows,
-of which `_idx` is the next to be written, and `offset` the true length of the sequence.
+of which `_idx` is the next to be written, and `offset` the true length of the sequence. A Gated DeltaNet layer is an
+ArraysCache of its convolution's columns, (1, columns, channels), and its matrix, (1, heads, value size, key size).
 """
 
 from __future__ import annotations
@@ -14,36 +15,44 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.cache import KVCache as PlainCache
 from mlx_lm.models.cache import RotatingKVCache as RingCache
 
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, Window
+from messages.kv import Array, Block, DType, KVCache, KVLayout, State, Window
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
-CacheState = tuple[mx.array, mx.array, int, int]  # of one layer: keys, values, offset, a ring's next row
+CacheState = tuple[mx.array, mx.array, int, int]  # of one layer: keys, values, offset, a ring's next row; or a state
 Rows = mx.array  # (layers, 2, tokens, kv_heads, head_dim)
 
 
 def observed_layout(caches: Sequence[Any]) -> KVLayout:
     """The layout of a model's own caches, once it has seen some tokens. Raises KVTransferFailed for another kind."""
     for cache in caches:
-        if type(cache) not in (PlainCache, RingCache) or (type(cache) is RingCache and cache.keep):
+        known = type(cache) in (PlainCache, RingCache, ArraysCache)
+        if not known or (type(cache) is RingCache and cache.keep):
             raise KVTransferFailed(f"MLX keeps a layer as {type(cache).__name__}, which is not transferred")
-    forms = {(cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype) for cache in caches}
-    forms |= {(cache.values.shape[1], cache.values.shape[3], cache.values.dtype) for cache in caches}
+    attending = [cache for cache in caches if type(cache) is not ArraysCache]
+    forms = {(cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype) for cache in attending}
+    forms |= {(cache.values.shape[1], cache.values.shape[3], cache.values.dtype) for cache in attending}
     windows = {cache.max_size for cache in caches if type(cache) is RingCache}
-    if len(forms) != 1 or len(windows) > 1:
-        raise KVTransferFailed("MLX keeps keys, values or windows of different sizes")
-    if all(type(cache) is RingCache for cache in caches):
+    states = {_state_shapes(cache) for cache in caches if type(cache) is ArraysCache}
+    if len(forms) != 1 or len(windows) > 1 or len(states) > 1:
+        raise KVTransferFailed("MLX keeps keys, values, windows or states of different sizes")
+    if all(type(cache) is RingCache for cache in attending):
         raise KVTransferFailed("all of its layers slide: no block would hold anything")
     kv_heads, head_dim, dtype = forms.pop()
     names = [name for name, known in _TYPES.items() if known == dtype]
     if not names:
         raise KVTransferFailed(f"MLX keeps keys and values as {dtype}, which is not transferred")
     windowed = tuple(index for index, cache in enumerate(caches) if type(cache) is RingCache)
-    return KVLayout(len(caches), kv_heads, head_dim, names[0], windows.pop() if windows else 0, windowed)
+    plain = KVLayout(len(caches), kv_heads, head_dim, names[0], windows.pop() if windows else 0, windowed)
+    for columns, matrix in states:
+        recurrent = tuple(index for index, cache in enumerate(caches) if type(cache) is ArraysCache)
+        return replace(plain, recurrent_layers=recurrent, conv_shape=columns, matrix_shape=matrix)
+    return plain
 
 
 def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
@@ -64,6 +73,12 @@ def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
         ring = _ring_rows(_to_mlx(cache.window.data, source).astype(target), layout, cache.num_tokens)
         for row, index in enumerate(layout.window_layers):
             filled.append(_set(caches[index], ring[row], cache.num_tokens))
+    for state in cache.states:
+        columns, matrix = (mx.array(part) for part in layout.state_parts(state.data))
+        # Copied: an array that is only seen in another order would keep the record's memory.
+        pair = mx.contiguous(columns.T[None].astype(target)), mx.contiguous(matrix.swapaxes(1, 2)[None])
+        caches[state.layer].cache = list(pair)
+        filled.append(pair)
     finite = mx.stack([mx.isfinite(part).all() for pair in filled for part in pair]).all()
     mx.eval(finite, filled)
     if not finite.item():
@@ -94,6 +109,17 @@ def window(caches: Sequence[Any], layout: KVLayout) -> Window | None:
     return Window(position, np.array(np.asarray(data).view(layout.numpy_type), order="C"))
 
 
+def snapshot(caches: Sequence[Any], layout: KVLayout, position: int) -> list[State]:
+    """The states of the recurrent layers, which have seen `position` tokens."""
+    found = []
+    for index in layout.state_layers:
+        columns, matrix = caches[index].cache
+        parts = (columns[0].T, matrix[0].swapaxes(1, 2))
+        numbers = mx.concatenate([part.astype(mx.float32).reshape(-1) for part in parts])
+        found.append(State(position, index, np.array(numbers)))
+    return found
+
+
 def arrays(caches: Sequence[Any]) -> list[mx.array]:
     """The arrays that make up a model's caches, to evaluate them."""
     return [array for cache in caches for array in _state(cache)]
@@ -101,15 +127,32 @@ def arrays(caches: Sequence[Any]) -> list[mx.array]:
 
 def states(caches: Sequence[Any]) -> list[CacheState]:
     """What filled caches hold, to be set in others."""
-    return [(mx.array(one.keys), mx.array(one.values), one.offset, getattr(one, "_idx", 0)) for one in caches]
+    return [
+        (mx.array(one.cache[0]), mx.array(one.cache[1]), 0, 0)
+        if type(one) is ArraysCache
+        else (mx.array(one.keys), mx.array(one.values), one.offset, getattr(one, "_idx", 0))
+        for one in caches
+    ]
 
 
 def set_states(caches: Sequence[Any], given: Sequence[CacheState]) -> None:
     """Put into new, empty caches what others held. Nothing is copied: later writes make new arrays."""
     for cache, (keys, values, offset, index) in zip(caches, given, strict=True):
+        if type(cache) is ArraysCache:
+            cache.cache = [mx.array(keys), mx.array(values)]
+            continue
         cache.keys, cache.values, cache.offset = mx.array(keys), mx.array(values), offset
         if type(cache) is RingCache:
             cache._idx = index
+
+
+def _state_shapes(cache: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    parts = cache.cache
+    if len(parts) != 2 or any(part is None for part in parts) or (parts[0].ndim, parts[1].ndim) != (3, 4):
+        raise KVTransferFailed("MLX keeps a recurrent state of a form that is not known here")
+    kept, channels = parts[0].shape[1:]
+    heads, value_size, key_size = parts[1].shape[1:]
+    return (channels, kept), (heads, key_size, value_size)
 
 
 def _state(cache: Any) -> list[mx.array]:

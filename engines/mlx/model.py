@@ -86,6 +86,7 @@ def device() -> str:
 def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
     """What MLX is seen to keep must be what the configuration says, which PyTorch goes by."""
     try:
+        layout_of(folder, "f32")  # first: it names what this model keeps
         seen = mlx_kv.observed_layout(caches)
         stated = layout_of(folder, seen.dtype)
     except KVTransferFailed as error:

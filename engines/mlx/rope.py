@@ -51,8 +51,7 @@ def as_stated(model: nn.Module, config: Mapping[str, Any]) -> tuple[Rope, ...]:
     if config.get("model_type") not in ROTATED_IN_HALVES or config.get("rope_traditional"):
         return ()
     found: dict[str, Rope] = {}
-    for layer in model.layers:
-        attention = layer.self_attn
+    for attention in (layer.self_attn for layer in model.layers if "self_attn" in layer):
         kind = SLIDING if getattr(attention, "is_sliding", False) else FULL
         try:
             found[kind] = found.get(kind) or stated_rope(config, kind)

@@ -18,7 +18,7 @@ from engines.huggingface.constrain import Constraint
 from engines.mlx import kv as mlx_kv
 from engines.mlx.sampling import Sampler
 from messages.errors import Cancelled, InvalidSchema, KvasirError, KVTransferFailed
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import KVCache, KVLayout, Record
 
 _POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
 _TOGETHER = 16
@@ -27,7 +27,7 @@ _begin_computing: Any = mx.async_eval
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
 Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""
-Output = Block | Window | list[Token] | Prefilled | KvasirError
+Output = Record | list[Token] | Prefilled | KvasirError
 
 
 class PromptWork(ABC):
@@ -121,6 +121,8 @@ class PrefillWork(PromptWork):
         window = mlx_kv.window(self.caches, self.layout)
         if window is not None:
             self.put(window)
+        for state in mlx_kv.snapshot(self.caches, self.layout, self.position):
+            self.put(state)
         self.put(Prefilled(self.evaluated, self.position - self.evaluated, time.monotonic() - self._started))
 
     def _put_computed(self) -> None:

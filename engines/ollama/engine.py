@@ -38,7 +38,7 @@ from messages.errors import (
     KVTransferFailed,
 )
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, Window
+from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class OllamaEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,

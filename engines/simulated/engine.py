@@ -8,7 +8,7 @@ one of them: a foreign, swapped or damaged block is a failed KV transfer here, a
 
 prefill: tokens/s of the machine; decode: tokens/s of each slot; scale: seconds slept for each simulated one (0: as fast
 as it goes); answer: mean tokens of an answer; spread: the longest is so many times the shortest; seed: which "weights"
-these are.
+these are; recurrent: how many of the layers, from the first, keep a state in place of keys and values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,7 +41,7 @@ from messages.errors import (
     KVTransferFailed,
 )
 from messages.jobs import Part, Sampling
-from messages.kv import Array, Block, KVCache, KVLayout, Window
+from messages.kv import Array, Block, KVCache, KVLayout, Record, State
 
 CHARS_PER_TOKEN = 4
 _BOS = 1
@@ -68,11 +68,17 @@ class SimulatedModel:
     answer: int = 200
     spread: float = 3.0
     seed: int = 1
+    recurrent: int = 0
 
     @property
     def layout(self) -> KVLayout:
         """Shape of its KV cache."""
-        return KVLayout(self.layers, self.kv_heads, self.head_dim, self.dtype)  # type: ignore[arg-type]
+        plain = KVLayout(self.layers, self.kv_heads, self.head_dim, self.dtype)  # type: ignore[arg-type]
+        if not self.recurrent:
+            return plain
+        matrix = (self.kv_heads, self.head_dim, self.head_dim)
+        columns = (3 * self.kv_heads * self.head_dim, 3)
+        return replace(plain, recurrent_layers=tuple(range(self.recurrent)), conv_shape=columns, matrix_shape=matrix)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -84,6 +90,7 @@ class SimulatedModel:
     def fingerprint(self) -> str:
         """Names the KV family: shapes and seed; machines of different rates share it."""
         family = f"simulated/1/{self.layers}/{self.kv_heads}/{self.head_dim}/{self.dtype}/{self.seed}"
+        family += f"/{self.recurrent}" if self.recurrent else ""
         return "sim-" + hashlib.blake2b(family.encode(), digest_size=12).hexdigest()
 
 
@@ -165,7 +172,7 @@ class SimulatedEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
@@ -183,6 +190,8 @@ class SimulatedEngine:
                 self._pace(started, max(0, end - restored) / self._model.prefill, stop)
                 if end > first:
                     emit(Block(start, self._data(chain[start:end])))
+            for layer in self._layout.state_layers:
+                emit(State(len(tokens), layer, self._state(chain, layer)))
             return Prefilled(len(tokens) - restored, restored, time.monotonic() - started)
 
     def decode(
@@ -260,6 +269,11 @@ class SimulatedEngine:
         data &= self._finite
         return data.view(layout.numpy_type)
 
+    def _state(self, chain: Array, layer: int) -> Array:
+        """The state of a layer after all tokens of `chain`."""
+        source = np.random.default_rng((int(chain[-1]), layer, self._model.seed))
+        return source.standard_normal(self._layout.state_size, np.float32)
+
     def _verify_leaves_some(self, tokens: Sequence[int], cache: KVCache) -> None:
         if cache.num_tokens >= len(tokens):
             raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
@@ -275,6 +289,9 @@ class SimulatedEngine:
             expected = self._data(chain[block.start : block.end])
             if not np.array_equal(expected.view(bits), block.data.view(bits)):
                 raise KVTransferFailed(f"the KV block at {block.start} belongs to other tokens, or is damaged")
+        for state in cache.states:
+            if not np.array_equal(state.data, self._state(chain[: cache.num_tokens], state.layer)):
+                raise KVTransferFailed(f"the state of layer {state.layer} belongs to other tokens, or is damaged")
 
     def _pace(self, started: float, simulated_s: float, stop: threading.Event | None) -> None:
         """Return when `simulated_s` have passed since `started`, on the scaled clock; sooner with an error."""
@@ -310,9 +327,14 @@ def _checked(model: SimulatedModel) -> SimulatedModel:
         ("answer", 1),
         ("spread", 1),
         ("seed", 0),
+        ("recurrent", 0),
     ):
         if not low <= getattr(model, name) < 1e12:
             raise ConfigError(f"{name} of the simulated engine must be at least {low}, not {getattr(model, name)}")
+    if model.recurrent >= model.layers > 0:
+        raise ConfigError(
+            f"of {model.layers} layers of the simulated engine {model.recurrent} can't be recurrent: one must attend"
+        )
     try:
         model.layout  # noqa: B018  made for its checks
     except InvalidMessage as error:

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
 
 import numpy as np
@@ -29,12 +28,12 @@ from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
 from engines.registry import EngineOptions
 from engines.rope import Rope
-from engines.transformers.kv import Copies, Exporter, require_same_shape, restore
+from engines.transformers.kv import Copies, Exporter, forked, require_same_shape, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
 from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -96,7 +95,7 @@ class TransformersEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
@@ -116,6 +115,8 @@ class TransformersEngine:
             window = exporter.window(run.past)
             if window is not None:
                 emit(window)
+            for state in exporter.states(run.past):
+                emit(state)
             return Prefilled(run.fed, len(tokens) - run.fed, time.monotonic() - started)
 
     def decode(
@@ -228,8 +229,7 @@ class TransformersEngine:
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()
         if source := self._imported.get(id(cache)):
-            # PyTorch appends to a layer by making new tensors: those that it began with may be anybody's.
-            run.past.layers = [copy(layer) for layer in source.layers]
+            run.past.layers = forked(source)
         elif cache is not None and cache.blocks:
             layout, _ = self._require_kv_transfer()
             restore(run.past, cache, layout, model.device)

@@ -2,7 +2,8 @@
 
 A transformers cache keeps, per layer, K and V as (1, kv_heads, tokens, head_dim), K after RoPE in split halves: the
 canonical layout with two axes swapped. A sliding-window layer keeps its last `window - 1` rows only, oldest first, and
-counts apart how many it has seen.
+counts apart how many it has seen. A recurrent layer keeps its convolution's last columns, of which the oldest is never
+read again, as (1, channels, columns + 1), and its matrix as (1, heads, key size, value size).
 
 From a CUDA device the copies run on a stream of their own into pinned memory, beside the computing.
 """
@@ -10,15 +11,17 @@ From a CUDA device the copies run on a stream of their own into pinned memory, b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionLayer
 
 from messages.errors import InvalidMessage, KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, Window
+from messages.kv import Array, Block, DType, KVCache, KVLayout, State, Window
 
 TORCH_TYPES: dict[DType, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -28,18 +31,23 @@ def layout_of(past: DynamicCache) -> KVLayout:
 
     Raises KVTransferFailed with the reason why such a cache can't be transferred.
     """
-    shapes = {_shape(index, layer) for index, layer in enumerate(past.layers)}
-    if len(shapes) != 1:
+    recurrent = {index: layer for index, layer in enumerate(past.layers) if type(layer) is LinearAttentionLayer}
+    attending = {index: layer for index, layer in enumerate(past.layers) if index not in recurrent}
+    shapes = {_shape(index, layer) for index, layer in attending.items()}
+    states = {_state_shapes(index, layer) for index, layer in recurrent.items()}
+    if len(shapes) != 1 or len(states) > 1:
         raise KVTransferFailed("its layers' caches differ in size or type")
-    windows = {layer.sliding_window for layer in past.layers if layer.is_sliding}
+    windows = {layer.sliding_window for layer in attending.values() if layer.is_sliding}
     if len(windows) > 1:
         raise KVTransferFailed("its sliding windows differ in length")
-    windowed = tuple(index for index, layer in enumerate(past.layers) if layer.is_sliding)
-    if len(windowed) == len(past.layers):
+    windowed = tuple(index for index, layer in attending.items() if layer.is_sliding)
+    if len(windowed) == len(attending):
         raise KVTransferFailed("all its layers have a sliding window")
     kv_heads, head_dim, dtype = shapes.pop()
+    columns, matrix = states.pop() if states else ((), ())
     try:
-        return KVLayout(len(past.layers), kv_heads, head_dim, dtype, max(windows, default=0), windowed)
+        plain = KVLayout(len(past.layers), kv_heads, head_dim, dtype, max(windows, default=0), windowed)
+        return replace(plain, recurrent_layers=tuple(recurrent), conv_shape=columns, matrix_shape=matrix)
     except InvalidMessage as error:
         raise KVTransferFailed(str(error)) from None
 
@@ -57,7 +65,10 @@ def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.
     """
     require_same_shape(cache.layout, layout)
     finite = []
-    for index, layer in enumerate(past.layers):
+    for state in cache.states:
+        finite.append(_set_state(past.layers[state.layer], state, layout, device))
+    for index in sorted((*layout.full_layers, *layout.window_layers)):
+        layer = past.layers[index]
         rows = _rows(cache, index, device).to(TORCH_TYPES[layout.dtype])
         finite.append(torch.isfinite(rows).all())
         keys, values = rows.transpose(1, 2).unsqueeze(1)  # each (1, kv_heads, tokens, head_dim)
@@ -66,6 +77,21 @@ def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.
             layer.cumulative_length = cache.num_tokens
     if not bool(torch.stack(finite).all()):
         raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {cache.layout.dtype})")
+
+
+def forked(past: DynamicCache) -> list[Any]:
+    """The layers of another sequence that begins with this one.
+
+    PyTorch appends to a layer's keys and values by making new tensors: those that it began with may be anybody's. A
+    recurrent state it overwrites in place.
+    """
+    layers = [copy(layer) for layer in past.layers]
+    for layer in layers:
+        if type(layer) is LinearAttentionLayer:
+            for name, value in vars(layer).items():
+                if isinstance(value, dict):
+                    setattr(layer, name, {number: _cloned(one) for number, one in value.items()})
+    return layers
 
 
 @dataclass(frozen=True)
@@ -114,6 +140,16 @@ class Exporter:
         rows = torch.stack([_layer_rows(layer, 0, layer.keys.shape[-2]) for layer in layers])
         return Window(past.get_seq_length(), as_numpy(rows.cpu().contiguous()))
 
+    def states(self, past: DynamicCache) -> list[State]:
+        """The states of the recurrent layers, now. Waits for them."""
+        found = []
+        for index in self._layout.state_layers:
+            layer = past.layers[index]
+            parts = (layer.conv_states[0][0, :, 1:], layer.recurrent_states[0][0])
+            numbers = torch.cat([part.float().reshape(-1) for part in parts])
+            found.append(State(past.get_seq_length(), index, as_numpy(numbers.cpu())))
+        return found
+
     @staticmethod
     def _block(gathered: torch.Tensor, span: tuple[int, int], begin: int) -> Block:
         rows = gathered[:, :, span[0] - begin : span[1] - begin]
@@ -136,6 +172,27 @@ def _shape(index: int, layer: Any) -> tuple[int, int, DType]:
     if not names:
         raise KVTransferFailed(f"layer {index} keeps its keys as {layer.keys.dtype}; only f32, f16 and bf16 travel")
     return int(layer.keys.shape[1]), int(layer.keys.shape[3]), names[0]
+
+
+def _state_shapes(index: int, layer: LinearAttentionLayer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    columns, matrix = layer.conv_states[0], layer.recurrent_states[0]
+    if len(layer.conv_states) != 1 or columns is None or matrix is None or (columns.ndim, matrix.ndim) != (3, 4):
+        raise KVTransferFailed(f"layer {index} keeps a recurrent state of a form that is not known here")
+    channels, kept = columns.shape[1:]
+    return (int(channels), int(kept) - 1), tuple(map(int, matrix.shape[1:]))
+
+
+def _set_state(layer: LinearAttentionLayer, state: State, layout: KVLayout, device: torch.device) -> torch.Tensor:
+    """Put a state into a new layer; whether it is finite."""
+    columns, matrix = (torch.from_numpy(np.array(part)).to(device) for part in layout.state_parts(state.data))
+    columns = torch.nn.functional.pad(columns, (1, 0)).to(TORCH_TYPES[layout.dtype])
+    layer.update_conv_state(columns.unsqueeze(0))
+    layer.update_recurrent_state(matrix.unsqueeze(0))
+    return torch.stack([torch.isfinite(columns).all(), torch.isfinite(matrix).all()]).all()
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _layer_rows(layer: Any, begin: int, end: int) -> torch.Tensor:

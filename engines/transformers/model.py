@@ -28,6 +28,9 @@ from messages.kv import KVLayout
 Check = Callable[[], None]  # raises when the work must end
 
 _DEVICES = ("cpu", "cuda")
+# Seen in transformers 5.23: logits after 100 tokens in two calls are not those after all at once. A jamba forgets its
+# states, a bamba counts positions from 0 again.
+_WRONG_IN_PARTS = {"bamba", "jamba", "recurrent_gemma"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class TorchModel:
         self.config = self._model.config.get_text_config(decoder=True)
         self.device = self._model.device
         self._local = threading.local()
+        self._require_cache(weights.folder)
         for layer in getattr(self._model.base_model, "layers", ()):
             layer.register_forward_pre_hook(self._between_layers)
 
@@ -137,10 +141,28 @@ class TorchModel:
                 )
             scale = float(getattr(module, f"{prefix}attention_scaling"))
             seen.append(Rope(tuple(frequencies.double().tolist()), scale))
-        stated = tuple(stated_rope(folder.config, kind) for kind in prefixes.values())
+        stated = tuple(stated_rope(folder.text, kind) for kind in prefixes.values())
         if wrong := difference(seen, stated):
             raise KVTransferFailed(f"transformers computes another RoPE than config.json was read to state: {wrong}")
         return stated
+
+    def _require_cache(self, folder: HFFolder) -> None:
+        """Raises ConfigError if the model does not keep a sequence in the kind of cache that it is given here.
+
+        Some bring a cache of their own; some take this one, and begin anew with each call.
+        """
+        run = self.new_run()
+        try:
+            for _ in range(2):
+                self.compute(run, [0], lambda: None)
+            why = "" if run.length == run.fed else "it kept nothing there"
+        except Exception as error:  # noqa: BLE001  each model's own
+            why = _first_line(error)
+        if why:
+            raise ConfigError(
+                f"transformers can't go on with a {folder.model_type!r} model from the cache of the tokens before: "
+                f"{why:.200}; {folder.path} needs another engine"
+            )
 
     @contextmanager
     def _feeding(self, run: ModelRun, tokens: Sequence[int], check: Check) -> Iterator[dict[str, Any]]:
@@ -173,6 +195,11 @@ def _device(wanted: str) -> torch.device:
 
 def _load(weights: Weights) -> Any:
     transformers.utils.logging.disable_progress_bar()
+    if weights.folder.model_type in _WRONG_IN_PARTS:
+        raise ConfigError(
+            f"transformers computes a {weights.folder.model_type!r} model wrongly where a sequence comes in more than "
+            f"one call, as prompt and answer do: {weights.folder.path} needs another engine"
+        )
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             weights.folder.path,

@@ -46,6 +46,7 @@ MEANINGS = {
     "models.short_prompt_tokens": "Prompts of up to so many tokens go to decode without a KV cache; 0: none does",
     "models.kv_check_every": "One job in so many is prefilled at decode, too, to check its KV cache; 0: none is",
     "models.kv_bytes_per_token": "Of its KV cache, for `kvasir plan`; 0: not known",
+    "models.kv_state_bytes": "Of a hybrid model's recurrent state, once for each prompt, for `kvasir plan`; 0: none",
     "models.memory_gb": "Of its weights, for `kvasir plan`; 0: not known",
     "models.weights.llamacpp": "`FILE.gguf`, `ollama:NAME`, `llama-server:FILE.gguf`, `http://HOST:PORT?slots=FOLDER`",
     "models.weights.mlx": "Folder in Hugging Face's form, or hub name",

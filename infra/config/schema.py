@@ -184,6 +184,7 @@ class ModelTable:
     tokenizer: Line = ""
     same_weights: tuple[Engine, ...] = ()  # engines whose weights are conversions of the same: they may share KV caches
     kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # of its KV cache, for planning; 0: unknown
+    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # of its recurrent layers' state, for planning
     memory_gb: Amount = 0.0  # of its weights, for planning; 0: unknown
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 

@@ -55,6 +55,7 @@ _ZERO_OF_A_MODEL = {
     "kv_check_every": "(never)",
     "threads": "(the engine's choice)",
     "kv_bytes_per_token": "(not known)",
+    "kv_state_bytes": "(none)",
     "memory_gb": "(not known)",
 }
 

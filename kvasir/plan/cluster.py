@@ -37,8 +37,12 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool = True) -> F
         for model in models:
             if model not in served:
                 raise ConfigError(f"no machine has the role {stage} for {model}: add it to roles in [machines.NAME]")
-    kv_transfer_s = {name: _kv_transfer_s(settings, settings.model(name)) for name in models}
-    return Fleet(tuple(prefillers), tuple(decoders), kv_transfer_s, PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S)
+    byte_s = _byte_s(settings)
+    per_token = {name: settings.model(name).kv_bytes_per_token * byte_s for name in models}
+    per_prompt = {name: settings.model(name).kv_state_bytes * byte_s for name in models}
+    return Fleet(
+        tuple(prefillers), tuple(decoders), per_token, PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S, kv_state_s=per_prompt
+    )
 
 
 def _prefiller(machine: MachineSettings, role: Role) -> Prefiller:
@@ -76,11 +80,11 @@ def _fit(machine: MachineSettings, home: ModelSettings, other: ModelSettings) ->
     return home.memory_gb + other.memory_gb <= _SHARE_FOR_WEIGHTS * (machine.memory_gb - store)
 
 
-def _kv_transfer_s(settings: Settings, model: ModelSettings) -> float:
-    """Seconds a prompt token's KV takes from the store to a decoder, by the slowest link; 0 where that is not known."""
+def _byte_s(settings: Settings) -> float:
+    """Seconds that a byte takes from the store to a decoder, by the slowest link; 0 where that is not known."""
     links = [
         machine.link_gbps
         for machine in settings.machines.values()
         if machine.link_gbps and any(role.role == "decode" for role in machine.roles)
     ]
-    return model.kv_bytes_per_token * 8 / (min(links) * 1e9) if links else 0.0
+    return 8 / (min(links) * 1e9) if links else 0.0

@@ -64,6 +64,11 @@ class Fleet:
     kv_transfer_s: Mapping[str, float] = field(default_factory=dict)  # per prompt token, store to decoder, by model
     prefill_overhead_s: float = 0.0  # a job, on the prefill worker
     decode_overhead_s: float = 0.0  # a job, on its slot
+    kv_state_s: Mapping[str, float] = field(default_factory=dict)  # per prompt: a hybrid model's recurrent state
+
+    def kv_s(self, model: str, tokens: float, prompts: int = 1) -> float:
+        """Seconds that the KV caches of so many tokens in all take from the store to a decoder."""
+        return tokens * self.kv_transfer_s.get(model, 0.0) + prompts * self.kv_state_s.get(model, 0.0)
 
     def machines(self) -> list[str]:
         """Names, in order of appearance; a machine may be home to several workers."""

@@ -145,8 +145,8 @@ def _limit(fleet: Fleet, run: SimulatedRun, jobs: Sequence[PlannedJob]) -> str:
 
 def _link_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     """Seconds that all KV caches take over one link; decoders keep the class-wide part, so it travels once to each."""
-    own = sum(job.own_tokens * fleet.kv_transfer_s.get(job.model, 0.0) for job in jobs)
-    shared = {job.model: job.shared_tokens * fleet.kv_transfer_s.get(job.model, 0.0) for job in jobs}
+    own = sum(fleet.kv_s(job.model, job.own_tokens) for job in jobs)
+    shared = {job.model: fleet.kv_s(job.model, job.shared_tokens, prompts=0) for job in jobs}
     return own + len(fleet.decoders) * sum(shared.values())
 
 
@@ -158,7 +158,7 @@ def _lone(fleet: Fleet, jobs: Sequence[PlannedJob]) -> Lone:
     return Lone(
         model,
         own / max(worker.tokens_per_s for worker in fleet.prefillers if worker.model == model),
-        fleet.kv_transfer_s.get(model, 0.0) * own,
+        fleet.kv_s(model, own),
         answer / max(worker.tokens_per_s[model] for worker in home),
     )
 

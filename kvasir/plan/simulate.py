@@ -172,7 +172,7 @@ class State:
 
     def _decode_s(self, decoder: DecoderState, job: PlannedJob, prefilled_s: float) -> float:
         load_s = 0.0 if job.model in decoder.resident else decoder.worker.load_s.get(job.model, 0.0)
-        transfer_s = job.prompt_tokens * self.fleet.kv_transfer_s.get(job.model, 0.0)
+        transfer_s = self.fleet.kv_s(job.model, job.prompt_tokens)
         exposed_s = max(0.0, transfer_s - (self.now - prefilled_s))
         answer_s = job.answer_tokens / decoder.worker.tokens_per_s[job.model]
         return max(load_s, exposed_s) + self.fleet.decode_overhead_s + answer_s

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from itertools import accumulate, islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import redis
 
 from kvstore.base import TTL_S, KVStore, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
-from kvstore.records import decode_block, decode_window, encode
+from kvstore.records import decode_block, decode_state, decode_window, encode
 from kvstore.redis.bulk import Bulk, bulk_target
 from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
 from messages.errors import KVTransferFailed
-from messages.kv import Block, KVLayout, Window
+from messages.kv import Block, KVLayout, Record, State, Window
 
 PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
+R = TypeVar("R", bound=Record)
+Decode = Callable[[bytes | memoryview, str, KVLayout, BlockRef], R]
 
 
 class Transport(Protocol):
@@ -55,7 +57,7 @@ class RedisKVStore(KVStore):
             renewed = self._transport.renew([ref.key for ref in refs], TTL_S)
         return [ref for ref, there in zip(refs, renewed, strict=True) if not there]
 
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         items = ((ref.key, *encode(fingerprint, layout, ref, record)) for ref, record in records)
         with errors_mapped(self._place):
@@ -63,18 +65,22 @@ class RedisKVStore(KVStore):
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         """See KVStore."""
-        keys = [ref.key for ref in refs]
-        with errors_mapped(self._place), closing(self._transport.get(keys, TTL_S)) as values:
-            return [
-                decode_block(_present(value, ref), fingerprint, layout, ref)
-                for ref, value in zip(refs, values, strict=True)
-            ]
+        return self._decoded(decode_block, fingerprint, layout, refs)
 
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
         """See KVStore."""
-        with errors_mapped(self._place):
-            (value,) = self._transport.get([ref.key], TTL_S)
-        return decode_window(_present(value, ref), fingerprint, layout, ref)
+        return self._decoded(decode_window, fingerprint, layout, [ref])[0]
+
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+        """See KVStore."""
+        return self._decoded(decode_state, fingerprint, layout, refs)
+
+    def _decoded(self, decode: Decode[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
+        keys = [ref.key for ref in refs]
+        with errors_mapped(self._place), closing(self._transport.get(keys, TTL_S)) as values:
+            return [
+                decode(_present(value, ref), fingerprint, layout, ref) for ref, value in zip(refs, values, strict=True)
+            ]
 
     def prepare(self) -> None:
         """See KVStore."""

@@ -13,7 +13,7 @@ from kvstore.base import TTL_S
 from kvstore.blocks import BlockRef
 from messages.errors import KVTransferFailed
 from messages.kv import Block, DType, KVCache, KVLayout
-from tests.support.kv_samples import layout, records_of, refs_of, same_bits, window
+from tests.support.kv_samples import hybrid, layout, records_of, refs_of, same_bits, states, window
 from tests.support.stores import KINDS, Room, open_room
 
 TOKENS = 203  # six whole blocks and a part: more than are asked for ahead
@@ -81,6 +81,31 @@ def test_a_window_record_comes_back_bit_for_bit(room: Room) -> None:
 
     assert got.position == TOKENS
     assert same_bits(got.data, record.data)
+
+
+def test_a_cache_with_recurrent_states_comes_back_whole(room: Room) -> None:
+    lay = hybrid("bf16")
+    refs = refs_of(lay, 70, fingerprint=room.token)
+    kept = states(lay, refs[-1])
+    room.kv.put(room.token, lay, [*records_of(lay, refs), *kept])
+
+    cache = room.kv.get_cache(room.token, lay, refs)
+
+    assert cache.num_tokens == 70
+    assert [state.layer for state in cache.states] == [0, 1, 2]
+    assert all(same_bits(got.data, put.data) for got, (_, put) in zip(cache.states, kept, strict=True))
+    assert room.kv.missing([ref for ref, _ in kept]) == []
+
+
+def test_one_missing_state_fails_the_kv_transfer(room: Room) -> None:
+    lay = hybrid()
+    refs = refs_of(lay, 40, fingerprint=room.token)
+    kept = states(lay, refs[-1])
+    room.kv.put(room.token, lay, [*records_of(lay, refs), *kept])
+    room.kv.delete([kept[1][0]])
+
+    with pytest.raises(KVTransferFailed, match="is not in the store"):
+        room.kv.get_cache(room.token, lay, refs)
 
 
 def test_what_was_read_cannot_be_written_to(room: Room, stored: Stored) -> None:

@@ -17,7 +17,7 @@ from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidPrompt, KVTransferFailed
 from messages.jobs import Part, Sampling, user_prompt
-from messages.kv import Block, KVCache, Window
+from messages.kv import Block, KVCache, Record, Window
 from tests.support.tiny_gguf import CHATML, TinyModel, control_ids, token_texts, write_gguf
 
 GREEDY = Sampling(max_tokens=16, temperature=0)
@@ -42,7 +42,7 @@ def load(path: Path | str, context: int = 2048, slots: int = 1) -> Engine:
 
 
 def prefilled(engine: Engine, tokens: tuple[int, ...]) -> KVCache:
-    records: list[Block | Window] = []
+    records: list[Record] = []
     engine.prefill(tokens, records.append)
     assert engine.info.layout is not None
     blocks = tuple(record for record in records if isinstance(record, Block))

@@ -24,7 +24,7 @@ from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidSchema, KVTransferFailed
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Window
+from messages.kv import Block, KVCache, Record, Window
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
@@ -62,7 +62,7 @@ def tiny(folder: Path, architecture: str, layers: int = 2, seed: int = 0) -> tup
 
 
 def prefilled(engine: Engine, tokens: tuple[int, ...], **how: object) -> KVCache:
-    records: list[Block | Window] = []
+    records: list[Record] = []
     engine.prefill(tokens, records.append, **how)
     assert engine.info.layout is not None
     blocks = tuple(record for record in records if isinstance(record, Block))
@@ -179,7 +179,7 @@ def test_blocks_come_out_while_later_ones_are_not_yet_computed(engine: Engine) -
     stop = threading.Event()
     seen: list[int] = []
 
-    def stop_at_once(record: Block | Window) -> None:
+    def stop_at_once(record: Record) -> None:
         assert isinstance(record, Block)
         seen.append(record.end)
         stop.set()
@@ -196,7 +196,7 @@ def test_a_prefill_resumed_anywhere_emits_every_block_after_first(engine: Engine
     for position, first in ((64, 64), (64, 0), (50, 32), (600, 576), (600, 600)):
         # Given the cache of a prefix that ends at `position`, within a block or at its end
         prefix = prefilled(engine, tokens[:position])
-        records: list[Block | Window] = []
+        records: list[Record] = []
         # When the prompt is prefilled from there
         done = engine.prefill(tokens, records.append, first=first, resume=prefix)
         # Then the rest is computed, and the blocks from `first` on are those of the whole prompt

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvstore.blocks import BlockRef, block_refs, window_ref
-from messages.kv import Array, Block, DType, KVLayout, Window
+from kvstore.blocks import BlockRef, block_refs, snapshot_refs, window_ref
+from messages.kv import Array, Block, DType, KVLayout, State, Window
 
 FINGERPRINT = "tiny-qwen3-0123abcd"
 
@@ -44,6 +44,23 @@ def window(lay: KVLayout, last: BlockRef, rows: int | None = None) -> tuple[Bloc
     rows = min(last.end, lay.window - 1) if rows is None else rows
     shape = (len(lay.window_layers), 2, rows, lay.kv_heads, lay.head_dim)
     return window_ref(last), Window(last.end, _random(shape, lay, last.end))
+
+
+def hybrid(dtype: DType = "f16") -> KVLayout:
+    """Four small layers: two with a recurrent state only, one with attention beside it, one with attention only."""
+    return KVLayout(
+        4, 2, 8, dtype, recurrent_layers=(0, 1), both_layers=(2,), conv_shape=(24, 3), matrix_shape=(2, 4, 8)
+    )
+
+
+def states(lay: KVLayout, last: BlockRef) -> list[tuple[BlockRef, State]]:
+    """The states at the end of a block: random numbers, others in each layer."""
+    found = []
+    for ref in snapshot_refs(lay, last):
+        assert ref.layer is not None
+        numbers = np.random.default_rng((last.end, ref.layer)).standard_normal(lay.state_size)
+        found.append((ref, State(last.end, ref.layer, numbers.astype(np.float32))))
+    return found
 
 
 def same_bits(left: Array, right: Array) -> bool:

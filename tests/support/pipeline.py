@@ -36,7 +36,7 @@ from kvstore.blocks import BlockRef, block_refs, shared_boundary
 from kvstore.memory import DEFAULT_MAX_BYTES, MemoryClusterState, MemoryKVStore
 from messages.errors import Cancelled, StoreUnavailable
 from messages.jobs import KV_CHECK_EVERY, JobResult, Part, PrefillJob, Sampling, user_prompt
-from messages.kv import Block, KVCache, KVLayout, Window
+from messages.kv import Block, KVCache, KVLayout, Record
 from messages.lifecycle import Event, Step
 from prefill_worker.worker import PrefillWorker
 from producers.batch.batch import Counts
@@ -128,7 +128,7 @@ class WatchedEngine:
     def prefill(
         self,
         tokens: Sequence[int],
-        emit: Callable[[Block | Window], None],
+        emit: Callable[[Record], None],
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
@@ -185,7 +185,7 @@ class WatchedStore(MemoryKVStore):
         self._check("missing")
         return super().missing(refs)
 
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         self._check("put")
         records = list(records)
         self.stored += [ref for ref, _ in records]

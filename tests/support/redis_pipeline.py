@@ -22,7 +22,7 @@ from kvstore.cluster_state import BestEffortClusterState
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.jobs import JobResult, PrefillJob
-from messages.kv import Block, KVLayout, Window
+from messages.kv import Block, KVLayout, Record
 from producers.client import Client
 from tests.support.pipeline import MODEL, Pipeline, Started, WatchedEngine
 from tests.support.waiting import wait_until
@@ -90,7 +90,7 @@ class InterruptedStore(RedisKVStore):
         self._left = after_records
         self.interrupted = False
 
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         return super().put(fingerprint, layout, self._counted(records) if self._during == "put" else records)
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import harness, matrix, matrix_models
-from benchmarks.matrix_mutations import MUTATIONS, spoiled
+from benchmarks.matrix_mutations import MUTATIONS, STATE_MUTATIONS, spoiled
 from benchmarks.matrix_real import AGREEMENT, MARGIN
 from messages.kv import Block, KVCache, KVLayout, Window
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 PAIRS = list(product(matrix.ENGINES, repeat=2))
 WHOLE = ["qwen3", "llama-llama3", "llama-yarn", "mistral", "qwen2", "olmo2", "phi3", "gemma3", "gpt-oss-yarn"]
-WHOLE += ["llama-v5", "qwen2-v5", "qwen3-moe-v5"]
+WHOLE += ["llama-v5", "qwen2-v5", "qwen3-moe-v5", *matrix_models.HYBRID]
 # Pairs that share KV caches, of models that one engine computes otherwise than their folder states.
 PARTLY = {
     "gpt-oss-untruncated": [("llamacpp", "llamacpp"), *product(("mlx", "transformers"), repeat=2)],
@@ -42,6 +42,8 @@ def test_every_pair_of_engines_answers_as_without_a_kv_transfer(found: dict[str,
     assert {row["evaluated_tokens"] for row in found["pairs"]} == {1}
     assert {(row["first_divergence"], row["margin"]) for row in found["pairs"]} == {(None, None)}
     assert {row["sketch_agrees"] for row in found["pairs"]} == {True}
+    resumed = {row["model"]: row["resumed_equal"] for row in found["pairs"] if "resumed_equal" in row}
+    assert resumed == dict.fromkeys(matrix_models.HYBRID, True)
     assert found["all_equal"]
     assert found["all_held"]
 
@@ -63,7 +65,9 @@ def test_no_other_model_is_refused(found: dict[str, Any]) -> None:
 
 
 def test_every_pair_of_engines_notices_a_spoiled_cache(found: dict[str, Any]) -> None:
-    assert len(found["controls"]) == len(found["pairs"]) * len(MUTATIONS)
+    hybrid = [row for row in found["pairs"] if row["model"] in matrix_models.HYBRID]
+    expected = len(found["pairs"]) * len(MUTATIONS) + len(hybrid) * len(STATE_MUTATIONS)
+    assert len(found["controls"]) == expected
     assert found["all_caught"], [row for row in found["controls"] if not row["caught"]]
 
 
@@ -80,6 +84,8 @@ def test_a_pair_that_differs_or_evaluates_the_prompt_again_is_not_passed_over() 
 
     assert matrix.is_held(row)
     assert matrix.is_held(windowed)
+    assert matrix.is_held(row | {"resumed_equal": True})
+    assert not matrix.is_held(row | {"resumed_equal": False})
     assert not matrix.is_held(row | {"equal": False})
     assert not matrix.is_held(row | {"evaluated_tokens": 2})
     assert not matrix.is_held(windowed | {"decode": "mlx"})

@@ -23,7 +23,7 @@ from engines.transformers.model import TorchModel, find_weights
 from engines.transformers.sampling import Sampler
 from messages.errors import Cancelled, ConfigError, KVTransferFailed
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Window
+from messages.kv import Block, KVCache, Record, Window
 from tests.contract import test_engines as contract
 from tests.contract.test_engines import CONTEXT, GREEDY, SLOTS, Pair, blocks_of, layout_of
 
@@ -42,7 +42,7 @@ def load(weights: str, slots: int = SLOTS) -> Engine:
 
 def cache_of(engine: Engine, tokens: tuple[int, ...], **how: Any) -> KVCache:
     """The cache of all tokens but the last."""
-    records: list[Block | Window] = []
+    records: list[Record] = []
     engine.prefill(tokens[:-1], records.append, **how)
     blocks = tuple(record for record in records if isinstance(record, Block))
     windows = [record for record in records if isinstance(record, Window)]
@@ -192,28 +192,6 @@ def test_bfloat16_travels_as_its_bit_pattern(pair: Pair) -> None:
 
 
 # Models whose caches are not transferred
-
-
-def test_a_hybrid_model_is_decoded_without_kv_transfer_and_named(tmp_path: Path) -> None:
-    # Given a model with linear attention in three of four layers, whose caches have no keys
-    config = transformers.Qwen3NextConfig(
-        vocab_size=1536, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
-        linear_value_head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
-        shared_expert_intermediate_size=32, eos_token_id=1535,
-    )  # fmt: skip
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(FOLDER / name, tmp_path)
-    # When it is loaded
-    engine = load(str(tmp_path), slots=1)
-    # Then the refusal names it, and it answers all the same
-    assert engine.info.layout is None
-    with pytest.raises(KVTransferFailed, match="'qwen3_next' model"):
-        engine.prefill((1, 2, 3), lambda _: None)
-    tokens = engine.tokenize(user_prompt("", "Who?"), 0.0).ids
-    assert engine.decode(tokens, None, Sampling(max_tokens=3, temperature=0)).evaluated_tokens == len(tokens)
-    engine.close()
 
 
 # Sliding windows

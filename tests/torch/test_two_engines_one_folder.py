@@ -19,7 +19,7 @@ from engines.mlx import model as mlx_model
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.rope import Rope, difference
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Window
+from messages.kv import Block, KVCache, Record, Window
 from tests.support.rope_folders import CASES, configuration, rewritten
 
 pytestmark = pytest.mark.torch
@@ -86,7 +86,7 @@ def test_a_cache_goes_both_ways_and_the_texts_are_equal(folder: Path) -> None:
 
 
 def cache_of(engine: Engine, tokens: tuple[int, ...]) -> KVCache:
-    records: list[Block | Window] = []
+    records: list[Record] = []
     engine.prefill(tokens[:-1], records.append)
     assert engine.info.layout is not None
     blocks = tuple(record for record in records if isinstance(record, Block))

@@ -372,6 +372,7 @@ def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int, of: st
 
 
 _FORKED = "jobs of 8 answers, forked from one KV cache"
+_HYBRID = "a model with a recurrent layer"
 FAULTS = [
     Fault("none", "nothing", nothing),
     Fault("decode-killed", "SIGKILL of a decode worker, four times", partial(kill_workers, role="decode")),
@@ -388,6 +389,12 @@ FAULTS = [
     ),
     _killed_at("forked-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_FORKED}"),
     *[_killed_at(point, "decode", (point,), each=3, of=f"; {_FORKED}") for point in failpoints.FORKED],
+    Fault(
+        "hybrid-decode-killed",
+        f"SIGKILL of a decode worker, four times; {_HYBRID}",
+        partial(kill_workers, role="decode"),
+    ),
+    _killed_at("hybrid-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_HYBRID}"),
     Fault("workers-stopped", "SIGSTOP of two workers for 2 to 3 heartbeats, then SIGCONT, twice", stop_workers),
     Fault("workers-leave", "SIGTERM of two workers, three times", leave_workers),
     Fault("slow-worker", "a decode worker ten times slower joins", slow_worker),
@@ -434,6 +441,7 @@ _PLANS = {
     "clock-back": {"environment": {"KVASIR_CLOCK_STEP_S": "-3600"}, "deadline_s": 600.0},
     "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
     **{name: {"questions": 4} for name in ("forked-decode-killed", "forked-prefill-steps", *failpoints.FORKED)},
+    **{name: {"weights": load.HYBRID} for name in ("hybrid-decode-killed", "hybrid-prefill-steps")},
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},

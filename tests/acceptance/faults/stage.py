@@ -54,6 +54,7 @@ class Plan:
     copied_jobs: int = 0  # the first so many are published
     deadline_s: float = 0.0
     questions: int = 0  # of each job, two answers to each
+    weights: str = load.WEIGHTS
     environment: dict[str, str] = field(default_factory=dict)  # of every worker
 
 
@@ -127,7 +128,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        model = Model("simulated", load.WEIGHTS, context=load.CONTEXT, slots=self.plan.slots)
+        model = Model("simulated", self.plan.weights, context=load.CONTEXT, slots=self.plan.slots)
         self._config.write_text(config_text({self.model: model}), "utf-8")
         broker = RabbitMQBroker(self.services.broker.url, name="stage")
         broker.declare([self.model])

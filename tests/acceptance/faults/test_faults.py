@@ -30,6 +30,7 @@ def services() -> Iterator[Services]:
         "prefill.passed",
         "decode.replied",
         "decode.answered",
+        "hybrid-prefill-steps",
         "owner-killed",
         "broker-killed",
         "broker-reset",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,38 @@ def test_the_layout_follows_from_the_configuration() -> None:
     assert layout_of(gemma, "f32") == KVLayout(4, 2, 16, "f32", 8, (0, 1, 2))
 
 
+_STATES = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_recurrent_layers_are_those_that_the_configuration_names_or_all_but_every_fourth() -> None:
+    state = {"conv_shape": (2 * 2 * 8 + 4 * 16, 3), "matrix_shape": (4, 8, 16)}
+    expected = KVLayout(4, 2, 16, "bf16", recurrent_layers=(0, 1, 2), **state)  # type: ignore[arg-type]
+
+    flat = folder_of(model_type="qwen3_next", **_STATES)
+    assert layout_of(flat, "bf16") == expected
+    inner = flat.config | {"model_type": "qwen3_5_text"}
+    nested = replace(flat, config={"model_type": "qwen3_5", "text_config": inner})
+    assert layout_of(nested, "bf16") == expected
+    kinds = ["linear_attention", "full_attention"] * 2
+    assert layout_of(folder_of(model_type="qwen3_next", layer_types=kinds, **_STATES), "f16").recurrent_layers == (0, 2)
+    every = folder_of(model_type="qwen3_5_text", full_attention_interval=2, **_STATES)
+    assert layout_of(every, "f16").recurrent_layers == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
+        ({"model_type": "jamba"}, "the recurrent state of a 'jamba' model is not transferred"),
+        ({"model_type": "nemotron_h"}, "the recurrent state of a 'nemotron_h' model is not transferred"),
+        ({"model_type": "lfm2"}, "the recurrent state of a 'lfm2' model is not transferred"),
+        ({"model_type": "qwen3_next"}, "linear_num_key_heads"),
+        ({"model_type": "qwen3_next", "layer_types": ["sliding_attention"] * 4, **_STATES}, "sliding_attention"),
         ({"model_type": "deepseek_v3"}, "deepseek_v3"),
         ({"kv_lora_rank": 512}, "not known here"),
         ({"partial_rotary_factor": 0.5}, "not known here"),

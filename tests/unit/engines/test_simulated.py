@@ -11,7 +11,7 @@ from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, open_engine
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling, user_prompt
-from messages.kv import Block, KVCache, Window, is_finite
+from messages.kv import Block, KVCache, Record, Window, gathered, is_finite
 
 FAST = "sim:scale=0"
 
@@ -21,10 +21,10 @@ def engine(weights: str = FAST, slots: int = 1) -> SimulatedEngine:
 
 
 def prefilled(machine: SimulatedEngine, tokens: tuple[int, ...]) -> KVCache:
-    blocks: list[Block] = []
-    machine.prefill(tokens, blocks.append)
+    records: list[Record] = []
+    machine.prefill(tokens, records.append)
     assert machine.info.layout is not None
-    return KVCache(machine.info.layout, tuple(blocks))
+    return gathered(machine.info.layout, records)
 
 
 def test_settings_left_out_have_defaults_and_the_option_wins_over_the_context() -> None:
@@ -41,12 +41,25 @@ def test_settings_left_out_have_defaults_and_the_option_wins_over_the_context() 
         ("sim:decode=0", "at least"),
         ("sim:scale=nan", "at least"),
         ("sim:layers=0", "num_layers"),
+        ("sim:layers=2,recurrent=2", "one must attend"),
+        ("sim:recurrent=-1", "at least"),
         ("sim:dtype=int8", "dtype"),
     ],
 )
 def test_settings_that_make_no_model_are_refused_by_name(weights: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         engine(weights)
+
+
+def test_a_hybrid_one_knows_its_states_again_and_nobody_elses() -> None:
+    machine = engine(f"{FAST},layers=4,recurrent=3")
+    tokens, others = tuple(range(70)), tuple(range(1, 71))
+    cache, foreign = prefilled(machine, tokens[:-1]), prefilled(machine, others[:-1])
+
+    assert [state.layer for state in cache.states] == [0, 1, 2]
+    assert machine.decode(tokens, cache, Sampling(8)).evaluated_tokens == 1
+    with pytest.raises(KVTransferFailed, match="the state of layer 0 belongs to other tokens"):
+        machine.decode(tokens, replace(cache, states=foreign.states), Sampling(8))
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])

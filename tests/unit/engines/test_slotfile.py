@@ -5,9 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.llamacpp.slotfile import SlotShape, build, parse, to_blocks, to_halves, to_interleaved, to_window
+from engines.llamacpp.slotfile import (
+    SlotForm,
+    SlotShape,
+    build,
+    parse,
+    to_blocks,
+    to_halves,
+    to_interleaved,
+    to_states,
+    to_window,
+)
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, cast, cut_into_blocks
+from messages.kv import Array, Block, DType, KVCache, KVLayout, State, Window, cast, cut_into_blocks, gathered
 
 
 def shape_of(layers: int, dtype: DType = "f16", interleaved: bool = False, window: int = 0) -> SlotShape:
@@ -189,3 +199,96 @@ def test_a_window_record_with_too_few_rows_is_refused() -> None:
     short = KVCache(cache.layout, cache.blocks, Window(40, cache.window.data[:, :, 2:]))
     with pytest.raises(KVTransferFailed, match="14 rows of the sliding-window layers; 15 are needed"):
         build(range(40), short, shape, 1)
+
+
+# States of recurrent layers
+
+
+def hybrid_shape(mrope: bool = True, key_heads: int = 2) -> SlotShape:
+    """Four layers of which the last attends; four heads of values, two of keys."""
+    layout = KVLayout(
+        4, 2, 8, "f16", recurrent_layers=(0, 1, 2), conv_shape=(2 * 2 * 4 + 4 * 6, 3), matrix_shape=(4, 4, 6)
+    )
+    return SlotShape(layout, False, SlotForm(mrope, 4, 3), key_heads)
+
+
+def hybrid_cache(layout: KVLayout, num_tokens: int, seed: int = 0) -> KVCache:
+    source = np.random.default_rng(seed)
+    kv = (source.standard_normal((2, num_tokens, 2, 8))).astype(np.float16)
+    states = [
+        State(num_tokens, layer, source.standard_normal(layout.state_size).astype(np.float32))
+        for layer in layout.state_layers
+    ]
+    return gathered(layout, [*cut_into_blocks(layout, [(kv[0], kv[1])]), *states])
+
+
+@pytest.mark.parametrize("mrope", [True, False])
+@pytest.mark.parametrize("key_heads", [2, 0])
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_states_written_to_a_slot_file_are_read_back_bit_for_bit(mrope: bool, key_heads: int, num_tokens: int) -> None:
+    shape = hybrid_shape(mrope, key_heads)
+    cache = hybrid_cache(shape.layout, num_tokens)
+
+    file = parse(build(tuple(range(num_tokens)), cache, shape, 3), shape.form)
+
+    assert same(tuple(to_blocks(file, shape)), cache.blocks)
+    read = to_states(file, shape)
+    assert [(one.layer, one.position) for one in read] == [(layer, num_tokens) for layer in (0, 1, 2)]
+    assert all(one.data.tobytes() == given.data.tobytes() for one, given in zip(read, cache.states, strict=True))
+
+
+def test_a_state_lies_transposed_and_its_heads_of_values_by_turns() -> None:
+    shape = hybrid_shape()
+    cache = hybrid_cache(shape.layout, 5)
+    columns, matrix = shape.layout.state_parts(cache.states[0].data)
+
+    (kept, turned), *_ = parse(build((1, 2, 3, 4, 5), cache, shape, 1), shape.form).states
+
+    # Heads 0 and 1 belong to the first head of keys, 2 and 3 to the second
+    assert np.array_equal(turned.reshape(4, 6, 4), matrix[[0, 2, 1, 3]].swapaxes(1, 2))
+    assert np.array_equal(kept.reshape(-1, 3)[:16], columns[:16])
+    assert np.array_equal(kept.reshape(-1, 3)[16:].reshape(4, 6, 3), columns[16:].reshape(4, 6, 3)[[0, 2, 1, 3]])
+
+
+def test_cells_of_a_model_with_mrope_name_their_token() -> None:
+    shape = hybrid_shape()
+
+    data = build((7, 8), hybrid_cache(shape.layout, 2), shape, 1)
+
+    cells = np.frombuffer(data, "<i4", 12, offset=4 * (3 + 3 + 2 + 1 + 2))
+    assert cells.reshape(2, 6).tolist() == [[0, 1, 0, 0, 7, 0], [1, 1, 1, 1, 8, 0]]
+
+
+def test_a_file_with_checkpoints_is_refused_with_what_to_do() -> None:
+    shape = hybrid_shape()
+    data = build((1, 2, 3), hybrid_cache(shape.layout, 3), shape, 1)
+
+    with pytest.raises(KVTransferFailed, match="--ctx-checkpoints 0"):
+        parse(data + b"SCKP", shape.form)
+
+
+def test_states_cut_short_or_of_another_form_are_refused() -> None:
+    shape = hybrid_shape()
+    data = build((1, 2, 3), hybrid_cache(shape.layout, 3), shape, 1)
+    size = 3 * (2 * 12 + 4 * shape.layout.state_size)
+
+    for length in range(len(data) - size - 20, len(data)):
+        with pytest.raises(KVTransferFailed):
+            parse(data[:length], shape.form)
+    for at, word in ((0, 2), (4, 3), (8, 1), (12, 1), (16, 3), (20, 1), (24, 7)):
+        damaged = bytearray(data)
+        place = len(data) - size - 20 + at
+        damaged[place : place + 4] = word.to_bytes(4, "little")
+        with pytest.raises(KVTransferFailed):
+            parse(bytes(damaged), shape.form)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_state_that_is_not_finite_is_not_written(wrong: float) -> None:
+    # llama.cpp clears a slot's state by multiplying it with 0, so it would stay in the slot for ever
+    shape = hybrid_shape()
+    cache = hybrid_cache(shape.layout, 3)
+    cache.states[1].data[5] = wrong
+
+    with pytest.raises(KVTransferFailed, match="layer 1 holds inf or nan"):
+        build((1, 2, 3), cache, shape, 1)

@@ -107,6 +107,20 @@ def test_people_get_tables_that_end_with_the_targets(capsys: pytest.CaptureFixtu
     assert shown.index("one more like") < shown.index("target") < shown.index("10 requests/s")
 
 
+def test_a_hybrid_models_smaller_kv_cache_spares_the_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    attends = "kv_bytes_per_token = 98304"
+    hybrid = _changed(tmp_path, (attends, "kv_bytes_per_token = 24576\nkv_state_bytes = 79036416"))
+
+    (before, *_), (after, *_) = (
+        _plan(capsys, "--submissions", "30", config=config)["lone"] for config in (EXAMPLE, hybrid)
+    )
+
+    # A quarter of the bytes for each token of the prompt, and the state once
+    state_s = 79036416 * 8 / 10e9
+    assert after["kv_transfer_s"] == pytest.approx(before["kv_transfer_s"] / 4 + state_s)
+    assert after["kv_transfer_s"] < before["kv_transfer_s"] / 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstore.blocks import BlockRef, window_ref
-from kvstore.records import ALIGNMENT, MAX_HEADER_BYTES, decode_block, decode_window, encode
+from kvstore.records import ALIGNMENT, MAX_HEADER_BYTES, decode_block, decode_state, decode_window, encode
 from messages.errors import KVTransferFailed
-from messages.kv import Block, DType, KVLayout, Window
-from tests.support.kv_samples import FINGERPRINT, block, layout, raised_by, refs_of, same_bits, window
+from messages.kv import Block, DType, KVLayout, State, Window
+from tests.support.kv_samples import FINGERPRINT, block, hybrid, layout, raised_by, refs_of, same_bits, states, window
 
 LAYOUT = layout()
 REF = refs_of(LAYOUT, 40)[1]  # a partial block: positions 32 to 39
@@ -26,6 +26,16 @@ VALUE = b"".join(encode(FINGERPRINT, LAYOUT, REF, BLOCK))
 SLIDING = layout("bf16", window=16)
 WINDOW_REF, WINDOW = window(SLIDING, refs_of(SLIDING, 40)[-1])
 WINDOW_VALUE = b"".join(encode(FINGERPRINT, SLIDING, WINDOW_REF, WINDOW))
+
+
+HYBRID = hybrid("bf16")
+STATES = states(HYBRID, refs_of(HYBRID, 40)[-1])
+STATE_REF, STATE = STATES[1]
+STATE_VALUE = b"".join(encode(FINGERPRINT, HYBRID, STATE_REF, STATE))
+
+
+def _state_refusal(value: bytes) -> str:
+    return raised_by(lambda: decode_state(value, FINGERPRINT, HYBRID, STATE_REF), KVTransferFailed)
 
 
 def _refusal(value: bytes) -> str:
@@ -255,6 +265,63 @@ def test_more_rows_than_needed_are_fine() -> None:
     got = decode_window(b"".join(encode(FINGERPRINT, SLIDING, ref, record)), FINGERPRINT, SLIDING, ref)
 
     assert same_bits(got.data, record.data)
+
+
+def test_the_states_of_all_recurrent_layers_come_back_bit_for_bit() -> None:
+    for ref, record in STATES:
+        got = decode_state(b"".join(encode(FINGERPRINT, HYBRID, ref, record)), FINGERPRINT, HYBRID, ref)
+
+        assert (got.position, got.layer) == (40, ref.layer)
+        assert same_bits(got.data, record.data)
+    assert [ref.layer for ref, _ in STATES] == [0, 1, 2]
+
+
+def test_a_state_is_a_record_of_one_row_whose_chain_names_its_layer() -> None:
+    header, payload = msgpack.unpackb(STATE_VALUE)
+
+    assert payload == STATE.data.tobytes()
+    assert header.pop("pad").strip(b"\0") == b""
+    assert header == {
+        "v": 1,
+        "kind": "state",
+        "fingerprint": FINGERPRINT,
+        "chain": f"{refs_of(HYBRID, 40)[-1].chain}.1",
+        "dtype": "f32",
+        "layers": 1,
+        "kv_heads": 1,
+        "head_dim": 24 * 3 + 2 * 4 * 8,
+        "position": 40,
+        "rows": 1,
+        "bytes": 4 * 136,
+        "xxh3": xxhash.xxh3_64_intdigest(payload),
+    }
+
+
+def test_no_flipped_bit_and_no_truncation_of_a_state_is_missed() -> None:
+    for bit in range(8 * len(STATE_VALUE)):
+        damaged = bytearray(STATE_VALUE)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert _state_refusal(bytes(damaged)), f"bit {bit}"
+    assert all(_state_refusal(STATE_VALUE[:length]) for length in range(len(STATE_VALUE)))
+
+
+def test_a_state_of_another_layer_or_position_is_refused() -> None:
+    other_layer = b"".join(encode(FINGERPRINT, HYBRID, *STATES[2]))
+    other_place = b"".join(encode(FINGERPRINT, HYBRID, *states(HYBRID, refs_of(HYBRID, 39)[-1])[1]))
+
+    assert ".2', not" in _state_refusal(other_layer)
+    assert "chain" in _state_refusal(other_place)
+
+
+def test_a_state_of_another_size_or_layer_than_its_ref_is_not_written() -> None:
+    for record in (
+        State(40, 1, STATE.data[:-1]),
+        State(40, 0, STATE.data),
+        State(39, 1, STATE.data),
+        State(40, 1, STATE.data.astype(np.float64)),
+    ):
+        with pytest.raises(ValueError, match="under kvw:"):
+            encode(FINGERPRINT, HYBRID, STATE_REF, record)
 
 
 def test_a_block_is_not_taken_for_a_window() -> None:

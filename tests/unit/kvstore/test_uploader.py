@@ -11,7 +11,7 @@ from kvstore.blocks import BlockRef
 from kvstore.memory import MemoryKVStore
 from kvstore.uploader import Uploader
 from messages.errors import StoreUnavailable
-from messages.kv import Block, KVLayout, Window
+from messages.kv import KVLayout, Record
 from tests.support.kv_samples import FINGERPRINT, block, layout, records_of, refs_of, same_bits, window
 from tests.support.waiting import wait_until
 
@@ -28,7 +28,7 @@ class GatedStore(MemoryKVStore):
         self.gate = threading.Event()
         self.entered = threading.Event()
 
-    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Block | Window]]) -> int:
+    def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         self.entered.set()
         assert self.gate.wait(10), "the test never opened the gate"
         return super().put(fingerprint, layout, records)

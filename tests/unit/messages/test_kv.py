@@ -21,12 +21,14 @@ from messages.kv import (
     DType,
     KVCache,
     KVLayout,
+    State,
     Window,
     cast,
     cut_into_blocks,
+    gathered,
     is_finite,
 )
-from tests.support.kv_samples import layout
+from tests.support.kv_samples import hybrid, layout
 
 dtypes: st.SearchStrategy[DType] = st.sampled_from(["f16", "bf16", "f32"])
 small_layouts = st.builds(KVLayout, st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), dtypes)
@@ -157,9 +159,41 @@ def test_a_sliding_cache_needs_its_window_where_it_ends() -> None:
             KVCache(lay, (block,), state)
 
 
+def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() -> None:
+    lay = hybrid("bf16")
+    block = Block(0, np.zeros(lay.block_shape(20), lay.numpy_type))
+    whole = tuple(State(20, layer, np.zeros(lay.state_size, np.float32)) for layer in (0, 1, 2))
+
+    assert KVCache(lay, (block,), states=whole).num_tokens == 20
+    assert gathered(lay, [block, *whole]).records == [block, *whole]
+    elsewhere = dataclasses.replace(whole[1], position=19)
+    for states in ((), whole[:2], whole[::-1], (*whole, whole[0]), (whole[0], elsewhere, whole[2])):
+        with pytest.raises(KVTransferFailed, match="one state of each recurrent layer at position 20"):
+            KVCache(lay, (block,), states=states)
+    for data in (whole[1].data[:-1], whole[1].data.astype("<f2")):
+        with pytest.raises(KVTransferFailed, match="a recurrent state of another size"):
+            KVCache(lay, (block,), states=(whole[0], State(20, 1, data), whole[2]))
+
+
+def test_a_state_is_its_convolution_and_then_its_matrix() -> None:
+    lay = hybrid()
+    columns, matrix = lay.state_parts(np.arange(lay.state_size, dtype=np.float32))
+
+    assert (columns.shape, matrix.shape) == ((24, 3), (2, 4, 8))
+    assert (columns[0, 1], matrix[0, 0, 0]) == (1, 72)
+    assert lay.state_bytes == 3 * lay.state_size * 4 == 3 * 136 * 4
+    alone = dataclasses.replace(lay, matrix_shape=())
+    assert alone.state_parts(np.zeros(alone.state_size, np.float32))[1].size == 0
+    assert "more than 4 MiB" in dataclasses.replace(lay, matrix_shape=(32, 256, 256)).why_unsupported
+
+
 @pytest.mark.parametrize(
     "fields",
     [
+        {"conv_shape": (8, 3)},
+        {"recurrent_layers": (0,), "conv_shape": (8,)},
+        {"recurrent_layers": (0,), "conv_shape": (8, 0)},
+        {"recurrent_layers": (0,), "conv_shape": (8, 3), "matrix_shape": (8, 3)},
         {"num_layers": 0},
         {"kv_heads": 0},
         {"head_dim": 0},

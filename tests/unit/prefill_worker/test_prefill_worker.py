@@ -119,7 +119,7 @@ def test_a_layout_that_is_not_supported_yet_is_not_stored_and_the_result_says_wh
     result = pipeline.run(job)
 
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
-    assert result.decode.why_none == "the model has layers with a recurrent state, which is not transferred yet"
+    assert result.decode.why_none == "the model has layers with a recurrent state of an unknown size"
     assert result.text == pipeline.undisturbed_text(job)
     assert started.engine.prefilled == []
     assert prove(started.engine, started.engine) == result.decode.why_none

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks import matrix_models
 from engines.base import Loaded, PrefillEngine
 from engines.registry import Engine, EngineOptions, open_engine
-from kvstore.blocks import BlockRef, block_refs, shared_boundary, window_ref
+from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
 from kvstore.heartbeat import CLAIM_TTL_S
 from kvstore.memory import MemoryClusterState
 from messages.errors import Cancelled, EngineUnavailable, KVTransferFailed
@@ -61,13 +62,11 @@ class Class:
         return shared_boundary(self.engine.info.layout, job.shared_tokens)
 
     def refs(self, job: PrefillJob) -> list[BlockRef]:
-        """The job's blocks, and at the end its window records, if it has any."""
+        """The job's blocks, and at the end its window records and states, if it has any."""
         info, covered = self.engine.info, len(job.tokens) - 1
         blocks = block_refs(info.fingerprint, info.layout, job.tokens, covered, self.boundary(job), job.job_id)
-        if not info.layout.window_layers:
-            return blocks
         ends = [ref for ref in blocks if ref.end in (self.boundary(job), covered)]
-        return blocks + [window_ref(ref) for ref in ends]
+        return blocks + [one for ref in ends for one in snapshot_refs(info.layout, ref)]
 
     def stored(self, job: PrefillJob) -> list[BlockRef]:
         """Those of them that are in the store."""
@@ -78,10 +77,7 @@ class Class:
         """The job's KV cache, as a decoder loads it."""
         info = self.engine.info
         blocks = [ref for ref in self.refs(job) if ref.key.startswith("kv:")]
-        window = None
-        if info.layout.window_layers:
-            window = self.kv.get_window(info.fingerprint, info.layout, window_ref(blocks[-1]))
-        return KVCache(info.layout, tuple(self.kv.get(info.fingerprint, info.layout, blocks)), window)
+        return self.kv.get_cache(info.fingerprint, info.layout, blocks)
 
 
 @pytest.fixture
@@ -369,21 +365,26 @@ def test_a_job_can_be_cancelled_while_it_waits_for_the_prefix(room: Class) -> No
     assert (room.cluster_state.reserved_bytes(), room.engine.prefilled) == (0, [])
 
 
-# Sliding windows
+# Layers that keep the end of a sequence only
 
 
-@pytest.fixture(scope="module")
-def sliding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A tiny gpt-oss whose every second layer sees 16 positions."""
-    path = write_gguf(tmp_path_factory.mktemp("model") / "gpt-oss.gguf", TinyModel("gpt-oss", window=16))
+@pytest.fixture(scope="module", params=["gpt-oss", "qwen3.5"])
+def uneven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A tiny gpt-oss whose every second layer sees 16 positions, and a Qwen3.5, three layers in four recurrent."""
+    folder = tmp_path_factory.mktemp("model")
+    if request.param == "gpt-oss":
+        path = write_gguf(folder / "gpt-oss.gguf", TinyModel("gpt-oss", window=16))
+    else:
+        matrix_models.write(folder, request.param, seed=0)
+        path = matrix_models.weights_for("llamacpp", folder, request.param)
     engine = open_engine("llamacpp", EngineOptions(str(path), context=2048, slots=1, threads=1))
     yield engine
     engine.close()
 
 
-def test_with_a_sliding_window_resuming_from_the_prefix_equals_full_computation(sliding: Engine) -> None:
+def test_with_uneven_layers_resuming_from_the_prefix_equals_full_computation(uneven: Engine) -> None:
     # Given a class whose first student was prefilled
-    resumed, alone = Class(sliding), Class(sliding)
+    resumed, alone = Class(uneven), Class(uneven)
     resumed.prefill(resumed.job("it prints out " * 20))
     job = resumed.job("a line of the program " * 20)
 
@@ -396,54 +397,77 @@ def test_with_a_sliding_window_resuming_from_the_prefix_equals_full_computation(
     assert full.prefill.computed_tokens == len(job.tokens) - 1
 
     # and the answers are those of a cold run
-    cold = sliding.decode(job.tokens, None, GREEDY)
+    cold = uneven.decode(job.tokens, None, GREEDY)
     for cache in (resumed.cache(job), alone.cache(replace(job, shared_tokens=0))):
-        answer = sliding.decode(job.tokens, cache, GREEDY)
+        answer = uneven.decode(job.tokens, cache, GREEDY)
         assert (answer.text, answer.evaluated_tokens) == (cold.text, 1)
 
 
-def test_a_window_record_lies_at_the_prefixs_end_and_at_the_prompts(sliding: Engine) -> None:
-    room = Class(sliding)
+def test_a_snapshot_lies_at_the_prefixs_end_and_at_the_prompts(uneven: Engine) -> None:
+    room = Class(uneven)
     job = room.job("it prints out " * 20)
 
     room.prefill(job)
 
-    windows = [ref for ref in room.stored(job) if ref.key.startswith("kvw:")]
-    assert [(ref.start, ref.shared) for ref in windows] == [(room.boundary(job), True), (len(job.tokens) - 1, False)]
+    found = [(ref.start, ref.shared, ref.layer) for ref in room.stored(job) if ref.key.startswith("kvw:")]
+    layers = room.engine.info.layout.state_layers or (None,)
+    ends = ((room.boundary(job), True), (len(job.tokens) - 1, False))
+    assert found == [(*end, layer) for end in ends for layer in layers]
 
 
 @pytest.mark.parametrize(
     "harm", [lambda kv, ref: kv.delete([ref]), lambda kv, ref: kv.flip_a_byte(ref)], ids=["gone", "damaged"]
 )
-def test_a_position_without_its_window_record_is_not_resumed_from(
-    sliding: Engine, harm: Callable[[WatchedStore, BlockRef], None]
+def test_a_position_without_its_whole_snapshot_is_not_resumed_from(
+    uneven: Engine, harm: Callable[[WatchedStore, BlockRef], None]
 ) -> None:
-    # Given a stored prefix whose window record is gone, or damaged
-    room = Class(sliding)
+    # Given a stored prefix of whose snapshot a record is gone, or damaged
+    room = Class(uneven)
     room.prefill(room.job("it prints out " * 20))
     job = room.job("a line of the program " * 20)
-    window = next(ref for ref in room.refs(job) if ref.key.startswith("kvw:") and ref.shared)
-    harm(room.kv, window)
+    record = [ref for ref in room.refs(job) if ref.key.startswith("kvw:") and ref.shared][-1]
+    harm(room.kv, record)
 
     # When the next one is prefilled
     done = room.prefill(job)
 
     # Then all of it is computed, the record is there again, and the answer is right
     assert done.prefill.computed_tokens == len(job.tokens) - 1
-    assert window in room.stored(job)
-    answer = sliding.decode(job.tokens, room.cache(job), GREEDY)
-    assert (answer.text, answer.evaluated_tokens) == (sliding.decode(job.tokens, None, GREEDY).text, 1)
+    assert record in room.stored(job)
+    answer = uneven.decode(job.tokens, room.cache(job), GREEDY)
+    assert (answer.text, answer.evaluated_tokens) == (uneven.decode(job.tokens, None, GREEDY).text, 1)
 
 
-def test_blocks_alone_are_no_start_for_a_sliding_window(sliding: Engine) -> None:
-    # Given a job all of whose blocks are stored but the last, and so no window record before it
-    room = Class(sliding)
+def test_blocks_alone_are_no_start_for_uneven_layers(uneven: Engine) -> None:
+    # Given a job all of whose blocks are stored but the last, and so no snapshot before it
+    room = Class(uneven)
     job = replace(room.job("it prints out " * 20), shared_tokens=0)
     room.prefill(job)
-    *_, last, window = room.refs(job)
-    room.kv.delete([last, window])
+    last = [ref for ref in room.refs(job) if ref.key.startswith("kv:")][-1]
+    absent = [last, *snapshot_refs(room.engine.info.layout, last)]
+    room.kv.delete(absent)
     room.kv.stored.clear()
 
     # When it comes back, Then it is computed from the start, and what is missing is stored
     assert room.prefill(job).prefill.computed_tokens == len(job.tokens) - 1
-    assert room.kv.stored == [last, window]
+    assert room.kv.stored == absent
+
+
+def test_room_is_reserved_for_both_snapshots_of_a_hybrid_model() -> None:
+    # Given the first job of a class, of a model whose states are larger than all else
+    room = Class(WatchedEngine(f"{INSTANT},layers=8,kv_heads=4,head_dim=64,recurrent=7"))
+    job, layout = room.job("a" * 400), room.engine.info.layout
+    room.engine.before_prefill = gate = Gate()
+
+    # When it is prefilled
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(room.prefill, job)
+        gate.wait()
+        reserved = room.cluster_state.reserved_bytes()
+        gate.open()
+
+    # Then the states at the boundary and at the end are in what was reserved, and not much more
+    stored = done.result().prefill.put_bytes
+    assert stored > 2 * layout.state_bytes > (len(job.tokens) - 1) * layout.token_bytes
+    assert stored <= reserved < 1.4 * stored
+    assert done.result().kv.stored_bytes == (len(job.tokens) - 1) * layout.token_bytes + layout.state_bytes

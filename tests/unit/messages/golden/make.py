@@ -56,6 +56,7 @@ ASKED = PrefillJob(
 PLAIN = KVLayout(28, 8, 128, "bf16")
 WINDOWED = KVLayout(4, 2, 64, "f16", window=128, window_layers=(0, 2))
 HYBRID = KVLayout(6, 2, 192, "f32", v_head_dim=128, recurrent_layers=(0, 1, 3), both_layers=(4,))
+STATED = replace(HYBRID, conv_shape=(48, 3), matrix_shape=(4, 8, 16))
 PREFILLED = PrefillReport("host.1.a", "transformers", 1.5, 0.25, 0.125, 3, 96, 4096)
 DECODED = DecodeReport("host.2.b", "mlx", "verified", "", 100, 99, 1, 12, 2.0, 0.5, 3.0, 4.0, 5.0)
 ENDED = (*NAMES[:1], 2, *NAMES[1:])
@@ -78,6 +79,7 @@ MESSAGES = {
     "decode-with-a-sketch": DecodeJob(TOKENIZED, StoredKV("f00d", PLAIN, 3, 0, 1, "5e7c4000aa")),
     "decode-with-a-window": DecodeJob(TOKENIZED, StoredKV("f00d", WINDOWED, 3, 0)),
     "decode-with-recurrent-layers": DecodeJob(TOKENIZED, StoredKV("f00d", HYBRID, 3, 0)),
+    "decode-with-a-state": DecodeJob(TOKENIZED, StoredKV("f00d", STATED, 3, 0)),
     "result-succeeded": JobResult(*ENDED, "succeeded", "grüße", "stop", (), None, 2, PREFILLED, DECODED),
     "result-verified-rounded": JobResult(*ENDED, "succeeded", decode=DecodeReport(kv_transfer="verified-rounded")),
     "result-without-kv": JobResult(*ENDED, "succeeded", "x", "length", decode=DecodeReport(why_none="too short")),
