@@ -1,7 +1,7 @@
 """Grade held-out assignments through the real local pipeline and say how good the demo model is at it.
 
-`python -m examples.model.evaluate [--quick] [--json] [--weights FILE.gguf]`. Every class is written to disk and goes
-the way of `kvasir grade`: prompts, prefill, KV transfer, constrained decode, reading of the answers.
+`python -m examples.model.evaluate [--quick] [--json] [--ask criteria] [--weights FILE.gguf]`. Every class is written to
+disk and goes the way of `kvasir grade`: prompts, prefill, KV transfer, constrained decode, reading of the answers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from examples.model.worlds import HELD_OUT
 from infra.config.settings import Settings, load_settings
 from kvasir import Client, connect
 from kvasir.class_run import open_assignment, request_from
-from kvasir.options import ClassFiles
+from kvasir.options import Chosen, ClassFiles
 from producers.batch.batch import Batch, Counts
-from producers.batch.grade import grades
+from producers.batch.grade import ASK_FORMS, AskForm, grades
 from producers.batch.runner import Runner
 from producers.grading.points import CriterionGrade, Grade
 
@@ -71,11 +71,12 @@ def _renamed(labelled: Labelled, name: str) -> Labelled:
     return replace(labelled, submission=replace(labelled.submission, name=name))
 
 
-def sit(exam: Exam, settings: Settings, client: Client, folder: Path) -> Assessed:
+def sit(exam: Exam, settings: Settings, client: Client, folder: Path, ask: AskForm = "together") -> Assessed:
     """Grade one class and compare with its labels."""
     write_class(folder, exam.made, exam.submissions)
     (folder / SUBMISSIONS / EMPTY).write_text(notebook(R, code_cell("", run=False)), encoding="utf-8")
-    request = request_from(settings, ClassFiles(folder / SUBMISSIONS, folder / RUBRIC, folder / SOLUTION))
+    files = ClassFiles(folder / SUBMISSIONS, folder / RUBRIC, folder / SOLUTION)
+    request = request_from(settings, files, Chosen(ask=ask))
     with Batch(folder / "out") as batch:
         assignment = open_assignment(batch, request)
         Runner(batch, assignment.tasks, client, _Silent()).run()
@@ -117,13 +118,13 @@ def _judged(item: Asked, labelled: Labelled, given: CriterionGrade, text: str) -
     )
 
 
-def evaluate(settings: Settings, assignments: int, seed: int = SEED) -> dict[str, Figure]:
+def evaluate(settings: Settings, assignments: int, seed: int = SEED, ask: AskForm = "together") -> dict[str, Figure]:
     """The figures of so many held-out assignments, all graded by one pipeline."""
     models = {settings.code_model().name, settings.feedback_model().name}
     assessed = []
     with tempfile.TemporaryDirectory() as folder, connect(settings, sorted(models)) as client:
         for number in range(assignments):
-            assessed.append(sit(make_exam(seed + number), settings, client, Path(folder) / str(number)))
+            assessed.append(sit(make_exam(seed + number), settings, client, Path(folder) / str(number), ask))
             print(f"{number + 1} of {assignments} assignments graded", file=sys.stderr)
     return figures(assessed, seed)
 
@@ -134,11 +135,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ASSIGNMENTS} assignments, wide intervals")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--weights", type=Path, help="a GGUF file to use in place of the demo model's")
+    parser.add_argument("--ask", choices=ASK_FORMS, default="together", help="as kvasir grade has it")
     given = parser.parse_args()
     flags = {"models": {NAME: {"weights": {"llamacpp": str(given.weights)}}}} if given.weights else None
     settings = load_settings(flags, CONFIG, environ={})
     count = QUICK_ASSIGNMENTS if given.quick else ASSIGNMENTS
-    found = evaluate(settings, count)
+    found = evaluate(settings, count, ask=given.ask)
     if given.json:
         print(json.dumps({"assignments": count, "seed": SEED, **as_json(found)}))
         return 0
