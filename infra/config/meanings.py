@@ -7,7 +7,8 @@ from __future__ import annotations
 
 # What stands before each table.
 TABLES = {
-    "services": "Where broker and store are. Without them everything runs in one process.",
+    "services": "Where broker and store are. Without them everything runs in one process.\n"
+    "[Several hosts](reliability.md#several-addresses) of either: with commas, the best first.",
     "grading": "Which models grade, and how they sample unless their own table says otherwise.",
     "costs": "For `kvasir plan`.",
     "models": "A model that has queues. Its name is free; it is the name of its queues.",
@@ -59,6 +60,8 @@ MEANINGS = {
     "machines.folder": "Where `kvasir deploy` puts everything: absolute, or from the user's home on",
     "machines.supervisor": "`systemd`, `launchd`, `plain`; empty: the platform's own",
     "machines.metrics_port": "Of its first worker's page; the others' follow",
+    "machines.broker_hosts": "Of the broker as `kvasir deploy` tells this machine's workers: `FAST:5672,SLOW:5672`",
+    "machines.store_hosts": "The same of the store",
     "machines.hours": "When its workers take jobs, by its own clock: `18:00-08:00`, more with commas; empty: always",
     "machines.memory_gb": "Of the machine, for `kvasir plan`; 0: not known",
     "machines.link_gbps": "To the store's machine, gigabits a second, for `kvasir plan`; 0: not known",

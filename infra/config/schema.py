@@ -122,6 +122,8 @@ EngineOrNone = Annotated[str, _one_of("", *ENGINES)]
 # No leading dash and no blanks: a host and a user end up on the command line of ssh, a folder in shell commands.
 Host = Annotated[str, _form("a host name or an address", r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}")]
 User = Annotated[str, _form("a user's login name", r"|[A-Za-z_][A-Za-z0-9._\-]{0,63}")]
+_HOST = r"(?:[A-Za-z0-9][A-Za-z0-9._\-]{0,252}|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+Hosts = Annotated[str, _form("hosts with commas between them, such as fast:5672,slow:5672", rf"|{_HOST}(?:,{_HOST})*")]
 Folder = Annotated[
     str, _form("a folder, absolute or from the user's home on", r"/?[A-Za-z0-9_.][A-Za-z0-9_./\-]{0,200}")
 ]
@@ -224,6 +226,8 @@ class MachineTable:
     folder: Folder = "kvasir"  # where `kvasir deploy` puts everything: absolute, or from the user's home on
     supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""  # "": the platform's own
     metrics_port: Annotated[int, _whole(1, 65535)] = 9101  # of its first worker's page; the others' follow
+    broker_hosts: Hosts = ""  # by preference, in place of those in the broker's URL
+    store_hosts: Hosts = ""
     hours: Annotated[str, Checked(_hours)] = ""  # in which its workers take jobs, such as 18:00-08:00; "": always
     memory_gb: Amount = 0.0
     link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # to the store's machine, gigabits a second

@@ -34,8 +34,16 @@ def may_hold_password(value: object) -> bool:
     return bool((_CREDENTIALS_WITHIN if isinstance(value, list | dict) else _CREDENTIALS).search(str(value)))
 
 
+def addresses(url: str) -> list[str]:
+    """The URL for each of its hosts, which stand in it by preference: `amqp://user@fast:5672,slow:5672/vhost`."""
+    userinfo, at, hosts = urlsplit(url).netloc.rpartition("@")
+    if "," not in hosts:
+        return [url]
+    return [_at(url, f"{userinfo}{at}{host}") for host in hosts.split(",")]
+
+
 def check(name: str, value: object, schemes: Sequence[str]) -> None:
-    """A URL of one of `schemes`, with host (unix: path) and a possible port; or `local`, or empty. InvalidMessage.
+    """A URL of one of `schemes`, with hosts (unix: path) and possible ports; or `local`, or empty. InvalidMessage.
 
     The error never repeats the value: where it is not a URL, nobody can say which part of it is the password.
     """
@@ -54,8 +62,8 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
     if re.search(r"\s", url) or not url.isprintable():
         return "it has a blank, or a character that can't be seen, in it"
     try:
-        parts = urlsplit(url)
-        port = parts.port  # raises ValueError, quoting what may be a password
+        parts, places = urlsplit(url), [urlsplit(each) for each in addresses(url)]
+        ports = [place.port for place in places]  # raises ValueError, quoting what may be a password
     except ValueError:
         return f"its host or port can't be read ({_UNESCAPED})"
     if "://" not in url:
@@ -64,7 +72,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
         return "it has another protocol"
     if "@" in url.replace(parts.netloc, "", 1) or "#" in url:
         return _UNESCAPED
-    if port == 0:
+    if 0 in ports:
         return "port 0 is none"
     if "%3a" in (parts.username or "").lower():
         return "the ':' between name and password must not be percent-encoded"
@@ -72,7 +80,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
         return "a password belongs before the '@' or into a password file"
     if parts.scheme == "unix":
         return "" if parts.path not in ("", "/") else "it names no socket"
-    return "" if parts.hostname else "it names no host"
+    return "" if all(place.hostname for place in places) else "it names no host"
 
 
 def take_password(url: str) -> tuple[str, str]:
@@ -91,6 +99,12 @@ def put_password(url: str, password: str) -> str:
 def put_user(url: str, user: str) -> str:
     """The URL with another user. The URL must have no password."""
     return _at(url, f"{quote(user, safe='')}@{urlsplit(url).netloc.rpartition('@')[2]}")
+
+
+def put_hosts(url: str, hosts: str) -> str:
+    """The URL with other hosts, and ports."""
+    userinfo, at, _ = urlsplit(url).netloc.rpartition("@")
+    return _at(url, f"{userinfo}{at}{hosts}")
 
 
 def put_option(url: str, name: str, value: str) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from infra.config.settings import Settings
-from infra.config.urls import Secret, put_user
+from infra.config.settings import MachineSettings, Settings
+from infra.config.urls import Secret, put_hosts, put_user
 from infra.deploy.permissions import PERMISSIONS, Role
 from infra.deploy.units import Unit, WorkerRole
 from messages.errors import UsageError
@@ -93,6 +93,17 @@ def logged_in(unit: Unit, settings: Settings) -> Unit:
         variables[f"KVASIR_{service.upper()}_PASSWORD_FILE"] = f"{{folder}}/secrets/{each.name}"
         if each.name != service:
             variables[f"KVASIR_{service.upper()}_URL"] = each.url
+    return replace(unit, environment=tuple(variables.items()))
+
+
+def linked(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit:
+    """A worker that is told by which addresses its machine reaches broker and store, where it has some of its own."""
+    variables = dict(unit.environment)
+    for service in SERVICES:
+        hosts: str = machine.broker_hosts if service == "broker" else machine.store_hosts
+        name, url = f"KVASIR_{service.upper()}_URL", getattr(settings.services, service)
+        if hosts and url and unit.role:
+            variables[name] = put_hosts(variables.get(name, url), hosts)
     return replace(unit, environment=tuple(variables.items()))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.config.settings import MachineSettings, Settings
+from infra.config.urls import addresses
 from infra.deploy.accounts import Account
 from infra.deploy.permissions import PERMISSIONS, STORE_RULES
 from infra.deploy.remote import File
@@ -49,14 +50,14 @@ def service_files(
     roles = {role.role: role for role in machine.roles}
     folder, files = f"{place.folder}/services", {}
     if "broker" in roles:
-        host, port = _address(settings.services.broker, "broker", 5672)
-        files[f"{folder}/rabbitmq.conf"] = File(_rabbitmq_conf(host, port, place).encode())
+        hosts, port = _addresses(settings.services.broker, "broker", 5672)
+        files[f"{folder}/rabbitmq.conf"] = File(_rabbitmq_conf(hosts, port, place).encode())
         files[f"{folder}/enabled_plugins"] = File(_PLUGINS.encode())
         files[f"{folder}/definitions.json"] = File(definitions(broker).encode(), _SECRET)
     if "store" in roles:
-        host, port = _address(settings.services.store, "store", 6379)
+        hosts, port = _addresses(settings.services.store, "store", 6379)
         limit = int(roles["store"].memory_gb * _GB)
-        files[f"{folder}/redis.conf"] = File(_redis_conf(host, port, limit, place).encode())
+        files[f"{folder}/redis.conf"] = File(_redis_conf(hosts, port, limit, place).encode())
         files[f"{folder}/redis.acl"] = File(store_users(store).encode(), _SECRET)
     return files
 
@@ -86,7 +87,7 @@ def store_users(accounts: Sequence[Account]) -> str:
 
 
 def _broker_unit(settings: Settings) -> Unit:
-    host, port = _address(settings.services.broker, "broker", 5672)
+    (host, *_), port = _addresses(settings.services.broker, "broker", 5672)
     folder = "{folder}/services"
     variables = {
         "HOME": folder,  # of the cookie
@@ -108,7 +109,7 @@ def _broker_unit(settings: Settings) -> Unit:
 
 
 def _store_unit(settings: Settings) -> Unit:
-    host, port = _address(settings.services.store, "store", 6379)
+    (host, *_), port = _addresses(settings.services.store, "store", 6379)
     words = ("/usr/bin/env", "redis-server", "{folder}/services/redis.conf")
     return Unit("kvasir-store", "Redis", words, port, host)
 
@@ -117,15 +118,22 @@ def _beside(port: int, offset: int) -> int:
     return port + offset if port + offset < 1 << 16 else port - offset
 
 
-def _address(url: str, name: str, port: int) -> tuple[str, int]:
-    parts = urlsplit(url)
-    if not parts.hostname:
+def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
+    """The service's hosts, and the one port that it listens at on all of them."""
+    places = [urlsplit(each) for each in addresses(url)]
+    hosts = [place.hostname for place in places if place.hostname]
+    if not hosts:
         raise ConfigError(f"services.{name} names no host for the machine with the role {name!r}: set its URL")
-    return parts.hostname, parts.port or port
+    ports = {place.port or default for place in places}
+    if len(ports) > 1:
+        raise ConfigError(
+            f"services.{name} names several ports, and the machine with the role {name!r} has one service"
+        )
+    return hosts, ports.pop()
 
 
-def _rabbitmq_conf(host: str, port: int, place: Place) -> str:
-    listeners = dict.fromkeys([host, LOOPBACK])
+def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
+    listeners = dict.fromkeys([*hosts, LOOPBACK])
     lines = [f"listeners.tcp.{number} = {address}:{port}" for number, address in enumerate(listeners, 1)]
     return "\n".join(
         [
@@ -147,11 +155,11 @@ def _rabbitmq_hash(password: str) -> str:
     return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
 
 
-def _redis_conf(host: str, port: int, limit: int, place: Place) -> str:
+def _redis_conf(hosts: Sequence[str], port: int, limit: int, place: Place) -> str:
     # No persistence: what is in here is a cache, and jobs live in RabbitMQ. noeviction: Kvasir decides what goes.
     return "\n".join(
         [
-            f"bind {' '.join(dict.fromkeys([host, LOOPBACK]))}",
+            f"bind {' '.join(dict.fromkeys([*hosts, LOOPBACK]))}",
             f"port {port}",
             f"aclfile {place.folder}/services/redis.acl",
             *([f"maxmemory {limit}"] if limit else []),

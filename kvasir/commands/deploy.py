@@ -17,7 +17,7 @@ import kvasir
 from infra.config.settings import MachineSettings, Settings
 from infra.config.urls import Secret
 from infra.deploy import steps, wheelhouse
-from infra.deploy.accounts import SERVICES, Service, accounts, has_roles, logged_in, passwords, secrets_of
+from infra.deploy.accounts import SERVICES, Service, accounts, has_roles, linked, logged_in, passwords, secrets_of
 from infra.deploy.machine import Facts, assumed, place_of, probe
 from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.services import service_files, service_units
@@ -143,7 +143,7 @@ def _site(order: Order, machine: MachineSettings) -> Site:
     facts = assumed(machine) if order.manner.dry_run else probe(remote)
     if order.manner.services:
         return Site(machine, remote, facts, place_of(machine, facts, {}), service_units(machine, order.settings), {})
-    units = [logged_in(unit, order.settings) for unit in units_of(machine)]
+    units = [linked(logged_in(unit, order.settings), order.settings, machine) for unit in units_of(machine)]
     return Site(machine, remote, facts, place_of(machine, facts, {}), units, secrets_of(units, order.settings))
 
 

@@ -18,6 +18,7 @@ from engines.mlx.folder import require_no_ignored_window
 from infra.broker import topology
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
+from kvasir.doctor.addresses import check_addresses
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvasir.doctor.pairs import check_workers
 from kvasir.doctor.services import (
@@ -53,6 +54,7 @@ def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
     yield from _check_configuration(settings)
     yield check_journal_disk(Path("results"))
     if cluster:
+        yield from check_addresses(settings)
         yield from _check_cluster(settings)
     else:
         yield ok("broker", "none is configured: everything runs in this process")

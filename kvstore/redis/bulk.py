@@ -23,6 +23,7 @@ from redis import exceptions
 from redis.connection import parse_url
 
 from kvstore.redis.client import CONNECT_TIMEOUT_S
+from kvstore.redis.links import GLANCE_S, Links, greeted
 
 SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
@@ -72,9 +73,9 @@ def bulk_target(url: str) -> BulkTarget | None:
 class Bulk:
     """A `redis_store.Transport` over plain sockets; keeps idle connections for any thread to use."""
 
-    def __init__(self, target: BulkTarget, timeout_s: float) -> None:
-        self._target = target
-        self._timeout_s = timeout_s
+    def __init__(self, links: Links, timeout_s: float) -> None:
+        self._links = links
+        self._timeout_s = links.timeout_s(timeout_s)
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
         self._arena = _Arena()
@@ -129,7 +130,7 @@ class Bulk:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[_Connection]:
-        connection = self._take_idle() or _Connection(self._target, self._timeout_s)
+        connection = self._take_idle() or self._links.first(self._open)
         try:
             yield connection
         except BaseException:  # a reader that stops early raises GeneratorExit here, with replies on their way
@@ -138,13 +139,19 @@ class Bulk:
         with self._lock:
             self._idle.append(connection)
 
+    def _open(self, index: int) -> _Connection:
+        target = bulk_target(self._links.urls[index])
+        if target is None:
+            raise exceptions.ConnectionError("its URL has options")  # of all, or none: seen before
+        return _Connection(target, self._timeout_s, index, self._links.several)
+
     def _take_idle(self) -> _Connection | None:
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if connection.quiet():
+            if connection.index == self._links.current and connection.quiet():
                 return connection
             connection.close()
 
@@ -155,8 +162,9 @@ def _command(*words: str) -> bytes:
 
 
 class _Connection:
-    def __init__(self, target: BulkTarget, timeout_s: float) -> None:
-        self._socket = _connect(target, timeout_s)
+    def __init__(self, target: BulkTarget, timeout_s: float, index: int, glance: bool) -> None:
+        self.index = index
+        self._socket = _connect(target, timeout_s, glance)
         try:
             self._log_in(target)
         except BaseException:
@@ -307,12 +315,14 @@ def _whole(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _connect(target: BulkTarget, timeout_s: float) -> socket.socket:
+def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socket:
+    """A socket; `glance`: to one of several addresses, that answers at once."""
     if target.path:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.connect(target.path)
     else:
-        link = socket.create_connection((target.host, target.port), CONNECT_TIMEOUT_S)
+        link = socket.create_connection((target.host, target.port), GLANCE_S if glance else CONNECT_TIMEOUT_S)
+        link = greeted(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)

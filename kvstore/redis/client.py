@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -11,6 +13,7 @@ from redis import exceptions
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
+from kvstore.redis.links import GLANCE_S, Links, addresses, connection_class
 from messages.errors import ConfigError, StoreUnavailable
 
 SCHEMES = ("redis", "rediss", "unix")
@@ -24,27 +27,37 @@ _REFUSED_LOGIN = (
 )
 
 
-def open_client(url: str, timeout_s: float = TIMEOUT_S) -> redis.Redis:
-    """A client for `url`; nothing is sent yet. Raises ConfigError if the URL can't be used."""
+def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = None) -> redis.Redis:
+    """A client for `url`; nothing is sent yet. Raises ConfigError if the URL can't be used.
+
+    `links`: of this URL, of somebody who will close them: a better address is then looked for.
+    """
     place(url)
+    used = links or Links(url)
+    more: dict[str, Any] = {"connection_class": connection_class(used)} if used.several else {}
     try:
-        return redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
+        client = redis.Redis.from_url(
+            used.urls[0],
+            socket_timeout=used.timeout_s(timeout_s),
+            socket_connect_timeout=GLANCE_S if used.several else CONNECT_TIMEOUT_S,
             protocol=2,  # redis-py trips over a strange answer to RESP3's HELLO
             # One more try: a pooled connection may have died with its server. All commands used here are idempotent.
             retry=Retry(ConstantBackoff(0.1), 1),
+            **more,
         )
     except (ValueError, TypeError):  # its text may hold a piece of the password
         raise ConfigError("the store URL can't be read; it looks like redis://:password@host:6379/0") from None
+    if links and links.several:
+        links.on_change.append(partial(client.connection_pool.disconnect, inuse_connections=False))
+    return client
 
 
 def place(url: str) -> str:
-    """Where a store is, for people: host:port or a socket's path, never the password. Raises ConfigError."""
+    """Where a store is, for people: its hosts and ports or a socket's path, never the password. Raises ConfigError."""
     try:
         parts = urlsplit(url)
-        port = parts.port or 6379
+        places = [urlsplit(each) for each in addresses(url)]
+        hosts = [f"{each.hostname or 'localhost'}:{each.port or 6379}" for each in places]
     except ValueError:  # its text may hold a piece of the password
         raise ConfigError(
             "the store URL can't be read: escape '/', '#', '?' and '@' in the password (%2F, %23, %3F, %40)"
@@ -53,7 +66,7 @@ def place(url: str) -> str:
         raise ConfigError(
             f"the store URL begins with {parts.scheme!r}; it must be redis://, rediss://, unix:// or memory://"
         )
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{port}"
+    return parts.path if parts.scheme == "unix" else " or ".join(hosts)
 
 
 @contextmanager

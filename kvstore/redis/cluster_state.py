@@ -17,6 +17,7 @@ from typing import Any
 
 from kvstore.base import TTL_S, ClusterState, Run
 from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
+from kvstore.redis.links import Links
 from kvstore.workers import readable_registrations
 from messages import codec
 from messages.workers import WorkerInfo
@@ -119,8 +120,9 @@ class RedisClusterState(ClusterState):
     """Small facts as Redis keys, each with a TTL."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        self._client = open_client(url, timeout_s)
         self._place = place(url)
+        self._links = Links(url)
+        self._client = open_client(url, timeout_s, self._links)
         script = self._client.register_script
         self._set, self._register, self._claim, self._release, self._reserve, self._reserved = (
             script(_LUA + text) for text in (_SET, _PUT_REGISTRATION, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
@@ -251,6 +253,7 @@ class RedisClusterState(ClusterState):
 
     def close(self) -> None:
         """See ClusterState."""
+        self._links.close()
         self._client.close()
 
 

@@ -14,6 +14,7 @@ from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import decode_block, decode_state, decode_window, encode
 from kvstore.redis.bulk import Bulk, bulk_target
 from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
+from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import Block, KVLayout, Record, State, Window
 
@@ -46,10 +47,11 @@ class RedisKVStore(KVStore):
     """Blocks as Redis strings. Payloads go over a socket of our own where that is possible, else through redis-py."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, bulk: bool = True) -> None:
-        self._client = open_client(url, timeout_s)
         self._place = place(url)
-        target = bulk_target(url) if bulk else None
-        self._transport: Transport = Bulk(target, timeout_s) if target else Pipelines(self._client)
+        self._links = Links(url)
+        self._client = open_client(url, timeout_s, self._links)
+        plain = bulk and bulk_target(self._links.urls[0])
+        self._transport: Transport = Bulk(self._links, timeout_s) if plain else Pipelines(self._client)
 
     def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
@@ -131,6 +133,7 @@ class RedisKVStore(KVStore):
 
     def close(self) -> None:
         """See KVStore."""
+        self._links.close()
         self._transport.close()
         self._client.close()
 

@@ -13,7 +13,7 @@ import pika.channel  # type: ignore[import-untyped]
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Consumer, Delivery, Depth, Message
 from infra.broker.rabbitmq.channel import Channel, converse
-from infra.broker.rabbitmq.connection import Connection, parameters
+from infra.broker.rabbitmq.connection import Connection, all_parameters
 from infra.broker.rabbitmq.consumer import RabbitConsumer
 from infra.broker.rabbitmq.errors import PRECONDITION_FAILED
 from infra.broker.rabbitmq.getter import Getter
@@ -31,7 +31,8 @@ class RabbitMQBroker(Broker):
     Both reconnect for ever in the background; private queues are declared again and consumers subscribe again.
 
     Args:
-        url: `amqp://user:password@host:5672/vhost` or `amqps://…`; options in the query as pika reads them.
+        url: `amqp://user:password@host:5672/vhost` or `amqps://…`, several hosts with commas, the best first; options
+            in the query as pika reads them.
         name: what the broker's own tools show for these connections.
         connect_timeout_s: how long the constructor tries.
         ca_file: PEM file of who signed the broker's certificate, for amqps; "": whom the system trusts.
@@ -54,10 +55,13 @@ class RabbitMQBroker(Broker):
         self._closed = False
         self._consumers: list[RabbitConsumer] = []
         self._private: dict[str, str] = {}  # queue -> exchange
-        publishing, consuming = (parameters(url, f"{name} ({use})", ca_file) for use in ("publish", "consume"))
+        publishing, consuming = (all_parameters(url, f"{name} ({use})", ca_file) for use in ("publish", "consume"))
         self._publisher = Publisher(publishing)
         self._publishing = self._publisher.connection
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None)
+        self._consuming.pinned = lambda: (
+            topology.STREAM in list(self._private.values())
+        )  # a command to a worker can be repeated
         self._getter = Getter(self._consuming)
         deadline = time.monotonic() + connect_timeout_s
         try:

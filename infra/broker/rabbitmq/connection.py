@@ -1,5 +1,8 @@
 """One AMQP connection on an IO thread of its own, opened again for ever until it is closed.
 
+With several addresses (nodes of a cluster, or links to one) it goes to the first that answers, and back to the best one
+when that costs nothing: while no delivery is held, and no stream of an answer would be cut.
+
 pika is not thread-safe: everything that touches it runs on the IO thread, as a task given to `submit`. Methods
 marked (IO) may be called only there. Heartbeats are answered by the IO thread while the others compute.
 """
@@ -11,16 +14,21 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
+from weakref import WeakSet
 
 import pika  # type: ignore[import-untyped]
 from pika.adapters.select_connection import IOLoop  # type: ignore[import-untyped]
+from pika.exceptions import ConnectionClosedByClient  # type: ignore[import-untyped]
 from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 
 from infra.broker.rabbitmq.errors import describe, is_hopeless, translate
 from infra.broker.rabbitmq.pika_inside import GuardedConnection
+from infra.config.urls import addresses
 from messages.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger(__name__)
@@ -35,6 +43,9 @@ HEARTBEAT_S = 20
 # A memory or disk alarm blocks publishers. After this long the connection is tried afresh.
 BLOCKED_S = 300
 CONNECT_S = 5
+# Where there is another address to go to: so long for the first look at each. It asks for patience only after that.
+GLANCE_S = 0.8
+RETURN_S = 10.0  # between two looks for a better address
 _BATCH_TASKS = 200
 CLOSE_S = 5
 SETTLE_S = 0.1  # between the last ack and closing, see `Connection.acked`
@@ -57,6 +68,23 @@ class Backoff:
     def reset(self) -> None:
         """It worked: start small again."""
         self._state.attempt_number = 1
+
+
+class Holding(Protocol):
+    """A channel with deliveries."""
+
+    @property
+    def unacked(self) -> int:
+        """(IO) How many of them would be delivered again if the connection were lost."""
+
+
+def all_parameters(url: str, name: str, ca_file: str = "") -> list[pika.URLParameters]:
+    """`parameters` for each address in the URL, by preference."""
+    try:
+        found = addresses(url)
+    except ValueError:
+        found = [""]
+    return [parameters(each, name, ca_file) for each in found]
 
 
 def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
@@ -94,11 +122,18 @@ def _tls(ca_file: str) -> ssl.SSLContext:
         raise ConfigError(f"the broker's CA file {ca_file} can't be used: {error}") from None
 
 
+def _place(settings: pika.connection.Parameters) -> str:
+    return f"{settings.host}:{settings.port}"
+
+
 class Connection:
     """See the module. `on_open` and `on_unblocked` run on the IO thread, `on_open` after every opening."""
 
-    def __init__(self, settings: pika.URLParameters, on_open: Task, on_unblocked: Task) -> None:
-        self._settings = settings
+    def __init__(self, settings: Sequence[pika.URLParameters], on_open: Task, on_unblocked: Task) -> None:
+        self._choices = list(settings)
+        self._choice = 0
+        self._rounds = 0  # through all choices since it was open
+        self._better: GuardedConnection | None = None  # being tried, while it is open elsewhere
         self._on_open = on_open
         self._on_unblocked = on_unblocked
         self._loop = IOLoop()
@@ -113,10 +148,13 @@ class Connection:
         self._failure: BaseException | None = None
         self._backoff = Backoff()
         self._acked_at = -SETTLE_S
+        self._refusals = 0  # in this round
         self.openings = 0
+        self.holders: WeakSet[Holding] = WeakSet()  # (IO) channels on which deliveries may be unacked
+        self.pinned: Callable[[], bool] = lambda: False  # (IO) whether leaving it would cost something else
         self.blocked = False  # (IO) the broker asked publishers to stop
         self.server: dict[str, Any] = {}  # its properties, of the last opening
-        name = str(settings.client_properties["connection_name"])
+        name = str(settings[0].client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
 
     def start(self) -> None:
@@ -125,8 +163,12 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """`host:port`"""
-        return f"{self._settings.host}:{self._settings.port}"
+        """`host:port` of where it is, or tries to be."""
+        return _place(self._settings)
+
+    @property
+    def _settings(self) -> pika.URLParameters:
+        return self._choices[self._choice]
 
     @property
     def is_open(self) -> bool:
@@ -151,7 +193,8 @@ class Connection:
         if self._closing:
             return BrokerUnavailable("the connection to the broker was closed by this process")
         reason = f": {describe(self._failure)}" if self._failure else ""
-        return BrokerUnavailable(f"no connection to the broker at {self.peer}{reason}")
+        where = " or ".join(map(_place, self._choices))
+        return BrokerUnavailable(f"no connection to the broker at {where}{reason}")
 
     def wait_open(self, timeout_s: float) -> None:
         """Wait until it is open. Raises BrokerUnavailable, or ConfigError if waiting can't help."""
@@ -225,18 +268,32 @@ class Connection:
                 raw.uncork()
 
     def _connect(self) -> None:
-        if self._closing:
-            return
-        self._raw = GuardedConnection(self._settings, self._opened, self._lost, self._lost, custom_ioloop=self._loop)
+        if not self._closing:
+            self._raw = self._try(self._choice, self._opened, self._lost, self._rounds == 0)
+
+    def _try(self, choice: int, opened: Any, failed: Any, glance: bool) -> GuardedConnection:
+        settings = copy(self._choices[choice])
+        if glance and len(self._choices) > 1:
+            settings.socket_timeout = settings.stack_timeout = GLANCE_S
+        return GuardedConnection(settings, opened, failed, failed, custom_ioloop=self._loop)
 
     def _opened(self, raw: GuardedConnection) -> None:
         raw.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
         raw.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
         self._backoff.reset()
+        self._rounds = self._refusals = 0
+        if self._choice:
+            log.warning("connected to the broker at %s: no better address answers", self.peer)
+            self.later(RETURN_S, partial(self._look_for_better, raw))
         raw.read_more_at_once()
+        before, now = self.server.get("cluster_name"), dict(raw.server_properties or {})
+        if before and before != now.get("cluster_name"):
+            log.error(
+                "the broker at %s is another one than before: what waits in the one is not in the other", self.peer
+            )
         with self._changed:
             self.blocked = False
-            self.server = dict(raw.server_properties or {})
+            self.server = now
             self._open = True
             self.openings += 1
             self._hopeless = None
@@ -251,19 +308,55 @@ class Connection:
 
     def _lost(self, _raw: pika.connection.Connection, reason: BaseException) -> None:
         """What was open is lost, or could not be opened."""
-        if self._open and not self._closing:
+        if self._open and not self._closing and not isinstance(reason, ConnectionClosedByClient):
             log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))
+        was_open = self._open
         with self._changed:
             self._open = False
             self._failure = reason
-            if is_hopeless(reason) and not self.openings:
+            self._refusals += is_hopeless(reason)
+            if self._refusals == len(self._choices) and not self.openings:
                 self._hopeless = reason
             self._changed.notify_all()
         self._raw = None
         if self._closing:
             self._loop.stop()
         else:
-            self.later(self._backoff.next_s(), self._connect)
+            self.later(self._pause_s(was_open), self._connect)
+
+    def _pause_s(self, was_open: bool) -> float:
+        """Choose where to go next: by preference, after the last one from the start. Returns how long to wait first."""
+        if not was_open and self._choice + 1 < len(self._choices):
+            self._choice += 1
+            return 0.0
+        self._choice = self._refusals = 0
+        self._rounds += not was_open
+        return self._backoff.next_s()
+
+    def _look_for_better(self, raw: GuardedConnection) -> None:
+        """(IO) Whether a better address answers. `raw` is where it was open when this look was planned."""
+        if raw is not self._raw or not self.is_open or self._closing:
+            return
+        if self._in_use():
+            self.later(RETURN_S, partial(self._look_for_better, raw))
+        else:
+            self._better = self._try(0, partial(self._return, raw), partial(self._stay, raw), True)
+
+    def _return(self, old: GuardedConnection, better: GuardedConnection) -> None:
+        """(IO) The best address answers, so it is opened again, there: unless something was delivered meanwhile."""
+        if old is self._raw and not self._closing and not self._in_use():
+            log.info("the broker at %s answers again: going back to it", _place(better.params))
+            old.close()
+        better.close()
+
+    def _in_use(self) -> bool:
+        """(IO) Whether leaving it would have something done twice, or lost."""
+        return self.pinned() or any(holder.unacked for holder in self.holders)
+
+    def _stay(self, old: GuardedConnection, _better: object, _reason: BaseException) -> None:
+        """(IO) The look has ended."""
+        self._better = None
+        self.later(RETURN_S, partial(self._look_for_better, old))
 
     def _begin_close(self) -> None:
         with self._changed:

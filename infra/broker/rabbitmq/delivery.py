@@ -51,6 +51,7 @@ class Holder:
         self._open_tags: dict[int, None] = {}  # (IO) tags whose ack has not been sent, in order
         self.raw: pika.channel.Channel | None = None
         self.lost = False
+        connection.holders.add(self)
 
     @property
     def unacked(self) -> int:

@@ -11,7 +11,7 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,8 +57,9 @@ class Publisher:
     `send`, `send_lossy` and `close` are for any thread; all else runs on the IO thread.
     """
 
-    def __init__(self, settings: pika.URLParameters) -> None:
+    def __init__(self, settings: Sequence[pika.URLParameters]) -> None:
         self.connection = Connection(settings, self._opened, self._drain)
+        self.connection.pinned = lambda: bool(self._unconfirmed or self._backlog)
         self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
         self._next_tag = 1
         self._unconfirmed: dict[int, Outgoing] = {}  # by delivery tag, in order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 
 from infra.config.settings import MachineSettings, Settings, load_settings
 from infra.deploy import steps, supervise, wheelhouse
-from infra.deploy.accounts import SERVICES, Account, accounts, logged_in, passwords, secrets_of
+from infra.deploy.accounts import SERVICES, Account, accounts, linked, logged_in, passwords, secrets_of
 from infra.deploy.machine import assumed, place_of
 from infra.deploy.permissions import PERMISSIONS
 from infra.deploy.services import definitions, service_files, store_users
@@ -134,6 +135,21 @@ def test_workers_log_in_as_the_operator_until_each_role_has_its_password(tmp_pat
     known = [secret.reveal() for secret in secrets_of(units, settings).values()]
     texts = [unit_file(each, logged_in(units[0], settings), PLACE)[1] for each in ("systemd", "launchd", "plain")]
     assert not [text for text in texts if any(password in text for password in known)]
+
+
+def test_a_machine_s_workers_are_told_its_own_addresses_of_the_services(tmp_path: Path) -> None:
+    settings = _settings_with(tmp_path)
+    for service in SERVICES:
+        (tmp_path / service).write_text("old")
+    machine = dataclasses.replace(_machine(settings, "one"), broker_hosts="fast:5672,b:5672")
+    unit = units_of(machine)[0]
+    alone = dict(linked(unit, settings, machine).environment)
+    assert alone["KVASIR_BROKER_URL"] == "amqp://teacher@fast:5672,b:5672/?heartbeat=9"
+    assert "KVASIR_STORE_URL" not in alone
+    for service in SERVICES:
+        _ = [secret.make() for secret in passwords(settings, service).values()]
+    both = dict(linked(logged_in(unit, settings), settings, machine).environment)
+    assert both["KVASIR_BROKER_URL"] == "amqp://kvasir-prefill@fast:5672,b:5672/?heartbeat=9"
 
 
 @pytest.mark.parametrize(

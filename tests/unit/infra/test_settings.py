@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines.registry import ENGINES as LOADABLE
+from infra.config import urls
 from infra.config.schema import ENGINES
 from infra.config.settings import Settings, describe, load_settings, mask
 from infra.config.sources import user_config_dir
@@ -194,6 +195,9 @@ REFUSED = [
     ("[services]\nbroker = 'http://host:15672'\n", r"line 2: services.broker must be amqp://… or amqps://… .*another"),
     ("[services]\nbroker = 'host'\n", "no protocol"),
     ("[services]\nbroker = 'amqp://'\n", "no host"),
+    ("[services]\nbroker = 'amqp://a:5672,:5673/'\n", "no host"),
+    ("[services]\nbroker = 'amqp://u@a:5672,b:x/'\n", "host or port can't be read"),
+    ("[machines.a]\nstore_hosts = 'fast; slow'\n", "must be hosts with commas"),
     ("[services]\nbroker = 'amqp://host:0'\n", "port 0"),
     ("[services]\nstore = 'unix://'\n", "names no socket"),
     ("[services]\nbroker_password = 'pw'\n", "did you mean 'broker_password_file'"),
@@ -403,3 +407,13 @@ def test_a_ca_file_that_is_of_no_use_is_named(load: Load) -> None:
     plain = load(here='[services]\nstore = "redis://host"\nstore_ca_file = "none.pem"\n')
     with pytest.raises(ConfigError, match="the store's URL is not rediss://"):
         plain.store_url_with_secret()
+
+
+def test_several_hosts_of_a_service_share_everything_else() -> None:
+    url = "amqps://u:a,b@fast:5671,[::1]:5672,slow/v?heartbeat=5"
+    assert urls.addresses(url) == [
+        f"amqps://u:a,b@{host}/v?heartbeat=5" for host in ("fast:5671", "[::1]:5672", "slow")
+    ]
+    assert urls.take_password(url) == ("amqps://u@fast:5671,[::1]:5672,slow/v?heartbeat=5", "a,b")
+    assert urls.put_hosts(url, "other:1") == "amqps://u:a,b@other:1/v?heartbeat=5"
+    assert urls.addresses("unix:///run/a,b.sock") == ["unix:///run/a,b.sock"]

@@ -1,0 +1,166 @@
+"""Several addresses of one Redis, by preference: a fast link first, a slow one for when it fails.
+
+A connection is opened to the first address that answers. While that is not the best one, a thread looks whether the
+best answers again; idle connections are then given up, and the next ones go there.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection
+from redis.retry import Retry
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+# Where there is another address to go to: 1 s without progress, and half a second for a look, leave it within 2 s.
+TIMEOUT_S = 1.0
+GLANCE_S = 0.5
+RETURN_S = 5.0
+_FAILED = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+
+
+def addresses(url: str) -> list[str]:
+    """The URL for each of its hosts: `redis://:password@fast:6379,slow:6379/0`. Raises ValueError."""
+    scheme, _, rest = url.partition("://")
+    netloc = urlsplit(url).netloc
+    userinfo, at, hosts = netloc.rpartition("@")
+    if "," not in hosts:
+        return [url]
+    return [f"{scheme}://{userinfo}{at}{host}{rest[len(netloc) :]}" for host in hosts.split(",")]
+
+
+class Links:
+    """Which of several addresses is in use. For any thread."""
+
+    def __init__(self, url: str) -> None:
+        self.urls = addresses(url)
+        self.current = 0
+        self.on_change: list[Callable[[], object]] = []  # called on a thread of its own; without them, nobody looks
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._looking = False
+
+    @property
+    def several(self) -> bool:
+        """Whether there is a choice."""
+        return len(self.urls) > 1
+
+    def timeout_s(self, wanted_s: float) -> float:
+        """How long to wait for progress on a connection."""
+        return min(wanted_s, TIMEOUT_S) if self.several else wanted_s
+
+    def first(self, attempt: Callable[[int], T]) -> T:
+        """What `attempt` (index of an address) returns for the first address that works. Raises the first failure."""
+        failures: list[Exception] = []
+        order = [self.current, *(index for index in range(len(self.urls)) if index != self.current)]
+        for index in order:
+            try:
+                opened = attempt(index)
+            except _FAILED as failure:
+                failures.append(failure)
+            else:
+                if index != self.current:
+                    self._move(index)
+                return opened
+        raise failures[0]
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def _move(self, index: int) -> None:
+        log.log(logging.WARNING if index else logging.INFO, "the store is reached at %s", self._host(index))
+        with self._lock:
+            self.current = index
+            if self._looking or self._ended.is_set() or not self.on_change:
+                return
+            self._looking = True
+        threading.Thread(target=self._look, name="links of the store", daemon=True).start()
+
+    def _look(self) -> None:
+        """Have idle connections elsewhere given up, and look for a better address until the best is in use."""
+        told = 0
+        while True:
+            with self._lock:
+                current = self.current
+                if told == current == 0 or self._ended.is_set():
+                    self._looking = False
+                    return
+            if told != current:
+                told = current
+                for tell in self.on_change:
+                    tell()
+            if current:
+                self._ended.wait(RETURN_S)
+                self._return()
+
+    def _return(self) -> None:
+        for index in range(0 if self._ended.is_set() else self.current):
+            if self._answers(index):
+                self._move(index)
+                return
+
+    def _answers(self, index: int) -> bool:
+        once = Retry(NoBackoff(), 0)
+        limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": GLANCE_S}
+        client = redis.Redis.from_url(self.urls[index], protocol=2, retry=once, **limits)
+        try:
+            return bool(client.ping())
+        except (exceptions.RedisError, OSError):
+            return False
+        finally:
+            client.close()
+
+    def _host(self, index: int) -> str:
+        return urlsplit(self.urls[index]).netloc.rpartition("@")[2]
+
+
+def connection_class(links: Links) -> type[Connection]:
+    """redis-py's connection, to the first address that answers."""
+    base: Any = SSLConnection if links.urls[0].startswith("rediss:") else Connection
+
+    class Linked(base):  # type: ignore[misc]
+        index = 0
+
+        def should_reconnect(self) -> bool:
+            return self.index != links.current or bool(super().should_reconnect())
+
+        def _connect(self) -> socket.socket:
+            return links.first(self._connect_at)
+
+        def _connect_at(self, index: int) -> socket.socket:
+            parts = urlsplit(links.urls[index])
+            self.index, self.host, self.port = index, parts.hostname, parts.port or 6379
+            opened: socket.socket = super()._connect()
+            return greeted(opened)
+
+    return Linked
+
+
+def greeted(opened: socket.socket) -> socket.socket:
+    """The socket, if somebody answers on it, be it that a password is wanted. Raises OSError."""
+    timeout = opened.gettimeout()
+    try:
+        opened.settimeout(GLANCE_S)
+        opened.sendall(b"PING\r\n")
+        answer = b""
+        while not answer.endswith(b"\r\n"):
+            received = opened.recv(1024)
+            if not received:
+                raise ConnectionResetError("the connection was closed before an answer")
+            answer += received
+        opened.settimeout(timeout)
+    except OSError:
+        opened.close()
+        raise
+    return opened
