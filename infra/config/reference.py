@@ -45,6 +45,7 @@ _TAIL = """\
 | `KVASIR_CONFIG` | the file of `--config` |
 | `KVASIR_BROKER_PASSWORD` | the broker's password, where no file holds it; it has no key |
 | `KVASIR_STORE_PASSWORD` | the store's |
+| `KVASIR_API_KEY` | the key of the `openai` engine's server, where no file holds it |
 | `KVASIR_HOURS` | of a worker: `--hours` |
 | `KVASIR_STEAL` | of a decode worker: `--steal` |
 | `KVASIR_MEMORY_GB` | of a decode worker: `--memory` |
