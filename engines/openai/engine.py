@@ -20,11 +20,11 @@ from typing import Any
 
 from engines.base import Answer, EngineInfo
 from engines.chat import chat
-from engines.openai.http import OpenAIServer, Outside, Refused, never
+from engines.openai.http import OpenAIServer, Outside, Refused, Unlisted, never
 from engines.openai.place import outside
 from engines.registry import EngineOptions
 from engines.remote import CAPABILITIES, SAMPLE, TextOnly, break_known_marks, check_json, context_of
-from messages.errors import ConfigError, EngineUnavailable, InvalidPrompt
+from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling
 
 _log = logging.getLogger(__name__)
@@ -49,22 +49,28 @@ def open_engine(options: EngineOptions) -> OpenAIEngine:
     except EngineUnavailable as error:
         server.close()
         raise why_not(error, bool(options.api_key)) from None
+    except DeadLetter as error:
+        server.close()
+        raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
     except BaseException:
         server.close()
         raise
 
 
-def look_up(options: EngineOptions) -> str:
-    """Raises ConfigError unless the server is there and has the model. The host if that is outside, else ""."""
+def look_up(options: EngineOptions) -> tuple[str, bool]:
+    """(host if it is outside, else ""; whether the server lists the model: some list none).
+
+    Raises ConfigError if the server is not there, refuses the key, or has other models.
+    """
     base, model = parse_weights(options.weights)
     server = OpenAIServer(base, options.api_key, options.allow_external)
     try:
-        served(server, model)
+        listed = served(server, model)
     except EngineUnavailable as error:
         raise why_not(error, bool(options.api_key)) from None
     finally:
         server.close()
-    return outside(base)
+    return outside(base), bool(listed)
 
 
 def parse_weights(weights: str) -> tuple[str, str]:
@@ -88,13 +94,15 @@ def why_not(error: EngineUnavailable, with_key: bool) -> ConfigError:
         return ConfigError(f"{error}; {mend}")
     if isinstance(error, Refused):
         return ConfigError(str(error))
-    return ConfigError(f"{error}; is it running there?")
+    return ConfigError(f"{error}; is it running there?" if "does not answer" in str(error) else str(error))
 
 
 def served(server: OpenAIServer, model: str) -> dict[str, Any]:
     """What the server lists of a model, {} if it lists no models. Raises ConfigError if it has others."""
     try:
         listed = server.models()
+    except Unlisted:
+        return {}
     except Refused as refused:
         if refused.status != 404:
             raise
@@ -193,7 +201,7 @@ class OpenAIEngine(TextOnly):
     def _warm_up(self) -> None:
         """Have a text counted (letters per token), and see which fields the server refuses."""
         # A new first line, so that none of it is found in a prompt cache: some servers don't count that.
-        text = f"{secrets.token_hex(4)}\n{SAMPLE * 4}"
+        text = f"{secrets.token_hex(4)}\n{SAMPLE}"
         sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
         while True:
             reading = _Reading(None)

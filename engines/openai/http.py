@@ -20,7 +20,7 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, I
 _log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 600.0  # a server that asks for more is away
-_TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "exceeds the context")
+_TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _NEVER = (400, 413, 422)
 
@@ -33,6 +33,10 @@ class Refused(EngineUnavailable):
         self.status = status
         self.said = said
         self.param = param
+
+
+class Unlisted(EngineUnavailable):
+    """The server answered, but lists no models. mlx_lm.server does so on a machine without a cache of the hub."""
 
 
 class Outside(EngineUnavailable):
@@ -87,7 +91,7 @@ class OpenAIServer:
         except (ValueError, KeyError, TypeError):
             listed = None
         if not isinstance(listed, list):
-            raise EngineUnavailable(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
+            raise Unlisted(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
         return listed
 
     async def _patiently(self, body: dict[str, Any]) -> AsyncIterator[Any]:

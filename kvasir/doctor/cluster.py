@@ -93,11 +93,11 @@ def _check_local_model(model: ModelSettings) -> Finding:
 
 def _check_server(model: ModelSettings, weights: str) -> Finding:
     """Whether it is there, takes the key, and has the model. Raises ConfigError if not."""
-    where = look_up(engine_options(model, "openai", weights, model.context, model.slots))
+    where, listed = look_up(engine_options(model, "openai", weights, model.context, model.slots))
     if where:
         todo = "be sure that students' work may go there, or serve the model inside"
         return warn(model.name, f"prompts go to {where}, outside private networks (allow_external)", todo)
-    return ok(model.name, f"openai reaches {weights}")
+    return ok(model.name, f"openai reaches {weights}{'' if listed else ', which lists no models'}")
 
 
 def _check_weights(engine: str, weights: str, context: int) -> None:
