@@ -92,6 +92,8 @@ def _default(table: str, key: str) -> str:
     default = {each.name: each.default for each in fields(OF_KEYS[table])}.get(key) if table in OF_KEYS else ""
     if default in ("", (), MISSING):
         return ""
+    if isinstance(default, bool):
+        return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else f"{default}"
 
 

@@ -174,6 +174,8 @@ def describe(settings: Settings) -> list[Row]:
     rows += _rows("costs", settings, settings.costs, keys_of("costs"))
     for name, model in settings.models.items():
         rows += _rows(f"models.{name}", settings, model, keys_of("models")[:-1])
+        if model.api_key:
+            rows.append((f"models.{name}.api_key", repr(model.api_key), model.api_key.origin))
         rows += _named(f"models.{name}.weights", settings, model.weights)
     for name, machine in settings.machines.items():
         rows += _rows(f"machines.{name}", settings, machine, keys_of("machines")[:-1])
@@ -210,4 +212,6 @@ def _shown(value: object) -> str:
         return " ".join(part for part in (value.role, value.model, value.engine and f"by {value.engine}") if part)
     if isinstance(value, tuple):
         return ", ".join(_shown(item) for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ from engines.openai.engine import OpenAIEngine, parse_weights
 from engines.openai.place import outside
 from engines.proof import prove
 from engines.registry import EngineOptions, open_engine
-from infra.config.settings import load_settings
+from infra.config.settings import describe, load_settings
 from kvasir.connect import connect
 from kvasir.doctor.cluster import examine
 from messages.errors import (
@@ -272,6 +272,7 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
     tables = {"models": {"m": {"weights": {"openai": f"{server.url}/{MODEL}"}}}}
     settings = load_settings(tables, environ={"KVASIR_API_KEY": KEY}, cwd=tmp_path, user_dir=tmp_path)
     assert KEY not in repr(settings)
+    assert ("models.m.api_key", "***", "KVASIR_API_KEY") in describe(settings)
     # When a prompt is asked while the server is busy
     with connect(settings, ["m"]) as client:
         server.habits.busy = ["0.1"]
