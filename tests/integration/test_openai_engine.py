@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from engines.openai.place import outside
 from engines.proof import prove
 from engines.registry import EngineOptions, open_engine
 from infra.config.settings import describe, load_settings
+from kvasir import cli
+from kvasir.class_run import facts
 from kvasir.connect import connect
 from kvasir.doctor.cluster import examine
 from messages.errors import (
@@ -26,9 +29,10 @@ from messages.errors import (
     InvalidSchema,
     KvasirError,
 )
-from messages.jobs import JobResult, Part, Sampling, user_prompt
+from messages.jobs import DecodeReport, JobResult, Part, Sampling, user_prompt
 from tests.support.fake_openai import KEY, MODEL, FakeOpenAI
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = Sampling(max_tokens=64)
 GO = user_prompt("", "go on")
 SCHEMA = Sampling(max_tokens=64, json_schema='{"type": "object", "properties": {"points": {"type": "integer"}}}')
@@ -288,11 +292,31 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
     assert report.evaluated_tokens == report.prompt_tokens == 3
 
 
-def test_the_result_of_an_outside_server_names_it(engine: OpenAIEngine) -> None:
-    from dataclasses import replace
-
+def test_the_result_and_the_report_of_an_outside_server_name_it(engine: OpenAIEngine) -> None:
+    # Given an engine that says its server is outside
     engine._info = replace(engine.info, outside="api.example.com")
-    assert prove(engine, engine).endswith("prompts go to api.example.com, outside private networks")
+    # Then the reason that its results give names the host, and the report reads it there
+    why = prove(engine, engine)
+    assert why.endswith("prompts go to api.example.com, outside private networks")
+    done = JobResult("a", 1, "b", "c", "m", "succeeded", decode=DecodeReport(why_none=why))
+    assert ("Outside", "prompts went to api.example.com, outside private networks") in facts([done])
+    inside = replace(done, decode=DecodeReport(why_none="the openai engine gives no KV cache out"))
+    assert "Outside" not in dict(facts([inside]))
+
+
+def test_a_dry_run_names_a_server_outside_and_asks_it_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "kvasir.toml"
+    config.write_text(
+        '[grading]\ncode_model = "m"\nfeedback_model = "m"\n[models.m]\ncontext = 9000\nallow_external = true\n'
+        'weights.openai = "http://203.0.113.5:9/v1/x"\n[services]\nbroker = "amqp://u@127.0.0.1:1/x"\n'
+        'store = "redis://127.0.0.1:1/0"\n'
+    )
+    homework = ROOT / "examples/homework"
+    asked = ["grade", str(homework / "submissions"), "--rubric", str(homework / "rubric.yaml"), "--dry-run"]
+    cli.run(["--config", str(config), *asked])
+    assert "OUTSIDE: prompts, with students' work, go to 203.0.113.5" in capsys.readouterr().out
 
 
 def test_a_key_file_is_read_when_the_engine_starts(server: FakeOpenAI, tmp_path: Path) -> None:
