@@ -62,6 +62,15 @@ CATALOGUE = (
         "",
         "the decoder does the prompt; llamacpp transfers KV with the same model (--weights ollama:MODEL)",
     ),
+    EngineEntry(
+        "openai",
+        Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False),
+        ("httpx",),
+        "",
+        "http://HOST:PORT/v1/MODEL",
+        "",
+        "any server of chat completions; the server does the prompt",
+    ),
     EngineEntry("simulated", _ALL, (), "", "sim:prefill=2000,decode=60,…", "synthetic", "no model: tests and planning"),
     EngineEntry("transformers", _ALL, ("torch", "transformers"), "torch", "FOLDER or hub name", "canonical"),
 )

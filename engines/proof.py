@@ -6,6 +6,8 @@ the prompt again, or answers from a cache that it misread.
 
 from __future__ import annotations
 
+import re
+
 from engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from engines.rope import difference
 from messages.errors import KvasirError
@@ -15,6 +17,15 @@ from messages.kv import Record, gathered
 _PROMPT_TOKENS = 600
 _BEYOND_WINDOW = 100  # at least so many more than a sliding window has
 _ANSWER_TOKENS = 6
+
+
+_OUTSIDE = "; prompts go to {}, outside private networks"
+
+
+def outside_in(why_no_kv: str) -> str:
+    """The host outside private networks that a reason of `prove` names; "": none."""
+    found = re.search(_OUTSIDE.format("(.+)"), why_no_kv)
+    return found[1] if found else ""
 
 
 def prove(prefill: PrefillEngine, decode: DecodeEngine) -> str:
@@ -30,7 +41,8 @@ def prove(prefill: PrefillEngine, decode: DecodeEngine) -> str:
 
 def _undeclared(prefill: EngineInfo, decode: EngineInfo) -> str:
     if not prefill.capabilities.exports_kv or prefill.layout is None:
-        return f"the {prefill.engine} engine gives no KV cache out"
+        where = _OUTSIDE.format(prefill.outside) if prefill.outside else ""
+        return f"the {prefill.engine} engine gives no KV cache out{where}"
     if not decode.capabilities.imports_kv or decode.layout is None:
         return f"the {decode.engine} engine takes no KV cache in"
     if found := difference(prefill.ropes, decode.ropes):

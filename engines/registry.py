@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engines.base import DecodeEngine, PrefillEngine
@@ -13,6 +13,7 @@ _MODULES = {
     "llamacpp": "engines.llamacpp.engine",
     "mlx": "engines.mlx.engine",
     "ollama": "engines.ollama.engine",
+    "openai": "engines.openai.engine",
     "simulated": "engines.simulated.engine",
     "transformers": "engines.transformers.engine",
 }
@@ -31,6 +32,8 @@ class EngineOptions:
     context: int = 0  # tokens; 0: as much as the model was trained for
     slots: int = 4  # sequences decoded at once
     threads: int = 0  # CPU threads; 0: the engine's choice
+    allow_external: bool = False  # a server outside private networks may get prompts
+    api_key: str = field(default="", repr=False)  # of a server that wants one
 
 
 def open_engine(name: str, options: EngineOptions) -> Engine:

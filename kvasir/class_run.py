@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from engines.proof import outside_in
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import Observer, connect, is_cluster
 from kvasir.options import ALL, Chosen, ClassFiles, Place, default_folder
@@ -302,7 +303,9 @@ def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:
     computed = sum(result.prefill.computed_tokens for result in done)
     transferred = sum(result.decode.kv_transfer != "none" for result in done)
     models = ", ".join(sorted({result.model for result in done}))
+    hosts = sorted({outside_in(result.decode.why_none) for result in done} - {""})
     return [
+        *(("Outside", f"prompts went to {host}, outside private networks") for host in hosts),
         ("Models", models),
         ("Answers", f"{len(done)}, of which {transferred} from a transferred KV cache"),
         ("Prompt tokens", f"{prompt:,}; computed by prefill {computed:,}, by decode {evaluated:,}"),

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from engines.openai.place import outside
+from engines.proof import outside_in
 from infra.config.settings import Settings
 from kvasir.connect import connect
 from kvasir.terminal import say, say_json, table
 from messages.errors import ConfigError, Retry
 from producers.batch import grade
 from producers.batch.grade import Assignment, GradeRequest, Item
+from producers.client import Client
 from producers.grading.points import instruction_flags
 from producers.prompts.prompt import cut_summary
 from producers.report.grades import one_line
@@ -29,7 +32,9 @@ def show(settings: Settings, request: GradeRequest, as_json: bool) -> int:
     """Print the dry run; 0 if every submission can be read, else 1."""
     assignment = grade.prepare(request, _BATCH_ID, _SECRET)
     with ExitStack() as stack:
-        found = describe(assignment, *_counter(settings, assignment, stack))
+        client = _client(settings, assignment, stack)
+        found = describe(assignment, *_counter(assignment, client))
+        found["outside"] = _outside(settings, assignment, client)
     say_json(found) if as_json else _print(found)
     return 1 if any(item["problem"] for item in found["submissions"]) else 0
 
@@ -105,14 +110,31 @@ def _shared(assignment: Assignment, role: str, count: Callable[[str], int]) -> d
     return {"role": role, "tokens": shared, "percent": round(100 * shared * len(tasks) / total) if total else 0}
 
 
-def _counter(
-    settings: Settings, assignment: Assignment, stack: ExitStack
-) -> tuple[Callable[[str], int], bool, Mapping[str, int]]:
-    """(what counts a text's tokens, whether that is the serving model's own tokenizer, contexts as for `describe`)."""
-    models = sorted({model.name for model in assignment.request.models.values()})
+def _client(settings: Settings, assignment: Assignment, stack: ExitStack) -> Client | None:
+    """Who knows the workers; None if there are none to be reached."""
     try:
-        client = stack.enter_context(connect(settings, models, name="dry run"))
+        return stack.enter_context(connect(settings, _models(assignment), name="dry run"))
     except (ConfigError, Retry):
+        return None
+
+
+def _models(assignment: Assignment) -> list[str]:
+    return sorted({model.name for model in assignment.request.models.values()})
+
+
+def _outside(settings: Settings, assignment: Assignment, client: Client | None) -> list[str]:
+    """Hosts outside private networks that prompts go to: by the configuration here, and by the workers' own word."""
+    names = _models(assignment)
+    told = {outside_in(worker.notes) for worker in (client.workers() if client else ()) if worker.model in names}
+    chosen = [settings.models[name] for name in names if name in settings.models]
+    places = [model.weights["openai"] for model in chosen if model.allow_external and "openai" in model.weights]
+    return sorted((told | {outside(place) for place in places}) - {""})
+
+
+def _counter(assignment: Assignment, client: Client | None) -> tuple[Callable[[str], int], bool, Mapping[str, int]]:
+    """(what counts a text's tokens, whether that is the serving model's own tokenizer, contexts as for `describe`)."""
+    models = _models(assignment)
+    if client is None:
         return estimate_tokens, False, {}
     contexts = {registration.model: registration.context for registration in client.workers()}
     if client.count_tokens(models[0], "") is None:
@@ -131,6 +153,8 @@ def _print(found: dict[str, Any]) -> None:
         say(f"{plural(found['questions'], 'question')}, each after the prompt of its submission, from one KV cache")
     for part in found["criteria"]:
         say(f"{part['role']}: {part['model']} grades {', '.join(part['ids']) or 'nothing, and writes the summary'}")
+    for host in found["outside"]:
+        say(f"OUTSIDE: prompts, with students' work, go to {host}, outside private networks")
     for part in found["shared_prefix"]:
         say(f"{part['role']}: the class shares {part['tokens']:,} tokens, {part['percent']}% of its prompts")
 

@@ -13,9 +13,10 @@ from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
 from engines.base import Loaded
 from engines.proof import prove
-from engines.registry import Engine, EngineOptions, open_engine
+from engines.registry import Engine, open_engine
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.config.settings import ModelSettings, Settings
+from kvasir.engine_options import engine_options
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import REGISTRATION_TTL_S
 from messages.lifecycle import Event
@@ -82,7 +83,7 @@ class LocalPipeline:
 
     def _load(self, chosen: ModelSettings) -> Engine:
         name, weights = chosen.weights_for()
-        engine = open_engine(name, EngineOptions(weights, chosen.context, chosen.slots, chosen.threads))
+        engine = open_engine(name, engine_options(chosen, name, weights, chosen.context, chosen.slots))
         self._stack.callback(engine.close)
         return engine
 

@@ -13,58 +13,46 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
 import ollama
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, EngineInfo
 from engines.chat import chat
 from engines.ollama.http import ModelMissing, OllamaServer
 from engines.registry import EngineOptions
+from engines.remote import (
+    CAPABILITIES,
+    LETTERS_PER_TOKEN,
+    SAMPLE,
+    TextOnly,
+    break_known_marks,
+    broken,
+    check_json,
+    context_of,
+)
 from messages.errors import (
     ConfigError,
-    ContextExceeded,
     EngineUnavailable,
     InvalidPrompt,
-    InvalidSchema,
-    KVTransferFailed,
 )
 from messages.jobs import Part, Sampling
-from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
 
-CAPABILITIES = Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False)
 KEEP_ALIVE = "60m"  # stays loaded between jobs; Ollama's own 5 minutes would unload it in a quiet spell
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 _NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _FINISHED = ("stop", "length")
-_LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
-# No prompt has this much more text to a token than the sample: one that was counted lower was cut.
-_CUT = 0.6
 _MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is cut out of any text as well
-_KNOWN_MARK = re.compile(
-    r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
-    r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
-    re.IGNORECASE,
-)
 _PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
 _STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
-_SAMPLE = """def mean(values: list[float]) -> float:
-    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
-    return sum(values) / len(values) if values else 0.0
-
-The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
-one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
-"""
 
 
 def open_engine(options: EngineOptions) -> OllamaEngine:
@@ -107,7 +95,7 @@ def _shown(server: OllamaServer, model: str) -> ollama.ShowResponse:
         ) from None
 
 
-class OllamaEngine:
+class OllamaEngine(TextOnly):
     """`DecodesText`; the prefill half passes every job through."""
 
     def __init__(self, server: OllamaServer, model: str, shown: ollama.ShowResponse, options: EngineOptions) -> None:
@@ -116,7 +104,7 @@ class OllamaEngine:
         self._stops = model_stops(shown.parameters or "")
         self._break_up = mark_breaker(shown.modelinfo or {})
         self._drops_system = drops_system(shown)
-        self._context = _context(model, _trained_context(shown), options.context)
+        super().__init__("Ollama", context_of("Ollama", model, _trained_context(shown), options.context))
         self._letters_per_token = self._warm_up()
         self._info = EngineInfo(
             engine="ollama",
@@ -135,49 +123,9 @@ class OllamaEngine:
         """What is loaded."""
         return self._info
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        """No ids: Ollama keeps them to itself."""
-        return Tokenized((), 0)
-
-    def count_tokens(self, text: str) -> int:
-        """An estimate, by the sample that Ollama counted at the start."""
-        return math.ceil(len(text) / self._letters_per_token)
-
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
         self._server.close()
-
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        emit: Callable[[Record], None],
-        first: int = 0,
-        resume: KVCache | None = None,
-        stop: threading.Event | None = None,
-    ) -> Prefilled:
-        """Always KVTransferFailed: no KV cache comes out."""
-        raise KVTransferFailed("Ollama gives no KV cache out")
-
-    def decode(
-        self,
-        tokens: Sequence[int],
-        cache: KVCache | None,
-        sampling: Sampling,
-        on_text: Callable[[str], None] | None = None,
-        stop: threading.Event | None = None,
-    ) -> Answer:
-        """Always KVTransferFailed: Ollama takes text (`decode_text`), no ids and no KV cache."""
-        raise KVTransferFailed("Ollama takes no token ids and no KV cache in")
-
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
-        """Always KVTransferFailed, as `decode`."""
-        raise KVTransferFailed("Ollama takes no token ids and no KV cache in")
-
-    def top_logprobs(
-        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
-    ) -> dict[int, float]:
-        """Always KVTransferFailed, as `decode`."""
-        raise KVTransferFailed("Ollama takes no token ids and no KV cache in")
 
     def decode_text(
         self,
@@ -190,8 +138,7 @@ class OllamaEngine:
         called = time.monotonic()
         if self._drops_system and any(part.role == "system" for part in prompt):
             raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
-        if sampling.max_tokens >= self._context:
-            raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
+        self._check_room(sampling)
         pieces: list[str] = []
         first_token_s = 0.0
         last = None
@@ -205,7 +152,7 @@ class OllamaEngine:
         counted, finish_reason = self._check_complete(prompt, sampling, last)
         text = "".join(pieces)
         if sampling.json_schema and finish_reason == "stop":
-            _check_json(text)
+            check_json(text, "Ollama")
         return Answer(
             text=text,
             tokens=(),
@@ -245,24 +192,17 @@ class OllamaEngine:
         if last is None or reason not in _FINISHED:
             raise EngineUnavailable(f"Ollama ended its answer early ({reason}): was the model unloaded?")
         counted = int(last.prompt_eval_count or 0)
-        if counted + sampling.max_tokens > self._context:
-            raise ContextExceeded(
-                f"the prompt has {counted:,} tokens (more, if Ollama cut it) and the answer may have "
-                f"{sampling.max_tokens:,}, but the context holds {self._context:,}"
-            )
-        expected = self.count_tokens("".join(part.text for part in prompt))
-        if expected > self._context and 0 < counted < expected * _CUT:
-            raise ContextExceeded(f"Ollama cut a prompt of about {expected:,} tokens to {counted:,}")
+        self._check_whole(prompt, sampling, counted)
         return counted, reason
 
     def _warm_up(self) -> float:
         """Have the model loaded with our context, and a text counted: letters per token."""
         # A new first line, so that none of it is found in Ollama's prompt cache: some releases don't count that.
-        text = f"{secrets.token_hex(4)}\n{_SAMPLE}"
+        text = f"{secrets.token_hex(4)}\n{SAMPLE}"
         options = _NEUTRAL | {"num_ctx": self._context, "num_predict": 1, "temperature": 0}
         done = self._server.generate(model=self._model, prompt=text, raw=True, options=options, keep_alive=KEEP_ALIVE)
         counted = done.prompt_eval_count or 0
-        return len(text) / counted if counted else _LETTERS_PER_TOKEN
+        return len(text) / counted if counted else LETTERS_PER_TOKEN
 
     def _device(self) -> str:
         """Where the model was put, by Ollama's own account. Raises ConfigError if it has another context there."""
@@ -299,7 +239,7 @@ def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
     """
     tokens, kinds = (info.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if not isinstance(tokens, list) or not isinstance(kinds, list):
-        return lambda text: _KNOWN_MARK.sub(_broken, text)
+        return break_known_marks
     marks = {
         text for text, kind in zip(tokens, kinds, strict=False) if kind in _MARKS and len(text.strip("▁ \t\n")) > 1
     }
@@ -309,15 +249,11 @@ def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
     def break_up(text: str) -> str:
         def checked(found: re.Match[str]) -> str:
             at = found.start()
-            return _broken(found) if any(text[at : at + length] in marks for length in lengths) else found[0]
+            return broken(found) if any(text[at : at + length] in marks for length in lengths) else found[0]
 
         return starts.sub(checked, text)
 
     return break_up
-
-
-def _broken(first: re.Match[str]) -> str:
-    return first[0] + "\u200b"  # seen by nobody, and in no token of this kind
 
 
 def _device_of(name: str, size: int, on_gpu: int) -> str:
@@ -333,23 +269,6 @@ def _trained_context(shown: ollama.ShowResponse) -> int:
     return int(info.get(f"{info.get('general.architecture')}.context_length") or 0)
 
 
-def _context(model: str, trained: int, wanted: int) -> int:
-    """The context to ask for. Raises ConfigError where Ollama would silently take a shorter one."""
-    if trained and wanted > trained:
-        raise ConfigError(f"{model} was trained for a context of {trained:,}; set context to that or less")
-    if not (wanted or trained):
-        raise ConfigError(f"Ollama does not say how long a context {model} can have: set context")
-    return wanted or trained
-
-
 def _tagged(model: str) -> str:
     """A name with its tag: `m` is `m:latest`."""
     return model if ":" in model.rpartition("/")[2] else f"{model}:latest"
-
-
-def _check_json(text: str) -> None:
-    """A server from before schemas takes `format` for no more than a hint."""
-    try:
-        json.loads(text)
-    except ValueError:
-        raise InvalidSchema(f"Ollama did not keep to the JSON schema; it answered {text!r:.80}") from None

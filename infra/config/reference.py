@@ -45,6 +45,7 @@ _TAIL = """\
 | `KVASIR_CONFIG` | the file of `--config` |
 | `KVASIR_BROKER_PASSWORD` | the broker's password, where no file holds it; it has no key |
 | `KVASIR_STORE_PASSWORD` | the store's |
+| `KVASIR_API_KEY` | the key of the `openai` engine's server, where no file holds it |
 | `KVASIR_HOURS` | of a worker: `--hours` |
 | `KVASIR_STEAL` | of a decode worker: `--steal` |
 | `KVASIR_MEMORY_GB` | of a decode worker: `--memory` |
@@ -91,6 +92,8 @@ def _default(table: str, key: str) -> str:
     default = {each.name: each.default for each in fields(OF_KEYS[table])}.get(key) if table in OF_KEYS else ""
     if default in ("", (), MISSING):
         return ""
+    if isinstance(default, bool):
+        return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else f"{default}"
 
 

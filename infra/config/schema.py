@@ -18,7 +18,7 @@ from messages import checks
 from messages.errors import InvalidMessage
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
 
-ENGINES = ("llamacpp", "mlx", "ollama", "simulated", "transformers")
+ENGINES = ("llamacpp", "mlx", "ollama", "openai", "simulated", "transformers")
 PLATFORMS = ("linux", "linux-cuda", "macos")
 SUPERVISORS = ("launchd", "plain", "systemd")
 WORKER_ROLES = ("decode", "prefill")
@@ -188,6 +188,8 @@ class ModelTable:
     kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # of its KV cache, for planning; 0: unknown
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # of its recurrent layers' state, for planning
     memory_gb: Amount = 0.0  # of its weights, for planning; 0: unknown
+    allow_external: bool = False  # a server outside private networks may get its prompts
+    api_key_file: Place = ""  # of the server behind the openai engine; "": none, or in KVASIR_API_KEY
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
 

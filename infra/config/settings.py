@@ -18,6 +18,7 @@ from typing import Any
 from infra.config import urls
 from infra.config.schema import SAMPLING, WORKER_ROLES, Costs, Grading, Rates, Role, keys_of
 from infra.config.sources import (
+    API_KEY,
     PASSWORDS,
     Found,
     Keys,
@@ -86,7 +87,7 @@ def load_settings(
         [flag_layer(flags or {}, cwd), variable_layer(environ, cwd), *file_layers(config, environ, cwd, user_dir)]
     )
     services = _services(found, environ)
-    models = {name: _model(found, name) for name in _given(found, "models")}
+    models = {name: _model(found, name, environ.get(API_KEY, "")) for name in _given(found, "models")}
     machines = {name: _machine(found, name, models) for name in _given(found, "machines")}
     return Settings(
         services,
@@ -130,12 +131,18 @@ def _service(found: Mapping[Keys, Found], name: str, variable: str) -> tuple[str
     return url, min(candidates, key=lambda candidate: candidate[0], default=(0, None))[1]
 
 
-def _model(found: dict[Keys, Found], name: str) -> ModelSettings:
+def _model(found: dict[Keys, Found], name: str, variable: str) -> ModelSettings:
     for key in SAMPLING:
         _inherit(found, ("models", name, key), ("grading", key))
     places = _given(found, "models", name, "weights")
     weights = {engine: place for engine, place in places.items() if place}
-    return ModelSettings(**_given(found, "models", name) | {"name": name, "weights": MappingProxyType(weights)})
+    given = _given(found, "models", name) | {"name": name, "weights": MappingProxyType(weights)}
+    file = found.get(("models", name, "api_key_file"))
+    if variable:
+        given["api_key"] = Secret(API_KEY, variable)
+    elif file and file.value:
+        given["api_key"] = Secret(file.origin, file=Path(file.value))
+    return ModelSettings(**given)
 
 
 def _inherit(found: dict[Keys, Found], own: Keys, general: Keys) -> None:
@@ -168,6 +175,8 @@ def describe(settings: Settings) -> list[Row]:
     rows += _rows("costs", settings, settings.costs, keys_of("costs"))
     for name, model in settings.models.items():
         rows += _rows(f"models.{name}", settings, model, keys_of("models")[:-1])
+        if model.api_key:
+            rows.append((f"models.{name}.api_key", repr(model.api_key), model.api_key.origin))
         rows += _named(f"models.{name}.weights", settings, model.weights)
     for name, machine in settings.machines.items():
         rows += _rows(f"machines.{name}", settings, machine, keys_of("machines")[:-1])
@@ -204,4 +213,6 @@ def _shown(value: object) -> str:
         return " ".join(part for part in (value.role, value.model, value.engine and f"by {value.engine}") if part)
     if isinstance(value, tuple):
         return ", ".join(_shown(item) for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

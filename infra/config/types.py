@@ -27,6 +27,7 @@ class ModelSettings(ModelTable):
     """A model that has queues, under its name."""
 
     name: str
+    api_key: Secret | None = field(default=None, repr=False)
 
     def weights_for(self, engine: str = "") -> tuple[str, str]:
         """(engine, weights) for `engine`, or for the model's default. Raises ConfigError if that is not settled."""

@@ -15,6 +15,7 @@ from engines.huggingface.weights import open_folder
 from engines.llamacpp.gguf_file import read_gguf
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.mlx.folder import require_no_ignored_window
+from engines.openai.engine import look_up
 from infra.broker import topology
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
@@ -33,6 +34,7 @@ from kvasir.doctor.services import (
     clock_difference_s,
     read_redis,
 )
+from kvasir.engine_options import engine_options
 from kvstore.connect import Stores
 from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
 from producers.words import plural
@@ -83,10 +85,21 @@ def _check_local_model(model: ModelSettings) -> Finding:
         entry = BY_NAME[engine]
         if entry.missing:
             return error(model.name, f"the {engine} engine is not installed", entry.missing)
+        if engine == "openai":
+            return _check_server(model, weights)
         _check_weights(engine, weights, model.context)
     except ConfigError as wrong:
         return error(model.name, str(wrong), "mend its weights in kvasir.toml")
     return ok(model.name, f"{engine} can load {weights}")
+
+
+def _check_server(model: ModelSettings, weights: str) -> Finding:
+    """Whether it is there, takes the key, and has the model. Raises ConfigError if not."""
+    where, listed = look_up(engine_options(model, "openai", weights, model.context, model.slots))
+    if where:
+        todo = "be sure that students' work may go there, or serve the model inside"
+        return warn(model.name, f"prompts go to {where}, outside private networks (allow_external)", todo)
+    return ok(model.name, f"openai reaches {weights}{'' if listed else ', which lists no models'}")
 
 
 def _check_weights(engine: str, weights: str, context: int) -> None:

@@ -15,13 +15,14 @@ from decode_worker.worker import DecodeWorker
 from engines.base import EngineInfo, Loaded
 from engines.family import in_family
 from engines.proof import prove
-from engines.registry import Engine, EngineOptions, open_engine
+from engines.registry import Engine, open_engine
 from engines.sketch import Sketches
 from engines.sketching import sketch_of
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text
 from infra.config.hours import Hours
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
+from kvasir.engine_options import engine_options
 from kvasir.worker.page import PageOptions, worker_page
 from kvasir.worker.stealables import memory_bytes, stealables, weights_bytes
 from kvstore.base import ClusterState, KVStore
@@ -120,8 +121,7 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
         weights = weights or default
     context = choice.context or (configured.context if configured else 0)
     slots = 1 if options.role == "prefill" else options.decode.slots or (configured.slots if configured else 4)
-    threads = configured.threads if configured else 0
-    engine = open_engine(name, EngineOptions(weights, context, slots, threads))
+    engine = open_engine(name, engine_options(configured, name, weights, context, slots))
     return in_family(engine, options.model, configured.same_weights if configured else ()), weights
 
 
@@ -139,7 +139,7 @@ def _others(settings: Settings, options: WorkerOptions, engine: Engine, cluster_
     """What else this worker may serve, in its own number of slots."""
 
     def load(model: ModelSettings, name: str, weights: str) -> Loaded[Engine]:
-        options = EngineOptions(weights, model.context, engine.info.slots, model.threads)
+        options = engine_options(model, name, weights, model.context, engine.info.slots)
         other: Engine = in_family(open_engine(name, options), model.name, model.same_weights)
         try:
             return _checked(cluster_state, model.name, other)

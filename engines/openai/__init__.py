@@ -1,0 +1,1 @@
+"""Any server of OpenAI's chat completions as an engine."""

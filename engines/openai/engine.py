@@ -1,0 +1,273 @@
+"""Any server of OpenAI's chat completions as an engine: text goes in and comes out, and no KV cache.
+
+`weights` is `http://HOST:PORT/v1/MODEL`: the server's base URL, and after `/v1/` the model by the server's own name.
+Its jobs pass the prefill stage as text: the server renders the template and tokenizes.
+
+Servers differ in what they know. At the start they are sent every field once; those that a server refuses by name are
+not sent to it again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engines.base import Answer, EngineInfo
+from engines.chat import chat
+from engines.openai.http import OpenAIServer, Outside, Refused, Unlisted, never
+from engines.openai.place import outside
+from engines.registry import EngineOptions
+from engines.remote import CAPABILITIES, SAMPLE, TextOnly, break_known_marks, check_json, context_of
+from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
+from messages.jobs import Part, Sampling
+
+_log = logging.getLogger(__name__)
+
+_SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
+# What a server may refuse, and do without.
+_OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
+_FINISHED = ("stop", "length")
+_KEY_REFUSED = (401, 403)
+_CONTEXT_FIELDS = ("max_model_len", "context_length", "max_context_length", "context_window")
+_PROBE = {"type": "object", "properties": {"well": {"type": "boolean"}}, "required": ["well"]}
+_KEY = "set KVASIR_API_KEY, or api_key_file in the model's table"
+
+
+def open_engine(options: EngineOptions) -> OpenAIEngine:
+    """Find the server and the model, and try it. Raises ConfigError, saying what to do."""
+    base, model = parse_weights(options.weights)
+    server = OpenAIServer(base, options.api_key, options.allow_external)
+    try:
+        return OpenAIEngine(server, model, served(server, model), options)
+    except EngineUnavailable as error:
+        server.close()
+        raise why_not(error, bool(options.api_key)) from None
+    except DeadLetter as error:
+        server.close()
+        raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
+    except BaseException:
+        server.close()
+        raise
+
+
+def look_up(options: EngineOptions) -> tuple[str, bool]:
+    """(host if it is outside, else ""; whether the server lists the model: some list none).
+
+    Raises ConfigError if the server is not there, refuses the key, or has other models.
+    """
+    base, model = parse_weights(options.weights)
+    server = OpenAIServer(base, options.api_key, options.allow_external)
+    try:
+        listed = served(server, model)
+    except EngineUnavailable as error:
+        raise why_not(error, bool(options.api_key)) from None
+    finally:
+        server.close()
+    return outside(base), bool(listed)
+
+
+def parse_weights(weights: str) -> tuple[str, str]:
+    """(base URL, model). Raises ConfigError."""
+    found = _SHAPE.fullmatch(weights)
+    if found is None:
+        shown = "what was given" if "@" in weights else f"{weights!r:.100}"
+        raise ConfigError(
+            f"weights of the openai engine look like 'http://127.0.0.1:8000/v1/MODEL', not {shown}; "
+            "the model's name stands after /v1/"
+        )
+    return found[1], found[2]
+
+
+def why_not(error: EngineUnavailable, with_key: bool) -> ConfigError:
+    """The error of an engine that can't start, with what to do."""
+    if isinstance(error, Outside):
+        return ConfigError(f"{error} in the model's table")
+    if isinstance(error, Refused) and error.status in _KEY_REFUSED:
+        mend = "it does not take this API key" if with_key else f"it wants an API key: {_KEY}"
+        return ConfigError(f"{error}; {mend}")
+    if isinstance(error, Refused):
+        return ConfigError(str(error))
+    return ConfigError(f"{error}; is it running there?" if "does not answer" in str(error) else str(error))
+
+
+def served(server: OpenAIServer, model: str) -> dict[str, Any]:
+    """What the server lists of a model, {} if it lists no models. Raises ConfigError if it has others."""
+    try:
+        listed = server.models()
+    except Unlisted:
+        return {}
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        return {}
+    for entry in listed:
+        if entry.get("id") == model:
+            return entry
+    there = ", ".join(sorted(str(entry.get("id")) for entry in listed)) or "no model at all"
+    raise ConfigError(f"the server at {server.host} has no model {model!r} (it has: {there:.400})")
+
+
+class OpenAIEngine(TextOnly):
+    """`DecodesText`; the prefill half passes every job through."""
+
+    def __init__(self, server: OpenAIServer, model: str, listed: dict[str, Any], options: EngineOptions) -> None:
+        super().__init__("the server", context_of("the server", model, _context_in(listed), options.context))
+        self._server = server
+        self._model = model
+        self._unknown: set[str] = set()
+        self._warm_up()
+        self._info = EngineInfo(
+            engine="openai",
+            device="unknown",
+            context=self._context,
+            slots=options.slots,
+            fingerprint="",
+            tokenizer="",
+            layout=None,
+            capabilities=CAPABILITIES,
+            chars_per_token=self._letters_per_token,
+            outside=outside(server.host),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. Idempotent."""
+        self._server.close()
+
+    def decode_text(
+        self,
+        prompt: Sequence[Part],
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """See DecodesText. Waits as long as a busy server (429) asks for. Counts that it does not tell are 0."""
+        called = time.monotonic()
+        self._check_room(sampling)
+        reading = _Reading(on_text)
+        messages = [{"role": one.role, "content": break_known_marks(one.text)} for one in chat(prompt)]
+        try:
+            for event in self._server.chat(self._request(messages, sampling), stop):
+                reading.take(event)
+        except Refused as refused:
+            raise never(refused) from refused
+        finish_reason = reading.finish_reason()
+        self._check_whole(prompt, sampling, reading.prompt_tokens)
+        text = "".join(reading.pieces)
+        if sampling.json_schema and finish_reason == "stop":
+            check_json(text, "the server")
+        return Answer(
+            text=text,
+            tokens=(),
+            completion_tokens=reading.completion_tokens,
+            finish_reason=finish_reason,
+            evaluated_tokens=reading.prompt_tokens,
+            first_token_s=(reading.first or time.monotonic()) - called,
+            seconds=time.monotonic() - called,
+        )
+
+    def _request(self, messages: list[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "model": self._model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": sampling.seed % _RANDOM_SEED,
+            "min_p": 0.0,  # these two have other defaults in some servers
+            "repetition_penalty": 1.0,
+        }
+        if words := [word for word in sampling.stop if word]:
+            request["stop"] = words
+        if sampling.json_schema:
+            schema = {"name": "answer", "schema": json.loads(sampling.json_schema), "strict": True}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return {name: value for name, value in request.items() if name not in self._unknown}
+
+    def _warm_up(self) -> None:
+        """Have a text counted (letters per token), and see which fields the server refuses."""
+        # A new first line, so that none of it is found in a prompt cache: some servers don't count that.
+        text = f"{secrets.token_hex(4)}\n{SAMPLE}"
+        sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
+        while True:
+            reading = _Reading(None)
+            request = self._request([{"role": "user", "content": text}], sampling)
+            try:
+                for event in self._server.chat(request):
+                    reading.take(event)
+            except Refused as refused:
+                self._do_without(refused, request)
+                continue
+            if reading.prompt_tokens:
+                self._letters_per_token = len(text) / reading.prompt_tokens
+            return
+
+    def _do_without(self, refused: Refused, request: dict[str, Any]) -> None:
+        """The field that a refusal names is not sent again. Raises the refusal if it names none."""
+        named = f"{refused.param} {refused.said}"
+        field = next((each for each in _OPTIONAL if each in request and each in named), "")
+        if refused.status not in (400, 422) or not field:
+            raise refused
+        _log.warning("the server at %s refuses %s, which is not sent: %.200s", self._server.host, field, refused.said)
+        self._unknown.add(field)
+
+
+class _Reading:
+    """What the events of one answer come to."""
+
+    def __init__(self, on_text: Callable[[str], None] | None) -> None:
+        self.pieces: list[str] = []
+        self.first = 0.0  # when the first token came, on the monotonic clock; 0: none has
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self._reason = ""
+        self._on_text = on_text
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Add one event. Raises EngineUnavailable for one of another shape."""
+        try:
+            if usage := event.get("usage"):
+                self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+                self.completion_tokens = int(usage.get("completion_tokens") or 0)
+            choices = [choice for choice in event.get("choices") or () if choice.get("index", 0) == 0]
+            self._reason = next((one["finish_reason"] for one in choices if one.get("finish_reason")), self._reason)
+            deltas = [choice.get("delta") or {} for choice in choices]
+            piece = "".join([delta.get("content") or "" for delta in deltas])
+            thought = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
+        except (AttributeError, TypeError, ValueError):
+            raise EngineUnavailable(f"the server sent an event of another shape: {json.dumps(event):.80}") from None
+        if not self.first and (piece or thought):
+            self.first = time.monotonic()
+        if piece:
+            self.pieces.append(piece)
+            if self._on_text:
+                self._on_text(piece)
+
+    def finish_reason(self) -> str:
+        """Raises EngineUnavailable if the answer was cut off, InvalidPrompt if it was withheld."""
+        if self._reason == "content_filter":
+            raise InvalidPrompt("the server withheld its answer (content_filter)")
+        if self._reason not in _FINISHED:
+            raise EngineUnavailable(f"the server ended its answer early ({self._reason or 'no end'})")
+        return self._reason
+
+
+def _context_in(listed: dict[str, Any]) -> int:
+    """Tokens of context by the server's own account (vLLM, SGLang, llama.cpp, …); 0 if it does not say."""
+    meta = listed.get("meta")
+    told = [listed.get(name) for name in _CONTEXT_FIELDS] + [meta.get("n_ctx") if isinstance(meta, dict) else 0]
+    return next((value for value in told if isinstance(value, int) and value > 0), 0)

@@ -1,0 +1,196 @@
+"""Speaks OpenAI's chat completions with a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from engines.openai.place import outside
+from engines.remote import CONNECT_S, Calls
+from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 600.0  # a server that asks for more is away
+_TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
+_NO_SCHEMA = ("grammar", "schema", "response_format")
+_NEVER = (400, 413, 422)
+
+
+class Refused(EngineUnavailable):
+    """The server answered with an error; `said` is its sentence, and `param` the field that it names."""
+
+    def __init__(self, host: str, status: int, said: str, param: str = "") -> None:
+        super().__init__(f"the server at {host} answered {status}: {said:.300}")
+        self.status = status
+        self.said = said
+        self.param = param
+
+
+class Unlisted(EngineUnavailable):
+    """The server answered, but lists no models. mlx_lm.server does so on a machine without a cache of the hub."""
+
+
+class Outside(EngineUnavailable):
+    """The server is outside private networks, and nobody has allowed that."""
+
+
+class _Busy(Exception):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+class OpenAIServer:
+    """One server. All methods may be called from any thread.
+
+    They raise EngineUnavailable (Refused and Outside among them), ContextExceeded, InvalidPrompt, InvalidSchema; and
+    Cancelled soon after `stop` is set.
+    """
+
+    def __init__(self, base: str, api_key: str, allow_external: bool) -> None:
+        """`base` is the URL up to and with `/v1`. The key is sent there and shown nowhere."""
+        self.host = base
+        self._key = api_key
+        self._allow_external = allow_external
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
+        timeout = httpx.Timeout(None, connect=CONNECT_S)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        # No proxy of the environment's, and no redirect is followed: prompts go to this address and no other.
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._calls = Calls("openai", self._sorted_out, self._client.aclose)
+
+    def models(self) -> list[dict[str, Any]]:
+        """What the server lists under /models."""
+        listed = self._calls.only(self._list)
+        return [entry for entry in listed if isinstance(entry, dict)]
+
+    def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
+        """The answer's events. A server that is busy (429) is asked again when it says."""
+        return self._calls.receive(lambda: self._patiently(body), stop)
+
+    def close(self) -> None:
+        """Requests in progress raise EngineUnavailable. Idempotent."""
+        self._calls.close()
+
+    async def _list(self) -> list[Any]:
+        await self._check_place()
+        response = await self._client.get(f"{self.host}/models")
+        self._check(response)
+        try:
+            listed = response.json()["data"]
+        except (ValueError, KeyError, TypeError):
+            listed = None
+        if not isinstance(listed, list):
+            raise Unlisted(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
+        return listed
+
+    async def _patiently(self, body: dict[str, Any]) -> AsyncIterator[Any]:
+        while True:
+            try:
+                async for event in self._events(body):
+                    yield event
+                return
+            except _Busy as busy:
+                _log.info("the server at %s is busy, and is asked again in %.0f s", self.host, busy.seconds)
+                await asyncio.sleep(busy.seconds)
+
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:
+        await self._check_place()
+        async with self._client.stream("POST", f"{self.host}/chat/completions", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                await response.aread()
+            self._check(response)
+            if "event-stream" not in response.headers.get("content-type", ""):
+                raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
+            async for line in response.aiter_lines():
+                kind, _, value = line.partition(":")
+                if kind != "data":
+                    continue
+                if value.strip() == "[DONE]":
+                    return
+                yield self._event(value)
+
+    def _event(self, value: str) -> dict[str, Any]:
+        try:
+            event = json.loads(value)
+        except ValueError:
+            raise EngineUnavailable(f"the server at {self.host} sent an event that is not JSON: {value:.80}") from None
+        if not isinstance(event, dict):
+            raise EngineUnavailable(f"the server at {self.host} sent an event that is no object: {value:.80}")
+        if event.get("error"):
+            raise self._refused(500, event)
+        return event
+
+    def _check(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status == httpx.codes.OK:
+            return
+        wait = _seconds(response.headers.get("retry-after", ""))
+        if status == httpx.codes.TOO_MANY_REQUESTS and wait is not None and wait <= _LONGEST_WAIT_S:
+            raise _Busy(wait)
+        try:
+            body = response.json()
+        except ValueError:
+            body = response.text
+        raise self._refused(status, body)
+
+    def _refused(self, status: int, body: Any) -> Refused:
+        """Servers write {"error": {"message"}}, {"error": "…"}, {"message"} or {"detail"}; or no JSON at all."""
+        error = body.get("error", body) if isinstance(body, dict) else body
+        said = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
+        param = str(error.get("param") or "") if isinstance(error, dict) else ""
+        text = " ".join(str(said or error).split())
+        return Refused(self.host, status, text.replace(self._key, "***") if self._key else text, param)
+
+    async def _check_place(self) -> None:
+        """Before each request: a name may lead elsewhere than it did."""
+        if not self._allow_external and (where := await asyncio.to_thread(outside, self.host)):
+            raise Outside(
+                f"{where} is outside private networks, or can't be found: no prompt goes there unless "
+                "allow_external = true"
+            )
+
+    def _sorted_out(self, error: BaseException) -> KvasirError:
+        """What a failed request means for the job."""
+        if isinstance(error, Refused) and error.status in _NEVER:
+            said = error.said.lower()
+            if error.status == httpx.codes.REQUEST_ENTITY_TOO_LARGE or any(words in said for words in _TOO_LONG):
+                return ContextExceeded(f"the server refused the prompt: {error.said:.300}")
+            return error
+        if isinstance(error, KvasirError):
+            return error
+        if isinstance(error, _Busy):
+            return EngineUnavailable(f"the server at {self.host} is busy for {error.seconds:.0f} s more")
+        what = str(error) or type(error).__name__
+        return EngineUnavailable(f"the server at {self.host} does not answer: {what:.300}")
+
+
+def never(refused: Refused) -> KvasirError:
+    """The job's error of a refusal that asking again would not change; the refusal itself if it might."""
+    if refused.status not in _NEVER:
+        return refused
+    if any(word in f"{refused.said} {refused.param}".lower() for word in _NO_SCHEMA):
+        return InvalidSchema(f"the JSON schema can't be made a constraint: {refused.said:.300}")
+    return InvalidPrompt(str(refused))
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Of a Retry-After: seconds, or a date."""
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,35 @@
+"""Whether a server is inside: on this machine or in a private network, where prompts may go without being asked."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+_INSIDE = [
+    ipaddress.ip_network(each)
+    for each in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "0.0.0.0/32"),
+        *("::1/128", "fc00::/7", "fe80::/10", "::/128"),
+    )
+]
+_INSIDE_NAMES = (".local", ".localhost", ".internal", ".home.arpa")
+
+
+def outside(url: str) -> str:
+    """The host of a URL if it is outside, "" if it is inside. A name is where all of its addresses are.
+
+    A name without an address is inside if its ending is kept for private networks. Blocks while it looks names up.
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return "" if f".{host}".endswith(_INSIDE_NAMES) else host
+    return "" if all(_is_inside(address) for address in found) else host
+
+
+def _is_inside(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None) or parsed
+    return any(mapped in network for network in _INSIDE)

@@ -1,0 +1,236 @@
+"""What engines share whose model answers behind somebody's HTTP server: text goes in and comes out, and no KV cache.
+
+Requests run on one event loop in a thread of its own; the caller waits for what comes back, looks at its stop event,
+and cancels. The closed connection tells the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import queue
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from typing import Any
+
+from engines.base import Answer, Capabilities, Prefilled, Tokenized
+from messages.errors import (
+    Cancelled,
+    ConfigError,
+    ContextExceeded,
+    EngineUnavailable,
+    InvalidSchema,
+    KvasirError,
+    KVTransferFailed,
+)
+from messages.jobs import Part, Sampling
+from messages.kv import KVCache, Record
+
+CAPABILITIES = Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False)
+CONNECT_S = 10.0
+LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
+_POLL_S = 0.1
+# No prompt has this much more text to a token than the sample: one that was counted lower was cut.
+_CUT = 0.6
+_KNOWN_MARK = re.compile(
+    r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
+    r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
+    re.IGNORECASE,
+)
+SAMPLE = """def mean(values: list[float]) -> float:
+    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
+    return sum(values) / len(values) if values else 0.0
+
+The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
+one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
+"""
+
+
+def broken(first: re.Match[str]) -> str:
+    """The first character of a control token, with one after it that nobody sees and no such token holds."""
+    return first[0] + "\u200b"
+
+
+def break_known_marks(text: str) -> str:
+    """A text without the control tokens of known families, which a server would take for its own."""
+    return _KNOWN_MARK.sub(broken, text)
+
+
+def check_json(text: str, whose: str) -> None:
+    """Some servers take a schema for no more than a hint. Raises InvalidSchema."""
+    try:
+        json.loads(text)
+    except ValueError:
+        raise InvalidSchema(f"{whose} did not keep to the JSON schema; it answered {text!r:.80}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: BaseException | None
+
+
+class Calls:
+    """Runs requests that can be called off while the server computes. All methods may be called from any thread.
+
+    `sorted_out` makes the job's error of a failed request's; `close_client` closes its connections.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sorted_out: Callable[[BaseException], KvasirError],
+        close_client: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._name = name
+        self._sorted_out = sorted_out
+        self._close_client = close_client
+        self._closed = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-http", daemon=True)
+        self._thread.start()
+
+    def only(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """The one thing that comes back. Raises what `sorted_out` gives, and EngineUnavailable once closed."""
+
+        async def once() -> AsyncIterator[Any]:
+            yield await ask()
+
+        with closing(self.receive(once, None)) as items:
+            return next(items)
+
+    def receive(
+        self, produce: Callable[[], AsyncIterator[Any]], stop: threading.Event | None
+    ) -> Generator[Any, None, None]:
+        """One piece after another. Raises as `only`, and Cancelled soon after `stop` is set."""
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._check_running(stop)
+        task = asyncio.run_coroutine_threadsafe(_deliver(produce(), inbox.put), self._loop)
+        try:
+            while True:
+                try:
+                    item = inbox.get(timeout=_POLL_S)
+                except queue.Empty:
+                    self._check_running(stop)
+                    continue
+                self._check_running(stop)
+                if not isinstance(item, _End):
+                    yield item
+                elif item.error is None:
+                    return
+                else:
+                    raise self._sorted_out(item.error) from item.error
+        finally:
+            task.cancel()
+
+    def close(self) -> None:
+        """Requests in progress raise EngineUnavailable. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _shut_down(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._close_client()
+        await self._loop.shutdown_asyncgens()
+
+    def _check_running(self, stop: threading.Event | None) -> None:
+        if self._closed.is_set():
+            raise EngineUnavailable(f"the {self._name} engine was closed")
+        if stop is not None and stop.is_set():
+            raise Cancelled("cancelled while the engine was at work")
+
+
+async def _deliver(items: AsyncIterator[Any], put: Callable[[Any], None]) -> None:
+    try:
+        async for item in items:
+            put(item)
+    except BaseException as error:
+        put(_End(error))
+        if isinstance(error, asyncio.CancelledError):
+            raise
+    else:
+        put(_End(None))
+
+
+class TextOnly:
+    """The half of an engine that says no to ids and KV caches; its prefill half passes every job through."""
+
+    def __init__(self, called: str, context: int) -> None:
+        self._called = called
+        self._context = context
+        self._letters_per_token = LETTERS_PER_TOKEN
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """No ids: the server keeps them to itself."""
+        return Tokenized((), 0)
+
+    def count_tokens(self, text: str) -> int:
+        """An estimate, by the sample that the server counted at the start."""
+        return math.ceil(len(text) / self._letters_per_token)
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Record], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """Always KVTransferFailed: no KV cache comes out."""
+        raise KVTransferFailed(f"{self._called} gives no KV cache out")
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """Always KVTransferFailed: text is taken (`decode_text`), no ids and no KV cache."""
+        raise KVTransferFailed(f"{self._called} takes no token ids and no KV cache in")
+
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+        """Always KVTransferFailed, as `decode`."""
+        raise KVTransferFailed(f"{self._called} takes no token ids and no KV cache in")
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """Always KVTransferFailed, as `decode`."""
+        raise KVTransferFailed(f"{self._called} takes no token ids and no KV cache in")
+
+    def _check_room(self, sampling: Sampling) -> None:
+        if sampling.max_tokens >= self._context:
+            raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
+
+    def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, counted: int) -> None:
+        """Raises ContextExceeded unless the whole prompt was read; `counted`: its tokens, 0 if that is not told."""
+        if counted + sampling.max_tokens > self._context:
+            raise ContextExceeded(
+                f"the prompt has {counted:,} tokens (more, if {self._called} cut it) and the answer may have "
+                f"{sampling.max_tokens:,}, but the context holds {self._context:,}"
+            )
+        expected = self.count_tokens("".join(part.text for part in prompt))
+        if expected > self._context and 0 < counted < expected * _CUT:
+            raise ContextExceeded(f"{self._called} cut a prompt of about {expected:,} tokens to {counted:,}")
+
+
+def context_of(called: str, model: str, trained: int, wanted: int) -> int:
+    """The context to go by. `trained`: what the server says, 0 if nothing. Raises ConfigError where that is shorter."""
+    if trained and wanted > trained:
+        raise ConfigError(f"{model} was trained for a context of {trained:,}; set context to that or less")
+    if not (wanted or trained):
+        raise ConfigError(f"{called} does not say how long a context {model} can have: set context")
+    return wanted or trained

@@ -1,0 +1,14 @@
+"""How a configured model is to be loaded: its settings as an engine's options."""
+
+from __future__ import annotations
+
+from engines.registry import EngineOptions
+from infra.config.settings import ModelSettings
+
+
+def engine_options(model: ModelSettings | None, engine: str, weights: str, context: int, slots: int) -> EngineOptions:
+    """`model` is None where a worker's flags say everything. Raises ConfigError on an unreadable key file."""
+    if model is None:
+        return EngineOptions(weights, context, slots)
+    key = model.api_key.reveal() if model.api_key and engine == "openai" else ""
+    return EngineOptions(weights, context, slots, model.threads, model.allow_external, key)
