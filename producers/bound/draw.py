@@ -70,7 +70,7 @@ class Draw:
     seed: str  # of these grades: another draw of the same grades is the same sample
     plan: Plan
     strata: tuple[Stratum, ...]
-    reviewed_before: int = 0  # submissions somebody had decided on
+    reviewed_before: int = 0  # grades that somebody had decided on: not drawn from
     looks: int = 1
     version: int = field(default=_VERSION)
 
@@ -106,9 +106,9 @@ def draw(folder: Path, plan: Plan, by: str, strata: Mapping[str, str] | None = N
     graded = load_graded(folder)
     plan = _checked(plan, graded)
     _refuse_second(folder, graded)
-    members = [member(grade, plan.signal) for grade in graded.grades if counts(grade)]
+    members = undecided(folder, graded, plan.signal)
     if not members:
-        raise BoundError("no submission has points from a model yet; grade the class first")
+        raise BoundError("there is no grade from a model that nobody has decided on; grade the class first")
     parts, seed = _parts(members, strata), _seed(graded.batch_id, members)
     made = Draw(
         one_line(by),
@@ -119,12 +119,19 @@ def draw(folder: Path, plan: Plan, by: str, strata: Mapping[str, str] | None = N
             Stratum(name, tuple(part), uniform_sample([one.item_id for one in part], plan.sizes[-1], f"{seed} {name}"))
             for name, part in parts.items()
         ),
-        reviewed_before=len({override.item_id for override in read_overrides(folder)}),
+        reviewed_before=sum(map(counts, graded.grades)) - len(members),
     )
     _set_aside(folder)
     _save(folder, made)
     _start_sheet(folder, made, graded)
     return made
+
+
+def undecided(folder: Path, graded: GradedClass, signal: str) -> list[Member]:
+    """The grades from a model that no person has decided on: what was looked at isn't unseen."""
+    decided = {override.item_id for override in read_overrides(folder)}  # an item's id, or its submission's name
+    given = [member(grade, signal) for grade in graded.grades if counts(grade)]
+    return [one for one in given if not {one.item_id, one.submission} & decided]
 
 
 def _seed(batch_id: str, members: Iterable[Member]) -> str:

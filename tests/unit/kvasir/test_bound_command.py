@@ -13,7 +13,7 @@ from producers.batch import grade
 from producers.batch.batch import Batch
 from producers.bound import BoundError, Plan, draw, drawn
 from producers.grading.reviews import Override, append_override
-from producers.report.graded import save_graded
+from producers.report.graded import load_graded, save_graded
 from tests.support.desk import answer, planned
 
 SIZE = 80
@@ -125,6 +125,20 @@ def test_other_grades_draw_another_sample() -> None:
     grades.write_text(json.dumps(kept), "utf-8")
     assert bound("--draw", "15") == 0
     assert drawn(OUT).seed != seed
+
+
+def test_what_a_person_has_decided_on_is_neither_drawn_nor_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [one.item_id for one in load_graded(OUT).grades[:20]]
+    append_override(OUT, *[Override(id, None, None, None, "looked at", "Ada") for id in ids])
+    assert bound("--draw", "60") == 0
+    assert len(rows()) == 60
+    assert not drawn(OUT).sampled().keys() & set(ids)
+    fill()
+    capsys.readouterr()
+    bound()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "20 grades were decided on by a person before the draw" in said
+    assert "added since" not in said
 
 
 def test_looks_that_were_planned_cost_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
