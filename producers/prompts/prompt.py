@@ -162,7 +162,7 @@ def prefix(
         "\n\n".join(["# Rubric", *map(criterion_text, criteria)]) if criteria and with_criteria else "",
         _reference("Reference solution", solution),
         _reference("Template the students started from; it is not their work", template),
-        f"# Answer\n{_answer_format(criteria, with_summary=role == 'feedback')}" if with_criteria else "",
+        f"# Answer\n{_answer_format(criteria, role == 'feedback', rubric.feedback)}" if with_criteria else "",
         RULES,
     ]
     return "\n\n".join(section for section in sections if section) + "\n\n"
@@ -198,7 +198,7 @@ def _reference(heading: str, work: Submission | None) -> str:
     return f"# {heading}\n{parts}\n--- end"
 
 
-def _answer_format(criteria: Sequence[Criterion], with_summary: bool) -> str:
+def _answer_format(criteria: Sequence[Criterion], with_summary: bool, how: str) -> str:
     entry = '{"evidence": "…", "points": …, "feedback": "…"}'
     lines = [f"  {json.dumps(criterion.id)}: {entry}" for criterion in criteria]
     if with_summary:
@@ -206,7 +206,13 @@ def _answer_format(criteria: Sequence[Criterion], with_summary: bool) -> str:
     told = [f"evidence: at most {EVIDENCE_CHARS} characters, empty if the submission has none"] if criteria else []
     told += [f"feedback: at most {FEEDBACK_CHARS} characters, what is right or missing and why"] if criteria else []
     told += [f"summary: at most {SUMMARY_CHARS} characters, what to keep and what to do next"] if with_summary else []
-    return "\n".join(["One JSON object, nothing else:", "{", ",\n".join(lines), "}", "; ".join(told) + "."])
+    form = ["One JSON object, nothing else:", "{", ",\n".join(lines), "}", "; ".join(told) + "."]
+    return "\n".join([*form, *(summary_style(how) if with_summary else [])])
+
+
+def summary_style(how: str) -> list[str]:
+    """The line that says how the summary is to be written, if the rubric does."""
+    return [f"How to write the summary: {neutralise(how)}"] if how else []
 
 
 # --- the student's part ---

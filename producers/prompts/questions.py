@@ -19,7 +19,7 @@ from producers.prompts.answers import (
     passage_schema,
     summary_schema,
 )
-from producers.prompts.prompt import criterion_text
+from producers.prompts.prompt import criterion_text, summary_style
 from producers.rubric.rubric import Criterion, Role, Rubric
 
 # Names of the questions that are no criteria: no criterion can have them.
@@ -47,7 +47,8 @@ def questions_of(role: Role, rubric: Rubric) -> list[AskedOnce]:
     """What this role's model is asked about each submission, in order."""
     asked = [AskedOnce(each.id, _about(each), criterion_schema(each)) for each in rubric.for_model(role)]
     if role == "feedback":
-        asked.append(AskedOnce(SUMMARY, _SUMMARY, summary_schema()))
+        text = "\n".join([_SUMMARY, *summary_style(rubric.feedback)])
+        asked.append(AskedOnce(SUMMARY, text, summary_schema()))
     return [*asked, AskedOnce(PASSAGE, _PASSAGE, passage_schema())]
 
 

@@ -2,6 +2,7 @@
 
     title: Loops and functions
     instructions: Grade the third homework of a first course in R.     # optional
+    feedback: Write the summary in German, and begin with what went well.   # optional: its tone or language
     total: 10                                                          # optional: checked against the sum
     criteria:
       - id: loops
@@ -57,7 +58,7 @@ RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}\Z")
-_TOP_KEYS = ("title", "instructions", "criteria", "total", "checks")
+_TOP_KEYS = ("title", "instructions", "criteria", "total", "checks", "feedback")
 _CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step")
 
 
@@ -88,6 +89,7 @@ class Rubric:
     criteria: tuple[Criterion, ...]
     digest: str
     checks: tuple[Check, ...] = ()
+    feedback: str = ""  # how the summary is to be written
 
     @cached_property
     def total(self) -> Points:
@@ -129,7 +131,9 @@ def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
     instructions = _text(file, "instructions", top.get("instructions", ""), MAX_INSTRUCTIONS)
     criteria = _criteria(file, top["criteria"])
     checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
-    rubric = Rubric(title, instructions, criteria, _digest(title, instructions, criteria, checks), checks)
+    feedback = _text(file, "feedback", top.get("feedback", ""), MAX_GUIDANCE)
+    digest = _digest(title, instructions, criteria, checks, feedback)
+    rubric = Rubric(title, instructions, criteria, digest, checks, feedback)
     _check_total(file, top.get("total"), rubric.total)
     return rubric
 
@@ -142,8 +146,11 @@ def _data(file: str, text: str, suffix: str) -> Any:
     return from_earlier_form(file, data) if is_earlier_form(data) else data
 
 
-def _digest(title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...]) -> str:
+def _digest(
+    title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
+) -> str:
     content = [title, instructions, [asdict(criterion) for criterion in criteria], [asdict(check) for check in checks]]
+    content += [feedback] if feedback else []  # a rubric without is the one that it was before there was this key
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
 
 

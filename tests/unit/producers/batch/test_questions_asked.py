@@ -202,3 +202,29 @@ def test_a_manifest_keeps_what_was_asked_and_one_without_is_read(request_: Grade
     path.write_text(json.dumps(manifest), "utf-8")
     with pytest.raises(BatchError, match="asked"):
         Batch(tmp_path / "out")
+
+
+def test_another_tone_asks_for_the_summary_alone_and_touches_no_points(request_: GradeRequest, tmp_path: Path) -> None:
+    with Batch(tmp_path / "out") as batch:
+        before = prepared(batch, request_)
+        answer(batch, before.tasks)
+        edit(request_, "title: Means", "title: Means\nfeedback: Write it in German.")
+        known = {task.job_id for task in before.tasks}
+        new = [task for task in prepared(batch, request_).tasks if task.job_id not in known]
+        assert [names(task) for task in new] == [[SUMMARY]] * 3
+        assert "Write it in German." in new[0].questions[0].suffix[0].text
+        answer(batch, new, summary={"summary": "Gut gemacht."})
+        first, *_ = graded(batch, request_)
+    assert (first.points, first.summary) == (4, "Gut gemacht.")
+
+
+def test_asked_all_at_once_the_tone_stands_in_the_prompt_of_who_writes_the_summary(
+    request_: GradeRequest, tmp_path: Path
+) -> None:
+    edit(request_, "title: Means", "title: Means\nfeedback: Write it in German.")
+    with Batch(tmp_path / "out") as batch:
+        tasks = prepared(batch, replace(request_, ask="together")).tasks
+    assert {task.role: "Write it in German." in task.prompt.shared for task in tasks} == {
+        "code": False,
+        "feedback": True,
+    }
