@@ -42,7 +42,6 @@ class _Drawing:
 
     draw: tuple[int, ...] | None
     by: str | None
-    seed: int | None
     within: float | None
     at_most: float | None
     confidence: float | None
@@ -84,7 +83,6 @@ class _Drawing:
 )
 @click.option("--strata", type=path, help="CSV (submission, part): a sample and a bound for each part.")
 @click.option("--by", metavar="NAME", help="Who draws [default: who is logged in].")
-@click.option("--seed", type=int, help="Of the drawing [default: by chance].")
 @click.option("--more", is_flag=True, help="The next look that was planned: more rows to fill in.")
 @click.option("--sheet", type=path, help=f"The hand grades [default: {SHEET} in the folder BATCH].")
 @click.option(
@@ -134,7 +132,7 @@ def _refuse_drawing(drawing: _Drawing) -> None:
 
 def _draw(batch: Path, drawing: _Drawing, as_json: bool) -> int:
     strata = _strata(drawing.strata) if drawing.strata else None
-    return _show_draw(batch, bounds.draw(batch, drawing.plan(), drawing.by or _me(), drawing.seed, strata), as_json)
+    return _show_draw(batch, bounds.draw(batch, drawing.plan(), drawing.by or _me(), strata), as_json)
 
 
 def _me() -> str:
@@ -160,7 +158,7 @@ def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
         say_json({"sample": names, "sheet": str(batch / SHEET), "seed": made.seed, "by": made.by, "at": made.at})
         return 0
     members = sum(len(stratum.members) for stratum in made.strata)
-    say(f"{made.by} drew {len(names)} of {plural(members, 'grade')}, with seed {made.seed}. It is written down.")
+    say(f"{made.by} drew {len(names)} of {plural(members, 'grade')}. It is written down.")
     say(f"Grade them by hand, before you look at what the model gave: {batch / SHEET}")
     plan = made.plan
     say(
@@ -214,7 +212,7 @@ def _row(one: Compared) -> list[str]:
         one.criterion or "total",
         one_line(one.title) if one.criterion else "",
         f"{one.same} of {one.compared}",
-        "–" if one.kappa is None else f"{one.kappa:.2f}",
+        "–" if one.kappa is None else f"{round(one.kappa, 2) + 0:.2f}",
         f"{one.bias:+.2f}",
         "–" if one.interval is None else f"{one.interval[0]:+.2f} to {one.interval[1]:+.2f}",
         f"{one.largest:g}",

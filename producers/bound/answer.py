@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from producers.bound.draw import Draw, Stratum, changed, counts, drawn, limits
+from producers.bound.draw import Draw, Stratum, changed, counts, drawn, limits, undecided
 from producers.bound.sheet import HandGrade, read_sheet_of
 from producers.export.final import apply
 from producers.grading.bound import (
@@ -149,7 +149,8 @@ def _reviewed(folder: Path, made: Draw, graded: GradedClass) -> dict[str, HandGr
 def _warnings(folder: Path, made: Draw, graded: GradedClass, from_reviews: bool) -> list[str]:
     members = {one.item_id for stratum in made.strata for one in stratum.members}
     ours = [grade for grade in graded.grades if (grade.item_id or grade.submission) in members]
-    new = [grade for grade in graded.grades if counts(grade) and (grade.item_id or grade.submission) not in members]
+    unseen = {one.item_id for one in undecided(folder, graded, made.plan.signal)}
+    new = [grade for grade in graded.grades if (grade.item_id or grade.submission) in unseen - members]
     sampled = [grade for grade in ours if (grade.item_id or grade.submission) in made.sampled()]
     found = []
     if from_reviews:
@@ -157,8 +158,10 @@ def _warnings(folder: Path, made: Draw, graded: GradedClass, from_reviews: bool)
             "These hand grades were given with the model's points in sight, which makes people agree with them."
         )
     if made.reviewed_before:
-        had = plural(made.reviewed_before, "submission", "had", "had")
-        found.append(f"{had} been decided on before the sample was drawn: whoever grades may know what the model gave.")
+        were = plural(made.reviewed_before, "grade", "was", "were")
+        found.append(
+            f"{were} decided on by a person before the draw; neither the table nor the sentence is about them."
+        )
     if new:
         came = plural(len(new), "grade", "was", "were")
         found.append(f"{came} added since the draw, and the sentence is not about them{_differs(new, ours, made)}.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -68,10 +67,10 @@ class Draw:
 
     by: str
     at: float  # seconds since the epoch
-    seed: int
+    seed: str  # of these grades: another draw of the same grades is the same sample
     plan: Plan
     strata: tuple[Stratum, ...]
-    reviewed_before: int = 0  # submissions somebody had decided on
+    reviewed_before: int = 0  # grades that somebody had decided on: not drawn from
     looks: int = 1
     version: int = field(default=_VERSION)
 
@@ -95,24 +94,22 @@ class Draw:
         return {id: by_id[id] for stratum in self.strata for id in self.sample(stratum)}
 
 
-def draw(folder: Path, plan: Plan, by: str, seed: int | None = None, strata: Mapping[str, str] | None = None) -> Draw:
+def draw(folder: Path, plan: Plan, by: str, strata: Mapping[str, str] | None = None) -> Draw:
     """Draw a sample of the class in `folder` and write it down, with an empty sheet for the hand grades.
 
     Args:
         by: who draws.
-        seed: of the drawing; None takes one by chance. One that was drawn with stays, as long as the grades do.
         strata: the part that each submission (by name) belongs to; None makes one sample of the whole class.
 
     Raises BoundError if a sample of these grades is being graded already, or there is nothing to draw from; BatchError.
     """
     graded = load_graded(folder)
     plan = _checked(plan, graded)
-    kept = _set_aside(folder, graded)
-    seed = kept if kept is not None else secrets.randbits(32) if seed is None else seed
-    members = [member(grade, plan.signal) for grade in graded.grades if counts(grade)]
+    _refuse_second(folder, graded)
+    members = undecided(folder, graded, plan.signal)
     if not members:
-        raise BoundError("no submission has points from a model yet; grade the class first")
-    parts = _parts(members, strata)
+        raise BoundError("there is no grade from a model that nobody has decided on; grade the class first")
+    parts, seed = _parts(members, strata), _seed(graded.batch_id, members)
     made = Draw(
         one_line(by),
         time.time(),
@@ -122,11 +119,25 @@ def draw(folder: Path, plan: Plan, by: str, seed: int | None = None, strata: Map
             Stratum(name, tuple(part), uniform_sample([one.item_id for one in part], plan.sizes[-1], f"{seed} {name}"))
             for name, part in parts.items()
         ),
-        reviewed_before=len({override.item_id for override in read_overrides(folder)}),
+        reviewed_before=sum(map(counts, graded.grades)) - len(members),
     )
+    _set_aside(folder)
     _save(folder, made)
     _start_sheet(folder, made, graded)
     return made
+
+
+def undecided(folder: Path, graded: GradedClass, signal: str) -> list[Member]:
+    """The grades from a model that no person has decided on: what was looked at isn't unseen."""
+    decided = {override.item_id for override in read_overrides(folder)}  # an item's id, or its submission's name
+    given = [member(grade, signal) for grade in graded.grades if counts(grade)]
+    return [one for one in given if not {one.item_id, one.submission} & decided]
+
+
+def _seed(batch_id: str, members: Iterable[Member]) -> str:
+    """Nobody chooses it: the same grades have the same, others (another rubric, a regrade) have another."""
+    grades = sorted((one.item_id, one.digest) for one in members)
+    return hashlib.sha256(json.dumps([batch_id, grades]).encode()).hexdigest()[:16]
 
 
 def _checked(plan: Plan, graded: GradedClass) -> Plan:
@@ -155,26 +166,26 @@ def _parts(members: Iterable[Member], strata: Mapping[str, str] | None) -> dict[
     return dict(sorted(found.items()))
 
 
-def _set_aside(folder: Path, graded: GradedClass) -> int | None:
-    """What was drawn of other grades, or of these while nobody had graded any: then the seed, which must stay.
-
-    Raises BoundError where somebody has begun to grade these.
-    """
+def _refuse_second(folder: Path, graded: GradedClass) -> None:
+    """Raises BoundError where somebody has begun to grade a sample of the same grades."""
     if not is_drawn(folder):
-        return None
+        return
     before = drawn(folder)
-    same = not changed(before, graded)
-    if same and _begun(folder):
+    if not changed(before, graded) and _begun(folder):
         raise BoundError(
             f"{folder} has its sample: drawn by {before.by} on {_day(before.at)}. A second one of the same grades "
             "would let you keep the better of two, and then neither promises anything"
         )
+
+
+def _set_aside(folder: Path) -> None:
+    """What was drawn before, and what was filled in, also where one of the two has gone: nothing is overwritten."""
+    at = time.time_ns()
     for name in (FILE, SHEET):
         place = folder / name
         if place.exists():
             stem, _, ending = name.partition(".")
-            place.rename(folder / f"{stem}.{int(before.at)}.{ending}")
-    return before.seed if same else None
+            place.rename(folder / f"{stem}.{at}.{ending}")
 
 
 def _begun(folder: Path) -> bool:

@@ -33,6 +33,7 @@ KEYS = {
     "desk": "interactions p95_ms p99_ms growth_mb",
     "faults": "seed rows total_lost",
     "attacks": "flagged false_flags by_language by_family shipped unseen_languages disguised",
+    "bound": "coverage released_share rows warned",
     "names": "planted found found_share changed_other_share names_only_seconds",
     "path": "spine executed statements",
     "batch": "batch",

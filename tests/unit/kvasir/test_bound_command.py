@@ -13,7 +13,7 @@ from producers.batch import grade
 from producers.batch.batch import Batch
 from producers.bound import BoundError, Plan, draw, drawn
 from producers.grading.reviews import Override, append_override
-from producers.report.graded import save_graded
+from producers.report.graded import load_graded, save_graded
 from tests.support.desk import answer, planned
 
 SIZE = 80
@@ -54,9 +54,9 @@ def bound(*words: str) -> int:
 
 
 def test_the_sheet_is_blind_and_the_promise_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bound("--draw", "30", "--seed", "7", "--by", "Ada") == 0
+    assert bound("--draw", "30", "--by", "Ada") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "Ada drew 30 of 80 grades, with seed 7" in said
+    assert "Ada drew 30 of 80 grades. It is written down." in said
     assert "have so little doubt that they stand for others" in said
     assert len(rows()) == 30
     assert {value for row in rows() for name, value in row.items() if name != "submission"} == {""}
@@ -84,16 +84,61 @@ def test_too_many_differences_promise_nothing_and_say_so(capsys: pytest.CaptureF
 
 
 def test_a_sample_is_drawn_once_and_may_grow_only_while_nobody_has_graded(capsys: pytest.CaptureFixture[str]) -> None:
-    bound("--draw", "15", "--seed", "7")
+    bound("--draw", "15")
+    seed = drawn(OUT).seed
     first = [row["submission"] for row in rows()]
-    assert bound("--draw", "30", "--seed", "8") == 0
-    assert drawn(OUT).seed == 7
+    assert bound("--draw", "30") == 0
+    assert drawn(OUT).seed == seed
     assert [row["submission"] for row in rows()][:15] == first
 
     fill()
     capsys.readouterr()
     assert bound("--draw", "30") == 2
     assert "let you keep the better of two" in " ".join(capsys.readouterr().err.split())
+
+
+def test_whoever_deletes_the_record_draws_the_same_again_and_loses_no_hand_grade() -> None:
+    bound("--draw", "15")
+    empty = SHEET.read_bytes()
+    fill()
+    filled = SHEET.read_bytes()
+    (OUT / "bound.json").unlink()
+    assert bound("--draw", "15") == 0
+    assert SHEET.read_bytes() == empty
+    assert [path.read_bytes() for path in OUT.glob("hand-grades.*.csv")] == [filled]
+
+
+def test_a_draw_that_is_refused_leaves_the_one_before() -> None:
+    bound("--draw", "15")
+    kept = (OUT / "bound.json").read_bytes()
+    Path("parts.csv").write_text("submission,part\n", "utf-8")
+    assert bound("--draw", "15", "--strata", "parts.csv") == 2
+    assert (OUT / "bound.json").read_bytes() == kept
+
+
+def test_other_grades_draw_another_sample() -> None:
+    bound("--draw", "15")
+    seed = drawn(OUT).seed
+    grades = OUT / "grades.json"
+    kept = json.loads(grades.read_text("utf-8"))
+    kept["grades"][0]["points"] = 0
+    grades.write_text(json.dumps(kept), "utf-8")
+    assert bound("--draw", "15") == 0
+    assert drawn(OUT).seed != seed
+
+
+def test_what_a_person_has_decided_on_is_neither_drawn_nor_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [one.item_id for one in load_graded(OUT).grades[:20]]
+    append_override(OUT, *[Override(id, None, None, None, "looked at", "Ada") for id in ids])
+    assert bound("--draw", "60") == 0
+    assert len(rows()) == 60
+    assert not drawn(OUT).sampled().keys() & set(ids)
+    fill()
+    capsys.readouterr()
+    bound()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "20 grades were decided on by a person before the draw" in said
+    assert "added since" not in said
 
 
 def test_looks_that_were_planned_cost_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,9 +212,9 @@ def test_grades_that_changed_need_another_sample(tmp_path: Path, capsys: pytest.
 
 
 def test_a_record_that_was_changed_is_refused() -> None:
-    made = draw(OUT, Plan((15,)), "Ada", seed=7)
+    made = draw(OUT, Plan((15,)), "Ada")
     path = OUT / "bound.json"
-    path.write_text(path.read_text("utf-8").replace(f'"seed": {made.seed}', '"seed": 8'), "utf-8")
+    path.write_text(path.read_text("utf-8").replace(made.seed, "0" * 16), "utf-8")
     with pytest.raises(BoundError, match="not the one that its seed draws"):
         drawn(OUT)
 
