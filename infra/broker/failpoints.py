@@ -25,6 +25,10 @@ DECODE = (
     *("decode.taken", "decode.claimed", "decode.loaded", "decode.generated", "decode.stored", "decode.replied"),
     *("decode.acked", "decode.deleted"),
 )
+GATEWAY = (
+    *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
+    *("gateway.written", "gateway.over"),
+)
 FORKED = ("decode.answered",)  # once for each answer of a job with several, between loaded and generated
 
 
@@ -37,7 +41,7 @@ def parse(setting: str) -> Callable[[str, str], None]:
     if not setting:
         return _nothing
     action, name, which = [*setting.split(":"), "", ""][:3]
-    if action not in _ACTIONS or name not in PREFILL + DECODE + FORKED or not which:
+    if action not in _ACTIONS or name not in PREFILL + DECODE + FORKED + GATEWAY or not which:
         raise ValueError(f"{VARIABLE} must look like kill:decode.stored:7, not {setting!r:.80}")
     passed = itertools.count(1)
 

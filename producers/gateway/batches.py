@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from infra.broker.failpoints import failpoint
 from messages.errors import ConfigError, KvasirError
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
@@ -120,6 +121,7 @@ class Batches:
             name = f"batch_{secrets.token_hex(12)}"
             made = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models)
             self._keep(made)
+            failpoint("gateway.created", name)
             self._start(name)
         return made
 
@@ -192,6 +194,7 @@ class Batches:
         if not batch.entries or any(entry.role == "intake" for entry in batch.open_jobs.values()):
             lines = self._lines(stored, batch, self._check_body)
             prompt_lines.plan(batch, lines, self.files.path(stored.input_file_id), "none")
+            failpoint("gateway.planned", name)
         progress = _Progress(lambda counts: self._count(name, counts))
         progress.update(batch.counts())
         self._advance(name, "validating", "in_progress")
@@ -239,6 +242,7 @@ class Batches:
             if there:
                 file_id = f"{name.replace('batch_', 'file-')}-{kind}"
                 self.files.write(file_id, owner, f"{name}_{kind}.jsonl", _rows(batch, kind == "output"))
+                failpoint("gateway.written", name)
                 made[f"{kind}_file_id"] = file_id
         failed = counts.unreadable == counts.total
         errors = tuple(_problems(batch)) if failed else ()
@@ -249,6 +253,7 @@ class Batches:
             if status == "completed" and counts.expired + counts.cancelled:
                 status = "expired"
             self._turn(stored, "failed" if failed else status, errors=errors, **made)
+            failpoint("gateway.over", name)
 
     def _give_up_some_time(self, name: str, why: str) -> None:
         with self._changing:
@@ -260,6 +265,7 @@ class Batches:
         with self._changing:
             if self._known[name].status == before:
                 self._turn(self._known[name], after)
+                failpoint("gateway.advanced", name)
 
     def _count(self, name: str, counts: Counts) -> None:
         with self._changing:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, TypeVar
 
+from infra.broker.failpoints import failpoint
 from infra.config.ownership import why_not_ours
 from messages.errors import ConfigError, UsageError
 from producers.batch import prompt_lines
@@ -137,6 +138,7 @@ class Files:
         made = f"file-{secrets.token_hex(12)}"
         try:
             size, sha256 = _copied(content, self.path(made))
+            failpoint("gateway.copied", made)
             prompt_lines.check_file(self.path(made), "the file")
             return self._describe(StoredFile(made, owner, name, size, sha256, time.time()))
         except OSError as error:
@@ -162,6 +164,7 @@ class Files:
 
     def _describe(self, made: StoredFile) -> StoredFile:
         write_description(self._folder, made.id, made)
+        failpoint("gateway.described", made.id)
         self._known[made.id] = made
         return made
 

@@ -183,9 +183,10 @@ class Cluster:
         """A command over the cluster, to its end."""
         return run("--config", str(self.config), *arguments, env=self.environment, cwd=self.folder, timeout_s=timeout_s)
 
-    def start(self, *arguments: str) -> Running:
-        """A command over the cluster, in the background."""
-        started = Running(["--config", str(self.config), *arguments], self.environment, self._new_folder(arguments[0]))
+    def start(self, *arguments: str, **environment: str) -> Running:
+        """A command over the cluster, in the background, with these variables besides."""
+        words, folder = ["--config", str(self.config), *arguments], self._new_folder(arguments[0])
+        started = Running(words, self.environment | environment, folder)
         self._started.append(started)
         return started
 
