@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +21,14 @@ from producers.batch.grade import ASK_FORMS, AskForm
 F = TypeVar("F", bound=Callable[..., Any])
 
 Observer = Callable[[Event], None]
+
+
+def account() -> str:
+    """Who is logged in; "" where that has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

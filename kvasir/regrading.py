@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
 from kvasir.connect import Observer
+from kvasir.options import account
 from messages.errors import BatchError
 from producers.batch import grade
 from producers.batch.batch import Batch
@@ -89,16 +89,18 @@ class Regrade:
         return bool(self.cost.jobs or self.cost.removed)
 
     def run(self, progress: Progress, observe: Observer, max_wait_s: float | None = None) -> Outcome:
-        """Ask what is new, in a round of its own; one that was cut off goes on."""
+        """Ask what is new, in a round of its own; one that was cut off goes on, and what failed in it runs again."""
         last = rounds(self.folder)[-1:]
-        if last and same_plan(last[0], self._assignment):
-            self._place = last[0]
-        else:
-            self._place = next_round(self.folder)
+        goes_on = bool(last) and same_plan(last[0], self._assignment)
+        self._place = last[0] if goes_on else next_round(self.folder)
+        if not goes_on:
             make_round(self.folder, self._place)
         with Batch(self._place) as batch:
             assignment = class_run.read_class(batch, self._request)
             grade.plan(batch, assignment)
+            if goes_on:
+                wanted = {task.job_id for task in assignment.tasks}
+                batch.run_again(job for job in wanted if batch.states[job] not in (None, "succeeded"))
             self.tried = class_run.run(self._settings, batch, assignment, progress, observe, max_wait_s)
         return self.tried
 
@@ -107,6 +109,12 @@ class Regrade:
         """What `run` brought, a row for each submission, beside the grades there are."""
         after = self.tried.whole if self.tried else ()
         return differences({made.submission: made for made in self._before.grades}, after)
+
+    @property
+    def failed(self) -> int:
+        """Jobs of `run` without an answer, for whatever reason; adopting them takes points away."""
+        counts = self.tried.counts if self.tried else None
+        return counts.done - counts.succeeded - counts.unreadable if counts else 0
 
     @property
     def decided(self) -> int:
@@ -121,7 +129,7 @@ class Regrade:
         keep_grades(self.folder, self._before)
         with Batch(self._place) as made:
             results = [result for entry in made.entries if (result := made.result(entry.job_id))]
-        note_change(self.folder, self._place, getpass.getuser())
+        note_change(self.folder, self._place, account())
         with Batch(self.folder) as batch:
             batch.journal.record(results)
             assignment = class_run.read_class(batch, self._request)

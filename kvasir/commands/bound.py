@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
 
-from kvasir.options import gathered, json_option, path
+from kvasir.options import account, gathered, json_option, path
 from kvasir.terminal import say, say_json, table
 from producers import bound as bounds
 from producers.bound import SHEET, Bound, BoundError, Draw, Plan, Stratum
@@ -136,10 +135,9 @@ def _draw(batch: Path, drawing: _Drawing, as_json: bool) -> int:
 
 
 def _me() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        raise BoundError("say who draws: --by NAME") from None
+    if not (me := account()):
+        raise BoundError("say who draws: --by NAME")
+    return me
 
 
 def _strata(place: Path) -> dict[str, str]:

@@ -58,6 +58,12 @@ def regrade(
         return 1
     if not as_json:
         _print(found, again.decided)
+    if again.failed:
+        what = f"{plural(again.failed, 'job')} failed; the same command runs what failed once more"
+        stderr.print(what, soft_wrap=True, markup=False)
+        if yes:
+            stderr.print(_UNTOUCHED, soft_wrap=True, markup=False)
+            return 1
     if not yes and not confirmed("Replace the grades?", f"{_UNTOUCHED}; those of the regrade are in {tried.folder}"):
         return 1
     changed = [difference_row(one) for one in found if not one.is_none]

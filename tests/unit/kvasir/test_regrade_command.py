@@ -11,6 +11,8 @@ import pytest
 
 import kvasir
 from kvasir import cli
+from messages.jobs import JobError, JobResult
+from producers.batch.batch import Batch
 from tests.support.homework import RUBRIC, journal, tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 
@@ -126,3 +128,22 @@ def test_python_compares_before_it_adopts(homework: Path) -> None:
     assert [row["points"] for row in rows] == [one.after for one in again.differences]
     with pytest.raises(kvasir.KvasirError, match="not done"):
         kvasir.regrade("out", quiet=True).adopt()
+
+
+def test_a_regrade_that_was_left_goes_on_and_what_failed_in_it_runs_again(homework: Path) -> None:
+    before = GRADES.read_bytes()
+    edit(homework)
+    assert cli.run(["regrade", "out", "--yes", "--quiet", "--max-wait", "0"]) == 1
+    assert GRADES.read_bytes() == before
+    with Batch(Path("out/rounds/1")) as left:
+        failed = JobError("decode", "InvalidPrompt", "not today")
+        left.journal.record(
+            JobResult(job, 1, left.batch_id, entry.item_id, entry.model, "failed", error=failed)
+            for job, entry in list(left.open_jobs.items())
+        )
+
+    assert cli.run(["regrade", "out", "--yes", "--quiet"]) == 0
+    assert [path.name for path in Path("out/rounds").iterdir()] == ["1"]
+    assert GRADES.read_bytes() != before
+    with Batch(Path("out")) as batch:
+        assert set(batch.states.values()) == {"succeeded"}
