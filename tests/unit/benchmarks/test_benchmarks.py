@@ -33,6 +33,8 @@ KEYS = {
     "desk": "interactions p95_ms p99_ms growth_mb",
     "faults": "seed rows total_lost",
     "attacks": "flagged false_flags by_language by_family shipped unseen_languages disguised",
+    "gateway": "added_first_token_ms_p50 added_first_token_ms_p99 streams requests_per_s litellm_requests_per_s ratio"
+    " batch_lines_per_s batch_peak_MB",
     "bound": "coverage released_share rows warned",
     "names": "planted found found_share changed_other_share names_only_seconds",
     "path": "spine executed statements",

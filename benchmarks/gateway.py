@@ -1,0 +1,309 @@
+"""What the gateway costs: beside our own Python path, beside LiteLLM's proxy, and beside `kvasir run` for batches.
+
+    added_first_token_ms_p50, _p99
+        First text of a stream through the gateway less that of `Client.stream`, at `streams` streams at once (a new one
+        begins as one ends). A prefill and a decode worker with the simulated engine at 20 tokens a second, over
+        RabbitMQ and Redis. Goals: 25, 100.
+    requests_per_s
+        Answers without streaming, 16 requests at a time, of one gateway process without a broker, with the engine
+        `openai` in front of a server that takes no time.
+    litellm_requests_per_s, ratio
+        LiteLLM's proxy in front of the same server: one worker process, no keys, no database; alternating rounds,
+        medians. null unless KVASIR_LITELLM names its program, from an environment of its own. Goal: 3.
+    batch_lines_per_s, run_lines_per_s, batch_ratio
+        A batch of the gateway, from upload to `completed`, and `kvasir run` with the same lines, start of the process
+        included. Goal: 0.9.
+    batch_peak_MB
+        Most memory of the gateway's process over a batch of 50,000 lines and 200 MB. Goal: 250.
+
+The client, which is Python too, shares two cores with all of it: rates of requests are the whole machine's, and a
+client of less weight would show more. --quick takes few of everything, and no LiteLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import openai
+
+from benchmarks import harness
+from benchmarks.gateway_zero import MODEL as ZERO
+from benchmarks.overhead import percentile
+from infra.config.settings import load_settings
+from kvasir import connect
+from messages.jobs import Sampling, TokenEvent
+from tests.support.processes import Cluster, Model, Running, environment
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
+
+STREAMS, EACH, ROUNDS = 50, 4, 3
+AT_ONCE, SECONDS = 16, 6.0
+LINES, LARGE_LINES, LINE_BYTES = 5_000, 50_000, 4_000
+PACED = Model("simulated", "sim:scale=1,prefill=1000000,decode=20,answer=20,spread=1", 8192, slots=64)
+INSTANT = Model("simulated", "sim:scale=0,answer=8,spread=1", 8192, short_prompt_tokens=100_000)
+PROMPT = "What is a queue?"
+LITELLM = "KVASIR_LITELLM"
+
+
+def serve(cluster: Cluster) -> tuple[Running, str]:
+    """A gateway of this cluster, and its URL."""
+    running = cluster.start("serve", "--port", "0", "--state", str(cluster.folder / "gateway"))
+    return running, _url(running)
+
+
+def _url(running: Running) -> str:
+    wait_until(lambda: "answers at" in running.text() or not running.alive, "the gateway serves", 60)
+    found = re.search(r"answers at (\S+) ", running.text())
+    if not found:
+        raise RuntimeError(running.text())
+    return found[1]
+
+
+# --- first tokens
+
+
+def first_tokens(pair: Any, folder: Path, streams: int, rounds: int) -> tuple[float, float]:
+    """(p50, p99) in ms that the gateway adds: medians over the rounds."""
+    with Cluster(folder, pair.broker_url, pair.store_url, {"paced": PACED}) as cluster:
+        cluster.worker("prefill", "paced")
+        cluster.worker("decode", "paced")
+        _, url = serve(cluster)
+        wait_until(lambda: _answers(url), "the gateway sees the workers", 30)
+        added = []
+        for _ in range(rounds):
+            ours = _all_first(lambda: _by_python(cluster), streams)
+            theirs = _all_first(lambda: _by_gateway(url), streams)
+            added.append([1000 * (percentile(theirs, at) - percentile(ours, at)) for at in (0.5, 0.99)])
+            print(f"first token added, p50 and p99: {added[-1][0]:.1f} and {added[-1][1]:.1f} ms", flush=True)
+    return median(one[0] for one in added), median(one[1] for one in added)
+
+
+def _answers(url: str) -> bool:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+        try:
+            client.chat.completions.create(model="paced", messages=[{"role": "user", "content": "x"}], max_tokens=1)
+        except openai.InternalServerError:
+            return False
+    return True
+
+
+def _all_first(way: Any, streams: int) -> list[float]:
+    """Seconds to the first text of every stream, so many at a time."""
+    found: list[float] = []
+    with way() as first:
+        threads = [threading.Thread(target=lambda: found.extend(first() for _ in range(EACH))) for _ in range(streams)]
+        for thread in threads:
+            thread.start()
+            time.sleep(1.0 / streams)  # an answer's second, so that they don't all begin at once
+        for thread in threads:
+            thread.join()
+    return found
+
+
+@contextlib.contextmanager
+def _by_python(cluster: Cluster) -> Iterator[Any]:
+    settings = load_settings(config=cluster.config, environ=cluster.environment)
+    with connect(settings, ["paced"]) as client:
+
+        def first() -> float:
+            started = time.monotonic()
+            seconds = 0.0
+            for event in client.stream("paced", PROMPT, Sampling(20)):
+                if isinstance(event, TokenEvent) and event.text and not seconds:
+                    seconds = time.monotonic() - started
+            return seconds
+
+        yield first
+
+
+@contextlib.contextmanager
+def _by_gateway(url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+
+        def first() -> float:
+            started = time.monotonic()
+            seconds = 0.0
+            for chunk in client.chat.completions.create(
+                model="paced", messages=[{"role": "user", "content": PROMPT}], max_tokens=20, stream=True
+            ):
+                if chunk.choices and chunk.choices[0].delta.content and not seconds:
+                    seconds = time.monotonic() - started
+            return seconds
+
+        yield first
+
+
+# --- requests
+
+
+async def _rate(url: str, model: str, seconds: float) -> float:
+    """Answers a second, `AT_ONCE` requests at a time, after a second of warming up."""
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+    answered: list[float] = []
+    end = time.monotonic() + 1 + seconds
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        while time.monotonic() < end:
+            response = await client.post(f"{url}/v1/chat/completions", json=body)
+            if response.status_code != httpx.codes.OK:
+                raise RuntimeError(f"{url}: {response.status_code} {response.text[:300]}")
+            answered.append(time.monotonic())
+
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        await asyncio.gather(*(ask(client) for _ in range(AT_ONCE)))
+    return sum(end - seconds <= moment < end for moment in answered) / seconds
+
+
+def requests(folder: Path, rounds: int, seconds: float, litellm: str) -> tuple[float, float | None, float | None]:
+    """(ours, LiteLLM's, ratio): medians of alternating rounds."""
+    port = free_port()
+    zero = f"http://127.0.0.1:{port}/v1"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            _process([sys.executable, "-m", "benchmarks.gateway_zero", str(port)], folder, f"{zero}/models")
+        )
+        config = folder / "zero.toml"
+        config.write_text(
+            f'[grading]\ncode_model = "{ZERO}"\nfeedback_model = "{ZERO}"\n'
+            f'[models.{ZERO}]\nengine = "openai"\ncontext = 8192\nslots = {AT_ONCE}\nweights.openai = "{zero}/{ZERO}"\n'
+        )
+        serving = ["--config", str(config), "serve", "--port", "0", "--state", str(folder / "alone")]
+        gateway = Running(serving, environment(folder), folder)
+        stack.callback(lambda: gateway.terminate() if gateway.alive else None)
+        sides = [(_url(gateway), ZERO)]
+        if litellm:
+            sides.append((stack.enter_context(_litellm(litellm, folder, zero)), ZERO))
+        rates = [[asyncio.run(_rate(url, model, seconds)) for url, model in sides] for _ in range(rounds)]
+    ours = median(each[0] for each in rates)
+    print(f"requests a second: {rates}", flush=True)
+    if not litellm:
+        return ours, None, None
+    return ours, median(each[1] for each in rates), median(each[0] / each[1] for each in rates)
+
+
+@contextlib.contextmanager
+def _litellm(program: str, folder: Path, zero: str) -> Iterator[str]:
+    port = free_port()
+    config = folder / "litellm.yaml"
+    params = {"model": f"openai/{ZERO}", "api_base": zero, "api_key": "x"}
+    config.write_text(json.dumps({"model_list": [{"model_name": ZERO, "litellm_params": params}]}))
+    words = [program, "--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--num_workers", "1"]
+    with _process(words, folder, f"http://127.0.0.1:{port}/health/liveliness"):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def _process(words: Sequence[str], folder: Path, ready: str) -> Iterator[None]:
+    with (folder / f"{Path(words[0]).name}-{free_port()}.log").open("wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_until(lambda: _is_ready(ready), f"{ready} answers", 120)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+# --- batches
+
+
+def batches(pair: Any, folder: Path, rounds: int, lines: int, large: int) -> tuple[float, float, float]:
+    """(lines a second of a batch, those of `kvasir run`, most memory in MB with the large one)."""
+    with Cluster(folder, pair.broker_url, pair.store_url, {"instant": INSTANT}) as cluster:
+        cluster.worker("prefill", "instant")
+        cluster.worker("decode", "instant")
+        gateway, url = serve(cluster)
+        prompts = folder / "prompts.jsonl"
+        prompts.write_bytes(_lines(lines, len(PROMPT)))
+        by_gateway, by_run = [], []
+        for number in range(rounds):
+            by_gateway.append(lines / _batch(url, prompts))
+            started = time.monotonic()
+            done = cluster.run("run", str(prompts), "--out", str(folder / f"run-{number}"), "--quiet", timeout_s=300)
+            if done.code:
+                raise RuntimeError(done.err)
+            by_run.append(lines / (time.monotonic() - started))
+            print(f"lines a second: batch {by_gateway[-1]:.0f}, kvasir run {by_run[-1]:.0f}", flush=True)
+        prompts.write_bytes(_lines(large, LINE_BYTES))
+        _batch(url, prompts)
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gateway.pid}/status").read_text())
+    return median(by_gateway), median(by_run), int(peak[1]) / 1000 if peak else 0.0
+
+
+def _lines(count: int, size: int) -> bytes:
+    """So many requests whose prompts have so many characters."""
+    made = []
+    for number in range(count):
+        prompt = f"{number} {PROMPT} ".ljust(size, "x")
+        body = {"model": "instant", "max_tokens": 8, "messages": [{"role": "user", "content": prompt}]}
+        made.append({"custom_id": f"n{number}", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    return b"\n".join(json.dumps(line).encode() for line in made)
+
+
+def _batch(url: str, prompts: Path) -> float:
+    """Seconds from the upload to the answers."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=300) as client:
+        started = time.monotonic()
+        file = client.files.create(file=prompts, purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        while batch.status not in ("completed", "failed", "expired", "cancelled"):
+            time.sleep(0.1)
+            batch = client.batches.retrieve(batch.id)
+        seconds = time.monotonic() - started
+    if batch.status != "completed" or (batch.request_counts and batch.request_counts.failed):
+        raise RuntimeError(f"the batch is {batch.status}: {batch.request_counts} {batch.errors}")
+    return seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run it."""
+    options = harness.options(__doc__, arguments)
+    print(harness.machine(), flush=True)
+    litellm = "" if options.quick else os.environ.get(LITELLM, "")
+    rounds = 1 if options.quick else ROUNDS
+    with harness.pair() as pair, tempfile.TemporaryDirectory(prefix="kvasir-gateway-") as name:
+        folder = Path(name)
+        p50, p99 = first_tokens(pair, folder / "first", 10 if options.quick else STREAMS, rounds)
+        (folder / "zero").mkdir()
+        ours, theirs, ratio = requests(folder / "zero", rounds, 1.0 if options.quick else SECONDS, litellm)
+        sizes = (300, 1000) if options.quick else (LINES, LARGE_LINES)
+        by_batch, by_run, peak = batches(pair, folder / "batch", rounds, *sizes)
+    harness.finish(
+        added_first_token_ms_p50=p50,
+        added_first_token_ms_p99=p99,
+        streams=STREAMS,
+        requests_per_s=ours,
+        litellm_requests_per_s=theirs,
+        ratio=ratio,
+        batch_lines_per_s=by_batch,
+        run_lines_per_s=by_run,
+        batch_ratio=by_batch / by_run,
+        batch_peak_MB=peak,
+    )
+
+
+if __name__ == "__main__":
+    main()
