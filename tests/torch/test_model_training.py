@@ -33,6 +33,7 @@ PLAN = Plan(
     each=2,
     rate=2e-3,
     pace=0.001,  # so that step 3 is in the last lesson
+    start="",
     minutes=1e9,
     device="cpu",
     threads=1,
@@ -136,6 +137,24 @@ def test_training_that_was_stopped_and_resumed_ends_with_the_same_weights(run: P
     once, twice = (np.load(folder / "weights.npz") for folder in (run, tmp_path))
 
     assert all(np.array_equal(once[name], twice[name]) for name in once.files)
+
+
+def test_training_goes_on_from_weights_that_were_exported_by_questions_too(exported: Path, tmp_path: Path) -> None:
+    plan = replace(PLAN, start=str(exported / NAME), steps=1)
+    begun = Training(plan, tmp_path)
+    weights = load_file(exported / NAME / "model.safetensors")
+
+    assert all(
+        torch.equal(value, torch.from_numpy(weights[f"model.{name}"]).float())
+        for name, value in begun.model.state_dict().items()
+    )
+    asked = [
+        begun.tokenizer.decode(Lessons(begun.tokenizer, replace(plan, steps=12))[step].own.flatten().tolist())
+        for step in range(12)
+    ]
+    assert 0 < sum("passage" in text for text in asked) < 12
+    begun.run()
+    assert begun.step == 1
 
 
 def test_training_lowers_the_loss_on_what_it_was_shown(tokenizer: Tokenizer, batch: Batch, tmp_path: Path) -> None:
