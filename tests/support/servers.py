@@ -360,6 +360,8 @@ class RabbitMQServer(Server):
             # Half full disks are normal on laptops and in CI, and a disk alarm blocks every publisher.
             "disk_free_limit.absolute": "50MB",
         }
+        if "rabbitmq_management" in plugins:
+            lines |= {"management.tcp.ip": HOST, "management.tcp.port": str(self.port + 10_000)}
         if self.metrics_port:
             lines |= {"prometheus.tcp.ip": HOST, "prometheus.tcp.port": str(self.metrics_port)}
         text = "".join(f"{key} = {value}\n" for key, value in {**lines, **settings}.items())

@@ -542,6 +542,9 @@ _PLANS = {
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},
+    # Long enough for what is done to the nodes meanwhile.
+    **{name: {"slots": 1, "long_jobs": 1_000_000, "long_s": 0.2} for name in ("node-empty", "nodes-rolled")},
+    "leaders-moved": {"slots": 1, "long_jobs": 1_000_000, "long_s": 0.1},
     "storm": {"slots": 1, "long_jobs": 1_000_000, "long_s": JOB_S},
     "published-ten-times": {"copies": 10, "copied_jobs": 100},
 }
