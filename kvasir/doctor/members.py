@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-import pika  # type: ignore[import-untyped]
-
-from infra.broker.rabbitmq.connection import all_parameters
 from kvasir.doctor.findings import Finding, ok, warn
 
 _BESIDE = 10_000  # the API's port, counted from AMQP's: 15672 for 5672
@@ -49,6 +46,9 @@ def _names(queues: list[str]) -> str:
 
 def _read(url: str) -> list[dict[str, Any]] | None:
     """The queues as the first node tells them that answers; None if none does. Never asked without TLS over amqps."""
+    # Here and not above: without a broker nothing needs pika.
+    from infra.broker.rabbitmq.connection import all_parameters
+
     if not url.startswith("amqp://"):
         return None
     for parameters in all_parameters(url, "doctor"):
@@ -61,7 +61,7 @@ def _read(url: str) -> list[dict[str, Any]] | None:
     return None
 
 
-def _request(parameters: pika.URLParameters) -> urllib.request.Request:
+def _request(parameters: Any) -> urllib.request.Request:
     vhost = quote(parameters.virtual_host, safe="")
     host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
     where = f"http://{host}:{parameters.port + _BESIDE}/api/queues/{vhost}?columns=name,type,members,online"
