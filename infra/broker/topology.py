@@ -123,6 +123,11 @@ class QueueSpec:
     key: str
     arguments: dict[str, str | int]
 
+    @property
+    def is_classic(self) -> bool:
+        """On one node only: away with it."""
+        return self.arguments["x-queue-type"] == "classic"
+
 
 def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     """In an order in which each can be declared."""

@@ -461,8 +461,15 @@ class RabbitMQCluster:
         node.control(*check, timeout_s=timeout_s + 30, program="rabbitmq-upgrade")
 
     def wait_until_whole(self, timeout_s: float = 60.0) -> None:
-        """Return when every node that lives says that all run."""
-        wait_until(lambda: all(amqp_answers(node.port) for node in self.nodes), "all nodes answer", timeout_s)
+        """Return when every node answers and sees all others: one that was frozen is out for a while."""
+
+        def whole() -> bool:
+            if not all(amqp_answers(node.port) for node in self.nodes):
+                return False
+            seen = (node.control("eval", "length(rabbit_nodes:all_running()).").strip() for node in self.nodes)
+            return all(number == str(len(self.nodes)) for number in seen)
+
+        wait_until(whole, "every node sees all others", timeout_s, poll_s=0.5)
 
     def __enter__(self) -> Self:
         try:

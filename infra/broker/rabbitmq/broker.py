@@ -81,7 +81,7 @@ class RabbitMQBroker(Broker):
     def declare(self, models: Sequence[str]) -> list[str]:
         """See `Broker`."""
         remarks = [self._declare_exchange(spec) for spec in topology.exchanges(self.clustered)]
-        remarks += [self._declare_queue(spec) for spec in topology.queues(models, self.clustered)]
+        remarks += [self._declare_if_reachable(spec) for spec in topology.queues(models, self.clustered)]
         return [remark for remark in remarks if remark]
 
     def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
@@ -200,6 +200,14 @@ class RabbitMQBroker(Broker):
             return self._unless_different(f"exchange {spec.name}", talk)
         except ConfigError:  # this user may not create it: somebody who may has, or publishing will say so
             return None
+
+    def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:
+        try:
+            return self._declare_queue(spec)
+        except NoQueue as away:
+            if not (self.clustered and spec.is_classic):
+                raise
+            return f"queue {spec.name} can't be used while its node is away: {away}"
 
     def _declare_queue(self, spec: topology.QueueSpec) -> str | None:
         def declare(channel: Channel) -> None:

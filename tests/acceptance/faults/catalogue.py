@@ -259,6 +259,20 @@ def kill_node(stage: Stage, how: Callable[[RabbitMQServer], None]) -> None:
         time.sleep(AFTER_A_NODE_S)
 
 
+def kill_node_and_owner(stage: Stage) -> None:
+    """The owner comes back while the node is away that it was connected to, and that holds every classic queue."""
+    services = stage.services
+    assert isinstance(services, ClusterServices)
+    for _ in stage.moments(1, last=0.5):
+        node = services.cluster.nodes[0]
+        node.kill()
+        assert stage.owner
+        stage.owner.kill()
+        stage.over(programs=[stage.start_owner()])
+        wait_until(lambda: stage.done >= stage.plan.jobs, "the batch is done without the node", PATIENCE_S)
+        node.start()
+
+
 def freeze_node(stage: Stage) -> None:
     """SIGSTOP, longer than the others and the clients need to see it."""
     for node in each_node(stage):
@@ -508,6 +522,7 @@ FAULTS = [
     Fault("prefill-queue-purged", "prefill queue purged", purge_work_queue),
     Fault("broker-forgets", "confirmed messages dropped from the work queues, four times", forget_confirmed),
     _of_node("node-killed", "SIGKILL of a node, and start, twice", partial(kill_node, how=RabbitMQServer.kill)),
+    _of_node("node-away", "SIGKILL of a node, which stays away, and of the owner, which starts", kill_node_and_owner),
     _of_node("node-stopped", "SIGTERM of a node, and start, twice", partial(kill_node, how=RabbitMQServer.stop)),
     _of_node("node-frozen", "SIGSTOP of a node for 12 to 18 s, twice", freeze_node),
     _of_node("node-empty", "SIGKILL of a node, which comes back without its disk", empty_node),

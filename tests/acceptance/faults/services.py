@@ -138,6 +138,7 @@ class ClusterServices(Services):
         for node in self.cluster.nodes:
             if not node.alive:
                 node.start()
+        self.cluster.wait_until_whole()
         super().mend()
 
     def connect(self) -> pika.BlockingConnection:
