@@ -274,12 +274,18 @@ def kill_node_and_owner(stage: Stage) -> None:
 
 
 def freeze_node(stage: Stage) -> None:
-    """SIGSTOP, longer than the others and the clients need to see it."""
+    """SIGSTOP, longer than the others and the clients need to see it.
+
+    It never knew that it was away, so `pause_minority` doesn't stop it: somebody has to start it again.
+    """
     for node in each_node(stage):
         os.kill(node.pid, signal.SIGSTOP)
         stage.over(in_hand_s=IN_HAND_S)
         time.sleep(stage.random.uniform(12, 18))
         os.kill(node.pid, signal.SIGCONT)
+        time.sleep(AFTER_A_NODE_S)
+        node.kill()
+        node.start()
         time.sleep(AFTER_A_NODE_S)
 
 
@@ -524,7 +530,7 @@ FAULTS = [
     _of_node("node-killed", "SIGKILL of a node, and start, twice", partial(kill_node, how=RabbitMQServer.kill)),
     _of_node("node-away", "SIGKILL of a node, which stays away, and of the owner, which starts", kill_node_and_owner),
     _of_node("node-stopped", "SIGTERM of a node, and start, twice", partial(kill_node, how=RabbitMQServer.stop)),
-    _of_node("node-frozen", "SIGSTOP of a node for 12 to 18 s, twice", freeze_node),
+    _of_node("node-frozen", "SIGSTOP of a node for 12 to 18 s, SIGCONT, SIGKILL and start, twice", freeze_node),
     _of_node("node-empty", "SIGKILL of a node, which comes back without its disk", empty_node),
     _of_node("leaders-moved", "every queue's leader to a random node, every 5 s", move_leaders),
     _of_node("nodes-rolled", "every node restarted in turn", roll_nodes),
