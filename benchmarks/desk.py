@@ -53,7 +53,10 @@ _TIMED = """
   return performance.now() - started;
 })()
 """
-_BUTTON = "[...document.querySelectorAll('button')].find((each) => each.innerText.trim() === %s && !each.disabled)"
+_BUTTON = (  # beside its name stands its key
+    "[...document.querySelectorAll('button')].find((each) =>"
+    " (each.querySelector('p') || each).innerText.trim() === %s && !each.disabled)"
+)
 # The page is drawn part by part, and parts of the last one stay until then.
 _WHOLE = "!!document.querySelector('[data-test-script-state=notRunning]')"
 _SECTION = "[...document.querySelectorAll('label')].find((each) => each.innerText.trim() === %s)"
