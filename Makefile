@@ -9,6 +9,7 @@ PY = .venv/bin/python
 HERE := $(shell pwd | cksum | cut -d ' ' -f 1)
 STAMPS = .venv/.installed-$(HERE)
 ENGINES = llamacpp
+NODES = 1
 RESULTS = examples/homework/results
 TEST_ENGINES = llamacpp,mlx
 
@@ -62,8 +63,8 @@ audit: $(STAMPS)/test $(STAMPS)/ui ## known vulnerabilities of all that is insta
 observe: $(STAMPS)/test ## what every dashboard panel shows, idle and under load, over private services
 	@$(PY) -m tests.support.observe
 
-services: $(STAMPS)/test ## a private RabbitMQ and Redis until Ctrl-C; prints where they are
-	@$(PY) -m tests.support.services
+services: $(STAMPS)/test ## a private RabbitMQ (NODES=3: a cluster) and Redis until Ctrl-C; prints where they are
+	@$(PY) -m tests.support.services $(NODES)
 
 bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each
 	$(PY) -m benchmarks

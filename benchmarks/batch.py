@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,13 @@ class Tasks:
     """The prompts of a class, made one at a time as they are read."""
 
     def __init__(self, batch_id: str, count: int) -> None:
-        self._batch_id = batch_id
-        self._count = count
+        self.batch_id = batch_id
+        self.count = count
 
     def __iter__(self) -> Iterator[Task]:
-        for number in range(self._count):
+        for number in range(self.count):
             own = f"submission {number}: ".ljust(JOB_BYTES - len(SHARED), "x")
-            name = job_id(self._batch_id, f"item-{number}", MODEL, user_prompt(SHARED, own), SAMPLING)
+            name = job_id(self.batch_id, f"item-{number}", MODEL, user_prompt(SHARED, own), SAMPLING)
             yield Task("code", MODEL, Prompt(SHARED, own), SAMPLING, f"item-{number}", name)
 
     def entries(self) -> Iterator[BatchEntry]:
@@ -76,12 +76,12 @@ class Quiet:
         """Nothing."""
 
 
-def produce(folder: Path, jobs: int) -> dict[str, float]:
+def produce(folder: Path, jobs: int, made: Callable[[str, int], Tasks] = Tasks) -> dict[str, float]:
     """Plan, submit, say so, and gather: in a process of its own."""
     settings = load_settings()
-    before = _status_mb("self", "VmRSS")
+    before = status_mb("self", "VmRSS")
     with Batch(folder) as batch, connect(settings, (), name="benchmark") as client:
-        tasks = Tasks(batch.batch_id, jobs)
+        tasks = made(batch.batch_id, jobs)
         batch.plan(tasks.entries(), {"folder": "made up"})
         submit_s = _submit(batch, tasks, client)
         (folder / "submitted").touch()  # the workers may come now
@@ -92,8 +92,8 @@ def produce(folder: Path, jobs: int) -> dict[str, float]:
     return {
         "submit_s": submit_s,
         "gather_s": time.monotonic() - started,
-        "peak_MB": _status_mb("self", "VmHWM"),
-        "grown_MB": _status_mb("self", "VmHWM") - before,
+        "peak_MB": status_mb("self", "VmHWM"),
+        "grown_MB": status_mb("self", "VmHWM") - before,
     }
 
 
@@ -111,7 +111,7 @@ def measure(jobs: int, broker_url: str, store_url: str) -> dict[str, Any]:
         Cluster(Path(folder) / "cluster", broker_url, store_url, {MODEL: SIMULATED}) as cluster,
     ):
         out = Path(folder) / "batch"
-        producer = _Producer(cluster, out, jobs)
+        producer = Producer(cluster, "benchmarks.batch", out, jobs)
         wait_until(lambda: (out / "submitted").exists() or not producer.alive, "all jobs are submitted", WAIT_S)
         workers = [cluster.worker(role, MODEL) for role in ("prefill", "decode")]
         peaks = _watch(producer, workers)
@@ -126,16 +126,22 @@ def measure(jobs: int, broker_url: str, store_url: str) -> dict[str, Any]:
     }
 
 
-class _Producer:
+class Producer:
     """The producer's process."""
 
-    def __init__(self, cluster: Cluster, out: Path, jobs: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.batch", "--produce", str(jobs), "--out", str(out)]
+    def __init__(self, cluster: Cluster, module: str, out: Path, jobs: int) -> None:
+        command = [sys.executable, "-m", module, "--produce", str(jobs), "--out", str(out)]
         environment = cluster.environment | {"KVASIR_CONFIG": str(cluster.config)}
         self._child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
     def alive(self) -> bool:
+        """Whether it still runs."""
         return self._child.poll() is None
 
     def result(self) -> dict[str, float]:
@@ -146,16 +152,17 @@ class _Producer:
         return harness.last_object(output)
 
 
-def _watch(producer: _Producer, workers: list[Worker]) -> dict[str, float]:
+def _watch(producer: Producer, workers: list[Worker]) -> dict[str, float]:
     """The workers' peaks when the batch is done."""
     wait_until(lambda: not producer.alive, "the batch is done", WAIT_S, poll_s=0.2)
     if not all(worker.alive for worker in workers):
         raise RuntimeError("a worker ended")
     names = ("prefill_peak_MB", "decode_peak_MB")
-    return {name: _status_mb(str(worker.pid), "VmHWM") for name, worker in zip(names, workers, strict=True)}
+    return {name: status_mb(str(worker.pid), "VmHWM") for name, worker in zip(names, workers, strict=True)}
 
 
-def _status_mb(process: str, field: str) -> float:
+def status_mb(process: str, field: str) -> float:
+    """A figure of /proc/PROCESS/status, in MB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 

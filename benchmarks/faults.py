@@ -56,12 +56,14 @@ def main() -> int:
 
 
 def run(faults: list[Fault], jobs: int, seed: int) -> list[Row]:
-    """The rows, one after the other, over one broker and one store; those that broke off are missing."""
-    with Services() as services, tempfile.TemporaryDirectory(prefix="kvasir-faults-") as folder:
-        print(f"{harness.machine()}; {services.version()}; seed {seed}\n")
-        for line in _heading():
-            print(line)
-        rows = [_run(services, fault, jobs, seed, Path(folder)) for fault in faults]
+    """The rows, one after the other, over one store and one broker, or three; those that broke off are missing."""
+    rows: list[Row | None] = []
+    for kind in dict.fromkeys(fault.services for fault in faults):
+        with kind() as services, tempfile.TemporaryDirectory(prefix="kvasir-faults-") as folder:
+            print(f"{harness.machine()}; {services.version()}, nodes: {services.nodes}; seed {seed}\n")
+            for line in _heading():
+                print(line)
+            rows += [_run(services, fault, jobs, seed, Path(folder)) for fault in faults if fault.services is kind]
     return [row for row in rows if row]
 
 

@@ -70,7 +70,7 @@ def open_broker(settings: Settings, name: str) -> RabbitMQBroker:
     from infra.broker.rabbitmq import RabbitMQBroker
 
     url, ca_file = settings.broker_url_with_secret(), settings.broker_ca_file()
-    return RabbitMQBroker(url, name=f"kvasir {name}", ca_file=ca_file)
+    return RabbitMQBroker(url, name=f"kvasir {name}", ca_file=ca_file, nodes=settings.services.broker_nodes)
 
 
 def open_stores(settings: Settings) -> Stores:

@@ -25,8 +25,6 @@ from producers.client import Client
 
 log = logging.getLogger(__name__)
 
-LOCAL_KV_BYTES = 2 << 30
-
 
 class LocalPipeline:
     """Engines and workers for a few models. One engine a model does both stages and transfers the KV cache to

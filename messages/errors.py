@@ -15,8 +15,7 @@
     │   ├── AttemptsExhausted
     │   └── Poison
     ├── Stopped               not an error of the job: it ends with a typed result of its own
-    │   ├── Cancelled
-    │   └── Expired
+    │   └── Cancelled
     └── UsageError            a person can mend it: exit code 2
         ├── ConfigError
         ├── RubricError
@@ -93,10 +92,6 @@ class Stopped(KvasirError):
 
 class Cancelled(Stopped):
     """The engine was told to stop: the job's batch was cancelled, its deadline passed, or its worker leaves."""
-
-
-class Expired(Stopped):
-    """The job's deadline passed before it was done."""
 
 
 class UsageError(KvasirError):

@@ -63,10 +63,11 @@ class Replies:
 
     def parked(self) -> list[Reply]:
         """This batch's results that found no reply queue and were parked; others' are put back."""
-        depth = self._broker.depth(topology.RESULTS_PARKED)
+        _, parked = topology.parked(self._queue)
+        depth = self._broker.depth(parked)
         if not depth or not depth.ready:
             return []
-        consumer = self._broker.consume(topology.RESULTS_PARKED, prefetch=2 * _PUT_BACK_AT_ONCE)
+        consumer = self._broker.consume(parked, prefetch=2 * _PUT_BACK_AT_ONCE)
         mine: list[Reply] = []
         others: list[Delivery] = []
         for _ in range(depth.ready):
@@ -84,7 +85,8 @@ class Replies:
 
     def _park_again(self, deliveries: list[Delivery]) -> None:
         """Many at once: somebody else's 50,000 results must not hold up our start."""
-        self._broker.publish_many((Address(topology.PARKED, ""), delivery.message) for delivery in deliveries)
+        to, _ = topology.parked(self._queue)
+        self._broker.publish_many((to, delivery.message) for delivery in deliveries)
         for delivery in deliveries:
             delivery.ack()
         deliveries.clear()
@@ -263,7 +265,7 @@ class Client:
             lane=lane,
             submitted_at=self.cluster_state.now(),
             deadline=deadline,
-            reply_to=topology.reply_queue(batch_id),
+            reply_to=topology.reply_queue(batch_id, self.broker.clustered),
             stream_to=stream_to,
         )
 

@@ -8,17 +8,19 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
-from engines.openai.place import outside
+from engines.openai.place import outside, stays
 from engines.remote import CONNECT_S, Calls
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
 
+_END_S = 0.5  # within which a stream ends after its last event
 _LONGEST_WAIT_S = 600.0  # a server that asks for more is away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
@@ -60,7 +62,7 @@ class OpenAIServer:
         """`base` is the URL up to and with `/v1`. The key is sent there and shown nowhere."""
         self.host = base
         self._key = api_key
-        self._allow_external = allow_external
+        self._may_be_called = allow_external or (stays(base) and not outside(base))
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
         timeout = httpx.Timeout(None, connect=CONNECT_S)
@@ -112,13 +114,18 @@ class OpenAIServer:
             self._check(response)
             if "event-stream" not in response.headers.get("content-type", ""):
                 raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
-            async for line in response.aiter_lines():
+            lines = response.aiter_lines()
+            async for line in lines:
                 kind, _, value = line.partition(":")
                 if kind != "data":
                     continue
                 if value.strip() == "[DONE]":
-                    return
+                    break
                 yield self._event(value)
+            with suppress(TimeoutError):  # read to its end, the connection serves the next request too
+                async with asyncio.timeout(_END_S):
+                    async for _ in lines:
+                        pass
 
     def _event(self, value: str) -> dict[str, Any]:
         try:
@@ -153,8 +160,8 @@ class OpenAIServer:
         return Refused(self.host, status, text.replace(self._key, "***") if self._key else text, param)
 
     async def _check_place(self) -> None:
-        """Before each request: a name may lead elsewhere than it did."""
-        if not self._allow_external and (where := await asyncio.to_thread(outside, self.host)):
+        """Before each request to a name: it may lead elsewhere than it did."""
+        if not self._may_be_called and (where := await asyncio.to_thread(outside, self.host)):
             raise Outside(
                 f"{where} is outside private networks, or can't be found: no prompt goes there unless "
                 "allow_external = true"

@@ -29,6 +29,12 @@ def outside(url: str) -> str:
     return "" if all(_is_inside(address) for address in found) else host
 
 
+def stays(url: str) -> bool:
+    """Whether its host is an address or `localhost`: where it is needs no looking up, and won't change."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host.replace(".", "").isdigit() or ":" in host
+
+
 def _is_inside(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
     mapped = getattr(parsed, "ipv4_mapped", None) or parsed

@@ -153,6 +153,7 @@ class Signs:
 
     solution: int  # stands before each part of the solution
     submission: int  # before each part of the submission
+    question: int  # ends the one question that may follow the submission
     answer: int  # ends the prompt
     equals: int
 
@@ -191,9 +192,15 @@ def _embed(embedding: Tensor, signs: Signs, random: torch.Generator) -> None:
     embedding[:, _TOKEN] = torch.randn(embedding.shape[0], 48, generator=random) * 0.6
     embedding[:, 0] = 1.0
     embedding[:, _PLACE.start : _EQUALS + 1] = 0.0
-    for number, sign in enumerate((signs.solution, signs.submission, signs.answer)):
-        embedding[sign, _PLACE.start + number] = 1.0
+    mark_places(embedding, signs)
     embedding[signs.equals, _EQUALS] = 1.0
+
+
+@torch.no_grad()
+def mark_places(embedding: Tensor, signs: Signs) -> None:
+    """What follows a question is no longer the submission, though its criterion is written like a result in one."""
+    for number, marks in enumerate(((signs.solution,), (signs.submission,), (signs.question, signs.answer))):
+        embedding[list(marks), _PLACE] = torch.eye(3)[number]
 
 
 def _look_around(attention: Attention, code: Tensor) -> None:

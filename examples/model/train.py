@@ -32,7 +32,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from examples.model.assignments import make_class
-from examples.model.network import Qwen3, Signs, initialise
+from examples.model.network import Qwen3, Signs, initialise, mark_places
 from examples.model.shape import TRAINED
 from examples.model.tokens import END, framed, learn_bpe, training_texts
 from examples.model.variety import vary
@@ -161,7 +161,7 @@ class Lessons(Dataset[Batch]):
 
 def signs(tokenizer: Tokenizer) -> Signs:
     """What `initialise` needs to know of the vocabulary. Raises ValueError if a sign is no token of its own."""
-    ids = {token: tokenizer.token_to_id(token) for token in ("---", "===", END, "=")}
+    ids = {token: tokenizer.token_to_id(token) for token in ("---", "===", "?", END, "=")}
     missing = [token for token, number in ids.items() if number is None]
     if missing:
         raise ValueError(f"the tokenizer has no token of its own for {' and '.join(missing)}; learn it from prompts")
@@ -184,6 +184,7 @@ class Training:
         if plan.start:
             weights = load_file(Path(plan.start) / "model.safetensors")
             self.model.load_state_dict({name.removeprefix("model."): value for name, value in weights.items()})
+            mark_places(self.model.embed_tokens.weight, signs(self.tokenizer))
         else:
             initialise(self.model, plan.seed, signs(self.tokenizer))
         self.model.to(plan.device)

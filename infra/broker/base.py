@@ -103,6 +103,8 @@ class Consumer(ABC):
 class Broker(ABC):
     """Publishing, consuming, and the topology."""
 
+    clustered = False  # several nodes: reply queues are quorum queues (`topology.reply_queue`)
+
     @abstractmethod
     def declare(self, models: Sequence[str]) -> list[str]:
         """Declare every exchange and queue of `infra.broker.topology` for these models; safe to repeat.

@@ -133,7 +133,8 @@ class ConsumerLoop:
 
     def _restore_queues(self) -> None:
         """Declare what somebody deleted. The jobs in it were lost with it: their batch's owner publishes them again."""
-        names = [spec.name for spec in queues([self._model])]
+        specs = queues([self._model], self._broker.clustered)
+        names = [spec.name for spec in specs if not (self._broker.clustered and spec.is_classic)]
         if gone := [name for name in names if self._broker.depth(name) is None]:
             log.error("somebody deleted %s with all it held: declaring it again", ", ".join(gone))
             self._broker.declare([self._model])

@@ -17,13 +17,22 @@ from messages.jobs import LANES, Lane
 WORK = "kvasir.work"
 REPLY = "kvasir.reply"
 PARKED = "kvasir.parked"  # alternate exchange of REPLY: takes what has no reply queue
+# The two on a cluster, where results outlive the loss of a node: other names, since a queue's arguments can't change.
+REPLY_QUORUM = "kvasir.reply.quorum"
+PARKED_QUORUM = "kvasir.parked.quorum"
 DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
+# Never dropped for having been delivered often.
+_KEPT: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+
 DEATHS = "deaths"  # deaths made by the broker, not yet answered with a failed result
 DEAD_LETTERS = "dead-letters"  # the graveyard: no TTL, read by people
 RESULTS_PARKED = "results.parked"
+RESULTS_PARKED_QUORUM = "results.parked.quorum"
+
+_REPLY_QUORUM_PREFIX = "reply.quorum."
 
 RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
 # Workers decide at 3 + 2 crashes; the broker is the backstop. Explicit, since 4.x defaults to 20 and 3.10 to none.
@@ -55,9 +64,9 @@ def model_of(queue: str) -> str:
     raise ValueError(f"{queue} is not the queue of a model")
 
 
-def reply_queue(batch_id: str) -> str:
-    """The batch's own queue of results."""
-    return f"reply.{batch_id}"
+def reply_queue(batch_id: str, quorum: bool = False) -> str:
+    """The batch's own queue of results; on a cluster a quorum queue, under another name."""
+    return f"{_REPLY_QUORUM_PREFIX if quorum else 'reply.'}{batch_id}"
 
 
 def retry_level(seconds: int) -> str:
@@ -82,7 +91,18 @@ def retry(seconds: int, queue: str) -> Address:
 
 def reply(queue: str) -> Address:
     """A batch's reply queue; unroutable results are parked, so this never fails for lack of a queue."""
-    return Address(REPLY, queue)
+    return Address(REPLY_QUORUM if _is_quorum(queue) else REPLY, queue)
+
+
+def parked(queue: str) -> tuple[Address, str]:
+    """Where results are parked that found no such reply queue: how to publish there, and the queue."""
+    if _is_quorum(queue):
+        return Address(PARKED_QUORUM, ""), RESULTS_PARKED_QUORUM
+    return Address(PARKED, ""), RESULTS_PARKED
+
+
+def _is_quorum(queue: str) -> bool:
+    return queue.startswith(_REPLY_QUORUM_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +123,17 @@ class QueueSpec:
     key: str
     arguments: dict[str, str | int]
 
+    @property
+    def is_classic(self) -> bool:
+        """On one node only: away with it."""
+        return self.arguments["x-queue-type"] == "classic"
 
-def exchanges() -> Iterator[ExchangeSpec]:
+
+def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     """In an order in which each can be declared."""
+    if cluster:
+        yield ExchangeSpec(PARKED_QUORUM, "fanout")
+        yield ExchangeSpec(REPLY_QUORUM, "direct", {"alternate-exchange": PARKED_QUORUM})
     yield ExchangeSpec(WORK, "direct")
     yield ExchangeSpec(PARKED, "fanout")
     yield ExchangeSpec(REPLY, "direct", {"alternate-exchange": PARKED})
@@ -117,10 +145,12 @@ def exchanges() -> Iterator[ExchangeSpec]:
         yield ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout")
 
 
-def queues(models: Sequence[str]) -> Iterator[QueueSpec]:
+def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
     """All durable queues for these models, reply queues excepted."""
+    if cluster:
+        yield QueueSpec(RESULTS_PARKED_QUORUM, PARKED_QUORUM, "", _KEPT)
     for name in (DEATHS, DEAD_LETTERS):
-        yield QueueSpec(name, DEAD, name, {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000})
+        yield QueueSpec(name, DEAD, name, _KEPT)
     yield QueueSpec(RESULTS_PARKED, PARKED, "", {"x-queue-type": "classic"})
     for seconds in RETRY_LEVELS_S:
         level = retry_level(seconds)
@@ -133,9 +163,13 @@ def queues(models: Sequence[str]) -> Iterator[QueueSpec]:
                 yield QueueSpec(name, WORK, name, arguments | {"x-delivery-limit": BROKER_DELIVERY_LIMIT})
 
 
-def reply_arguments() -> dict[str, str | int]:
-    """Classic: each quorum queue's name is an Erlang atom for ever. No x-expires: it deletes confirmed results."""
-    return {"x-queue-type": "classic"}
+def reply_spec(queue: str) -> QueueSpec:
+    """A batch's reply queue.
+
+    Classic on a single node: each quorum queue's name is an Erlang atom until the node restarts, of five million. On a
+    cluster a classic queue can't be read while its node is away. No x-expires: it deletes confirmed results.
+    """
+    return QueueSpec(queue, reply(queue).exchange, queue, _KEPT if _is_quorum(queue) else {"x-queue-type": "classic"})
 
 
 def _quorum(dead_letter_to: str) -> dict[str, str | int]:

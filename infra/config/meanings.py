@@ -25,6 +25,7 @@ MEANINGS = {
     "services.store_password_file": "File that holds the store's password and nothing else",
     "services.broker_ca_file": "PEM file of who signed the broker's certificate (amqps); empty: whom the system trusts",
     "services.store_ca_file": "The same for the store (rediss)",
+    "services.broker_nodes": "Nodes of the broker's cluster. With several, reply queues are quorum queues too",
     "grading.code_model": "Model that grades code",
     "grading.feedback_model": "Model that grades text and writes feedback",
     "grading.notice": "A sentence across the top of every report, such as that these are no real grades",

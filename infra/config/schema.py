@@ -146,6 +146,7 @@ class ServiceTable:
     store_password_file: Place = ""
     broker_ca_file: Place = ""  # PEM, of who signed the broker's certificate; "": whom the system trusts
     store_ca_file: Place = ""
+    broker_nodes: Slots = 1  # of RabbitMQ's cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def describe(settings: Settings) -> list[Row]:
             url = urls.put_password(getattr(settings.services, name), "x")
             rows[number] = (rows[number][0], mask(url), rows[number][2])
             rows.append((f"services.{name}_password", repr(secret), secret.origin))
-    rows += _rows("services", settings, settings.services, ("broker_ca_file", "store_ca_file"))
+    rows += _rows("services", settings, settings.services, ("broker_ca_file", "store_ca_file", "broker_nodes"))
     rows += _rows("grading", settings, settings.grading, keys_of("grading"))
     rows += _rows("costs", settings, settings.costs, keys_of("costs"))
     for name, model in settings.models.items():

@@ -175,7 +175,8 @@ def _of_value(key: str | int, error: ErrorDetails) -> str:
             return f" must be a list of {_LISTS[str(key)]}, not {value!r:.40}"
         case "missing":
             return f" must be one of {', '.join(sorted(ROLES))}"  # the only key without a default
-    return f" must be a table, not {kind}"
+    such_as = " such as { llamacpp = 'FILE.gguf' }" if key == "weights" else ""
+    return f" must be a table{such_as}, not {kind}"
 
 
 # Flags

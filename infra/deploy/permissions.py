@@ -42,7 +42,7 @@ def _names(*patterns: str) -> str:
 
 
 _OWN_CONTROL = r"control\..*"  # a worker's private queue of broadcasts
-_WORKER_WRITES = (r"kvasir\.(work|reply|dead|control|retry\..*)", _OWN_CONTROL)
+_WORKER_WRITES = (r"kvasir\.(work|reply|reply\.quorum|dead|control|retry\..*)", _OWN_CONTROL)
 _WORKER_READS = (r"kvasir\.control", _OWN_CONTROL, "deaths")
 _PREFILL_QUEUES = (r"prefill\..*", r"suspects\.prefill\..*")
 _DECODE_QUEUES = (r"decode\..*", r"suspects\.decode\..*")
@@ -53,8 +53,8 @@ PERMISSIONS: Mapping[Role, Permission] = MappingProxyType(
         "operator": Permission(".*", ".*", ".*"),
         "producer": Permission(
             _names(r"reply\..*", r"stream\..*"),
-            _names(r"kvasir\.(work|reply|parked|control)", r"reply\..*", r"stream\..*"),
-            _names(r"kvasir\.(reply|stream)", r"results\.parked", r"reply\..*", r"stream\..*"),
+            _names(r"kvasir\.(work|reply|parked|(reply|parked)\.quorum|control)", r"reply\..*", r"stream\..*"),
+            _names(r"kvasir\.(reply|reply\.quorum|stream)", r"results\.parked(\.quorum)?", r"reply\..*", r"stream\..*"),
         ),
         "prefill": Permission(_names(_OWN_CONTROL), _names(*_WORKER_WRITES), _names(*_WORKER_READS, *_PREFILL_QUEUES)),
         # Prefill's queues too: without a prefill worker the decode workers do the prompts.

@@ -28,6 +28,7 @@ _SECRET = 0o600
 _GB = 1_000_000_000
 # RabbitMQ's own ports, counted from that of AMQP: 15672, 15692 and 25672 for 5672.
 _PAGE, _METRICS, _ERLANG = 10_000, 10_020, 20_000
+_NET_TICKTIME_S = 20  # a silent node is found after 15 to 25 s
 _PLUGINS = "[rabbitmq_management,rabbitmq_prometheus].\n"
 
 
@@ -139,6 +140,9 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
         [
             *lines,
             "loopback_users = none",
+            # For the day it becomes a node of a cluster: whoever can't see the most of it stops, and sees that in time.
+            "cluster_partition_handling = pause_minority",
+            f"net_ticktime = {_NET_TICKTIME_S}",
             f"load_definitions = {place.folder}/services/definitions.json",
             f"management.tcp.ip = {LOOPBACK}",
             f"management.tcp.port = {_beside(port, _PAGE)}",

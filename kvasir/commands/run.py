@@ -18,7 +18,7 @@ from producers.batch import prompt_lines
 from producers.batch.batch import Batch, older_form
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine
-from producers.batch.runner import Runner
+from producers.batch.runner import ReadAgain, Runner
 from producers.files.private import write_atomically
 from producers.words import plural
 
@@ -66,7 +66,8 @@ def run(
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, given.observer(), f"run {batch.batch_id}") as client:
-                Runner(batch, (line.task for line in lines() if line.task), client, progress).run(output.max_wait)
+                tasks = ReadAgain(lambda: (line.task for line in lines() if line.task))
+                Runner(batch, tasks, client, progress).run(output.max_wait)
         return _show(batch, output.as_json)
 
 

@@ -21,6 +21,7 @@ from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.doctor.addresses import check_addresses
 from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.members import check_members
 from kvasir.doctor.pairs import check_workers
 from kvasir.doctor.services import (
     check_broker_itself,
@@ -119,6 +120,8 @@ def _check_cluster(settings: Settings) -> Iterator[Finding]:
     else:
         try:
             yield from _check_broker(broker, list(settings.models))
+            if broker.clustered:
+                yield from check_members(settings.broker_url_with_secret(), settings.services.broker_nodes)
         except BrokerUnavailable as away:
             yield error("broker", str(away), _FIRST_STEP)
         finally:
@@ -146,9 +149,10 @@ def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding
         yield warn("broker", found, "start a worker")
     else:
         yield ok("broker", f"reached; all {len(work)} work queues are there")
+    parked = topology.RESULTS_PARKED_QUORUM if broker.clustered else topology.RESULTS_PARKED
     ends = {
         topology.DEAD_LETTERS: ("dead letter", "", "read why they failed: kvasir dead list"),
-        topology.RESULTS_PARKED: ("result", " that nobody has fetched", "run its batch's command again"),
+        parked: ("result", " that nobody has fetched", "run its batch's command again"),
     }
     for queue, (noun, which, todo) in ends.items():
         depth = broker.depth(queue)

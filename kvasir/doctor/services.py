@@ -68,7 +68,7 @@ def check_publishing(broker: Broker, within_s: float = _CONFIRM_WITHIN_S) -> Fin
     Twice, because a broker under an alarm stops a connection only once it has published.
     """
     name = f"doctor-{secrets.token_hex(8)}"
-    queue = topology.reply_queue(name)
+    queue = topology.reply_queue(name, broker.clustered)
     try:
         queue = broker.open_reply_queue(name)
         broker.publish(topology.reply(queue), Message(b"doctor"), timeout_s=within_s)

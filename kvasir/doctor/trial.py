@@ -242,7 +242,7 @@ class _Rounds:
         """Whoever still holds one of these jobs drops it, and no queue stays."""
         with suppress(BrokerUnavailable):
             self._client.cancel(batch)
-            self._client.broker.delete_queue(topology.reply_queue(batch))
+            self._client.broker.delete_queue(topology.reply_queue(batch, self._client.broker.clustered))
 
     def _not_met(self) -> Iterator[Finding]:
         for prefill, decode in sorted(self._unmet):

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
 from infra.broker import topology
@@ -28,6 +28,7 @@ _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
 _STEPS = 20  # of the progress bar at least
 _BACKLOG_WAIT_S = 5.0
+_QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no longer has
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
 
 
@@ -69,13 +70,23 @@ class Progress(Protocol):
         """Something a person should know now; the same sentence may come again."""
 
 
+class ReadAgain:
+    """Tasks that are made anew each time somebody goes through them: so many prompts needn't be kept."""
+
+    def __init__(self, tasks: Callable[[], Iterable[Work]]) -> None:
+        self._tasks = tasks
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter(self._tasks())
+
+
 class Runner:
     """One owner's work on one batch. Needs the batch's folder lock and its reply queue, so there is only one."""
 
     def __init__(
         self, batch: Batch, tasks: Iterable[Work], client: Client, progress: Progress, deadline_s: float = 0.0
     ) -> None:
-        """`tasks` is gone through once, when jobs are published, and not kept: it may be made as it is read.
+        """`tasks` is gone through when jobs are published, and again when the broker has lost some (`ReadAgain`).
 
         Jobs that it publishes expire `deadline_s` from now; 0: never.
         """
@@ -85,6 +96,9 @@ class Runner:
         self._progress = progress
         self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
         # Small groups of a small class: whoever watches sees it go on.
+        self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.clustered)
+        self._quiet_looks = 0
+        self._gone: set[str] = set()  # jobs that the last look found nowhere
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
     def run(self, max_wait_s: float | None = None, stop: threading.Event | None = None) -> Counts:
@@ -105,6 +119,7 @@ class Runner:
             while batch.open_jobs and nothing_came < _LOOKS_BEFORE_GIVING_UP:
                 if arrived := replies.take(0.3, self._at_a_time):
                     self._record(arrived)
+                    self._quiet_looks = 0
                 if time.monotonic() > next_look:
                     next_look = time.monotonic() + _LOOK_AROUND_S
                     self._look_around(replies)
@@ -147,7 +162,7 @@ class Runner:
             run=batch.runs.get(task.job_id, 1),
             submitted_at=batch.created_at,
             deadline=self._deadline,
-            reply_to=topology.reply_queue(batch.batch_id),
+            reply_to=self._reply_queue,
             questions=task.questions,
         )
 
@@ -197,7 +212,7 @@ class Runner:
         batch, client = self._batch, self._client
         confirmed = {job for job in batch.open_jobs if batch.is_confirmed(job)}
         models = {batch.open_jobs[job].model for job in confirmed}
-        if not confirmed or _ready(client, topology.reply_queue(batch.batch_id)) or not _all_empty(client, models):
+        if not confirmed or _ready(client, self._reply_queue) or not _all_empty(client, models):
             return confirmed
         return confirmed.intersection(job for registration in client.workers() for job in registration.jobs)
 
@@ -208,6 +223,7 @@ class Runner:
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):
             self._tell(self._batch.journal.record(cancelled(self._batch)), Step.CANCELLED, Step.JOURNALED)
             return
+        self._find_forgotten(replies)
         jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
         for model in self._client.unserved(jobs_of):
             jobs = plural(jobs_of[model], "job", "waits", "wait")
@@ -216,6 +232,32 @@ class Runner:
             self._progress.say(
                 f"no prefill worker serves {model}: its decode workers do the prompts, which takes longer"
             )
+
+    def _find_forgotten(self, replies: Replies) -> None:
+        """Publish again, under the same run, what the broker confirmed and lost: no queue and no worker has it.
+
+        Found at the second look in a row that finds it nowhere, once results have stopped coming for a while and every
+        worker is idle: one that is busy may have been delivered more than it says. While no worker is seen (a store
+        that is away, or was flushed, says so too) it is not to be known.
+        """
+        self._quiet_looks += 1
+        if self._quiet_looks < _QUIET_LOOKS or not self._batch.may_publish or not self._all_idle():
+            self._gone = set()
+            return
+        seen, self._gone = self._gone, self._batch.open_jobs.keys() - self._under_way()
+        if not self._gone or self._gone - seen:
+            return
+        self._record(replies.parked())
+        self._quiet_looks, self._gone = 0, set()
+        self._client.broker.declare(self._client.models)  # somebody may have deleted a queue
+        if count := self.submit():
+            said = f"the broker had confirmed {plural(count, 'job')} and lost them: published again"
+            log.error(said)
+            self._progress.say(said)
+
+    def _all_idle(self) -> bool:
+        workers = self._client.workers()
+        return bool(workers) and not any(worker.jobs for worker in workers)
 
 
 def cancelled(batch: Batch) -> list[JobResult]:

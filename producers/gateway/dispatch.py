@@ -73,7 +73,7 @@ class Dispatch:
         self._client = client
         self._runs: dict[str, Run] = {}
         self._replies = Replies(client.broker, name)
-        self._reply_to = topology.reply_queue(name)
+        self._reply_to = topology.reply_queue(name, client.broker.clustered)
         self._stream_to = client.broker.open_private_queue(f"stream.{name}-{secrets.token_hex(4)}", topology.STREAM)
         self._pieces = client.broker.consume(self._stream_to, prefetch=1000)
         self._pool = ThreadPoolExecutor(_THREADS, "gateway")

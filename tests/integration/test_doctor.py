@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from infra.broker.rabbitmq import RabbitMQBroker
+from kvasir.doctor.members import check_members
 from kvasir.doctor.services import check_link, check_publishing
 from tests.support.processes import SIMULATED, Cluster, Done, config_text, environment, run
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
@@ -118,6 +119,22 @@ def test_a_trial_that_nobody_takes_ends_with_one(
         assert done.code == 1
         [finding] = done.json()["findings"]
         assert finding["what"] == "no decode worker takes jobs"
+
+
+def test_queues_with_too_few_members_are_named() -> None:
+    with RabbitMQServer(plugins=["rabbitmq_management"]) as server, closing(RabbitMQBroker(server.url)) as broker:
+        broker.declare([])
+        wait_until(lambda: "fewer" in next(check_members(server.url, nodes=3)).what, "the API is up")
+        [few] = check_members(server.url, nodes=3)
+        [well] = check_members(server.url, nodes=1)
+        [unknown] = check_members(server.url.replace(server.password, "wrong"), nodes=3)
+    assert few.level == "warn"
+    assert "fewer than 3 members: dead-letters, deaths" in few.what
+    assert "rabbitmq-queues grow" in few.todo
+    assert well.level == "ok"
+    assert "have enough members" in well.what
+    assert "can't be read" in unknown.what
+    assert "wrong" not in unknown.what + unknown.todo
 
 
 @pytest.mark.system

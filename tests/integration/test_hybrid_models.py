@@ -114,7 +114,7 @@ def test_a_state_that_is_lost_shifted_or_transposed_changes_the_answer(twins: Tw
 def test_the_proof_at_start_passes_and_fails_where_the_state_is_lost(twins: Twins) -> None:
     for engine in twins.engines:
         assert prove(engine, engine) == ""
-        assert "led to another answer" in prove(_Forgetful(engine), engine)  # type: ignore[arg-type]
+        assert "led to another answer" in prove(Forgetful(engine), engine)  # type: ignore[arg-type]
 
 
 def test_questions_forked_from_one_cache_are_answered_as_from_no_cache(twins: Twins) -> None:
@@ -139,30 +139,34 @@ def test_a_cache_without_its_states_is_refused(twins: Twins) -> None:
 
 @pytest.mark.parametrize("engine", ["llamacpp", "mlx"])
 def test_two_students_on_eight_slots_never_get_each_others_state(tmp_path: Path, engine: str) -> None:
-    # Given two students' caches, and what each is answered alone
     matrix_models.write(tmp_path, "qwen3.5", seed=0)
     loaded = load(tmp_path, engine, "qwen3.5", SLOTS)
+
+    assert answers_unlike_those_alone(loaded, 1000) == 0
+    loaded.close()
+
+
+def answers_unlike_those_alone(engine: Engine, count: int) -> int:
+    """How many of `count` answers to two students, interleaved over all slots, differ from the one given alone.
+
+    One in ten is given from no cache at all.
+    """
     short = replace(GREEDY, max_tokens=4)
     prompts = [a_prompt(60, seed=1), a_prompt(75, seed=2)]
-    caches = [prefilled(loaded, prompt[:-1]) for prompt in prompts]
-    alone = [loaded.decode(prompt, None, short).tokens for prompt in prompts]
+    caches = [prefilled(engine, prompt[:-1]) for prompt in prompts]
+    alone = [engine.decode(prompt, None, short).tokens for prompt in prompts]
     assert alone[0] != alone[1]
 
-    # When a thousand answers are given, one in ten from no cache at all
-    def answer(number: int) -> bool:
+    def right(number: int) -> bool:
         who = number * 7 % 13 % 2
-        given = loaded.decode(prompts[who], None if number % 10 == 0 else caches[who], short)
+        given = engine.decode(prompts[who], None if number % 10 == 0 else caches[who], short)
         return given.tokens == alone[who]
 
     with ThreadPoolExecutor(SLOTS) as pool:
-        right = list(pool.map(answer, range(1000)))
-    loaded.close()
-
-    # Then none differs from the one given alone
-    assert right.count(False) == 0
+        return list(pool.map(right, range(count))).count(False)
 
 
-class _Forgetful:
+class Forgetful:
     """An engine whose states are all zero when they leave it."""
 
     def __init__(self, engine: Engine) -> None:

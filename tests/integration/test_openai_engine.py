@@ -67,6 +67,13 @@ def test_an_answer_is_streamed_and_counted_by_the_server(engine: OpenAIEngine) -
     assert engine.decode_text(GO, Sampling(max_tokens=2)).finish_reason == "length"
 
 
+def test_one_answer_after_the_other_comes_over_one_connection(engine: OpenAIEngine, server: FakeOpenAI) -> None:
+    before = len(server.connections)
+    for _ in range(5):
+        engine.decode_text(GO, SHORT)
+    assert len(server.connections) - before <= 1
+
+
 def test_what_is_asked_means_the_same_as_in_every_engine(engine: OpenAIEngine, server: FakeOpenAI) -> None:
     talk = (
         Part("system", "Be brief.", "class"),

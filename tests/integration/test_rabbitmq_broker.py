@@ -19,6 +19,7 @@ from infra.broker import topology
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker, connection, errors
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
+from producers.client import Replies
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.support.servers import RabbitMQServer, free_port
 from tests.support.waiting import wait_until
@@ -326,3 +327,35 @@ def test_a_broker_under_an_alarm_can_be_left() -> None:
         wait_until(lambda: times_out(broker, topology.reply(queue)), "publishing is blocked")
         broker.close()
         assert not any(thread.name.startswith("amqp") for thread in set(threading.enumerate()) - others)
+
+
+def test_on_a_cluster_replies_are_in_quorum_queues_under_another_name(broker_url: str) -> None:
+    batch = f"batch-{uuid.uuid4().hex}"
+    with closing(RabbitMQBroker(broker_url, nodes=3)) as broker, closing(RabbitMQBroker(broker_url)) as worker:
+        broker.declare([])
+        queue = broker.open_reply_queue(batch)
+        try:
+            # A worker that knows nothing of the cluster replies to the name in the job
+            worker.publish(topology.reply(queue), Message(b"one", "one", batch))
+            with pytest.raises(BrokerUnavailable, match="x-queue-type"):
+                declare_classic(broker_url, queue)
+            assert read_ids(broker, queue) == ["one"]
+
+            # And what comes while there is no such queue is parked in a quorum queue
+            broker.delete_queue(queue)
+            worker.publish(topology.reply(queue), Message(b"two", "two", batch))
+            replies = Replies(broker, batch)
+            delivery_of = read_ids(broker, topology.RESULTS_PARKED_QUORUM)
+            replies.close()
+            assert delivery_of == ["two"]
+        finally:
+            broker.delete_queue(queue)
+
+
+def declare_classic(url: str, queue: str) -> None:
+    """As somebody would who takes it for a classic queue. Raises BrokerUnavailable with what the broker says."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as raw:
+        try:
+            raw.channel().queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
+        except pika_errors.ChannelClosedByBroker as refused:
+            raise BrokerUnavailable(str(refused)) from None

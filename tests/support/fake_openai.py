@@ -6,7 +6,9 @@ A token is a word. `Habits` are what it refuses, forgets or breaks off.
 from __future__ import annotations
 
 import json
+import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -26,7 +28,7 @@ class Habits:
     keeps_schemas: bool = True
     tells_usage: bool = True
     event: str = ""  # sent in place of the third event
-    ends_after: int = 0  # events after which the connection breaks
+    ends_after: int = 0  # events after which it says no more
     reason: str = "stop"
     is_stream: bool = True
     context: int | None = 1024
@@ -43,6 +45,7 @@ class FakeOpenAI:
         self.habits = Habits()
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.connections: list[socket.socket] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": self}))
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -58,6 +61,9 @@ class FakeOpenAI:
         self.habits.hang.set()
         self._http.shutdown()
         self._http.server_close()
+        for connection in self.connections:
+            with suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -69,6 +75,16 @@ class FakeOpenAI:
 
 class _Handler(BaseHTTPRequestHandler):
     fake: FakeOpenAI
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.fake.connections.append(self.request)
+
+    def handle_one_request(self) -> None:
+        with suppress(ConnectionError):  # the client has cancelled
+            return super().handle_one_request()
+        self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""
@@ -118,17 +134,23 @@ class _Handler(BaseHTTPRequestHandler):
             events.append({"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": len(words)}})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for number, event in enumerate(events):
             if habits.ends_after and number == habits.ends_after:
-                return
+                break
             self._event(habits.event if habits.event and number == 2 else json.dumps(event))
             habits.hang.wait(20)
-        self._event("[DONE]")
+        else:
+            self._event("[DONE]")
+        self._chunk(b"")
 
     def _event(self, data: str) -> None:
+        self._chunk(f": a comment\ndata: {data}\n\n".encode())
+
+    def _chunk(self, data: bytes) -> None:
         try:
-            self.wfile.write(f": a comment\ndata: {data}\n\n".encode())
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
         except OSError:  # the client has cancelled
             self.close_connection = True
 

@@ -21,6 +21,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +41,16 @@ kill -9 "$2"
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 "$2" || break; sleep 0.1; done
 rm -rf "$1"
 """
+
+
+# Several nodes share a laptop; detection of a silent node takes 0.75 to 1.25 times net_ticktime.
+_SMALL_NODE = {
+    "cluster_partition_handling": "pause_minority",
+    "net_ticktime": "8",
+    "vm_memory_high_watermark.absolute": "600MB",
+    "raft.wal_max_size_bytes": "33554432",
+    "cluster_formation.peer_discovery_backend": "rabbit_peer_discovery_classic_config",
+}
 
 
 class ServerFailed(RuntimeError):
@@ -258,15 +269,27 @@ class RabbitMQServer(Server):
     """A single RabbitMQ node, with an epmd (Erlang's port registry) of its own; all of it on loopback only."""
 
     def __init__(
-        self, port: int | None = None, plugins: Sequence[str] = (), settings: Mapping[str, str] | None = None
+        self,
+        port: int | None = None,
+        plugins: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+        first: RabbitMQServer | None = None,
     ) -> None:
-        """`plugins`: to enable, e.g. rabbitmq_prometheus; `settings`: more keys of rabbitmq.conf."""
+        """`plugins`: to enable, e.g. rabbitmq_prometheus; `settings`: more keys of rabbitmq.conf.
+
+        With `first` it is one more node of that one's cluster, which has the epmd, the cookie and the password.
+        """
         super().__init__("rabbitmq", port)
         self.user = "kvasir"
         self.metrics_port = free_port() if "rabbitmq_prometheus" in plugins else 0
-        self._node = f"kvasir-{secrets.token_hex(4)}@localhost"
+        self.node = f"kvasir-{secrets.token_hex(4)}@localhost"
         self._epmd: Process | None = None
-        self._epmd_port = free_port()
+        self._epmd_port = first._epmd_port if first else free_port()
+        self._cookie = first._cookie if first else secrets.token_hex(10)
+        self._has_epmd = first is None
+        if first:
+            self.password = first.password
+        self._write_cookie()
         self._dist_port = free_port()
         self._write_configuration(plugins, settings or {})
 
@@ -285,14 +308,18 @@ class RabbitMQServer(Server):
     def start(self) -> None:
         """Start it and wait until it serves clients: about 5 s. Raises ServerFailed, ProgramMissing."""
         programs.require("rabbitmq")
-        if self._epmd is None:
+        if self._epmd is None and self._has_epmd:
             self._start_epmd()
         super().start()
 
-    def control(self, *arguments: str, timeout_s: float = 60.0) -> str:
+    def empty(self) -> None:
+        """Forget all it had on disk, as a new machine of the same name would have. It must not run."""
+        shutil.rmtree(self.folder / "data")
+
+    def control(self, *arguments: str, timeout_s: float = 60.0, program: str = "rabbitmqctl") -> str:
         """What `rabbitmqctl` prints when given these arguments. Raises ServerFailed if it fails."""
-        program = Path(programs.require("rabbitmq")).with_name("rabbitmqctl")
-        command = [str(program), "-n", self._node, "-q", *arguments]
+        program_path = Path(programs.require("rabbitmq")).with_name(program)
+        command = [str(program_path), "-n", self.node, "-q", *arguments]
         done = subprocess.run(
             command,
             env=self._environment(),
@@ -303,7 +330,7 @@ class RabbitMQServer(Server):
             timeout=timeout_s,
         )
         if done.returncode:
-            raise ServerFailed(f"rabbitmqctl {' '.join(arguments)}: {done.stderr or done.stdout}")
+            raise ServerFailed(f"{program} {' '.join(arguments)}: {done.stderr or done.stdout}")
         return done.stdout
 
     def wait_until_on_disk(self, *queues: str) -> None:
@@ -333,6 +360,8 @@ class RabbitMQServer(Server):
             # Half full disks are normal on laptops and in CI, and a disk alarm blocks every publisher.
             "disk_free_limit.absolute": "50MB",
         }
+        if "rabbitmq_management" in plugins:
+            lines |= {"management.tcp.ip": HOST, "management.tcp.port": str(self.port + 10_000)}
         if self.metrics_port:
             lines |= {"prometheus.tcp.ip": HOST, "prometheus.tcp.port": str(self.metrics_port)}
         text = "".join(f"{key} = {value}\n" for key, value in {**lines, **settings}.items())
@@ -340,6 +369,11 @@ class RabbitMQServer(Server):
         (self.folder / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
         (self.folder / "environment.conf").touch()  # in place of the system's rabbitmq-env.conf
         (self.folder / "conf.d").mkdir()
+
+    def _write_cookie(self) -> None:
+        path = self.folder / ".erlang.cookie"
+        path.write_text(self._cookie)
+        path.chmod(0o400)
 
     def _start_epmd(self) -> None:
         epmd = programs.find("epmd")
@@ -361,7 +395,7 @@ class RabbitMQServer(Server):
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_CRASH_DUMP_SECONDS": "0",
-            "RABBITMQ_NODENAME": self._node,
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_NODE_IP_ADDRESS": HOST,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._dist_port),
@@ -384,3 +418,74 @@ class RabbitMQServer(Server):
 
     def _answers(self) -> bool:
         return amqp_answers(self.port)
+
+
+class RabbitMQCluster:
+    """Three nodes, or more, of one RabbitMQ cluster on loopback, each with a folder and a port of its own.
+
+    with RabbitMQCluster() as cluster:
+        connect(cluster.url)         # all addresses
+        cluster.nodes[0].kill()
+    """
+
+    def __init__(self, nodes: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        """Nothing runs yet. `settings`: more keys of every node's rabbitmq.conf."""
+        keys = {**_SMALL_NODE, "cluster_name": f"kvasir-{secrets.token_hex(4)}", **(settings or {})}
+        first = RabbitMQServer(settings=keys)
+        keys |= {"cluster_formation.classic_config.nodes.1": first.node}
+        self.nodes = [first, *(RabbitMQServer(settings=keys, first=first) for _ in range(nodes - 1))]
+
+    @property
+    def url(self) -> str:
+        """Every address, the first node's first."""
+        hosts = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+        return self.nodes[0].url.replace(f"{HOST}:{self.nodes[0].port}", hosts)
+
+    def replace(self, node: RabbitMQServer) -> None:
+        """What a person does for a node that lost its disk: forget it, let it join, and give it its share again."""
+        other = next(each for each in self.nodes if each is not node and each.alive)
+        other.control("forget_cluster_node", node.node)
+        node.empty()
+        node.start()  # it finds the others, as its configuration names the first
+        other.control("grow", node.node, "all", program="rabbitmq-queues")
+
+    def restart(self, node: RabbitMQServer) -> None:
+        """Restart a node without doing without a majority anywhere: wait, in the order of docs/reliability.md."""
+        self.wait_for_quorum_plus_one(node)
+        node.restart()
+
+    def wait_for_quorum_plus_one(self, node: RabbitMQServer, timeout_s: float = 120.0) -> None:
+        """Return when no quorum queue would lose its majority with this node. Raises ServerFailed after a while."""
+        seconds = str(int(timeout_s))
+        check = ("await_online_quorum_plus_one", "-t", seconds)
+        node.control(*check, timeout_s=timeout_s + 30, program="rabbitmq-upgrade")
+
+    def wait_until_whole(self, timeout_s: float = 60.0) -> None:
+        """Return when every node answers and sees all others: one that was frozen is out for a while."""
+
+        def whole() -> bool:
+            if not all(amqp_answers(node.port) for node in self.nodes):
+                return False
+            seen = (node.control("eval", "length(rabbit_nodes:all_running()).").strip() for node in self.nodes)
+            return all(number == str(len(self.nodes)) for number in seen)
+
+        wait_until(whole, "every node sees all others", timeout_s, poll_s=0.5)
+
+    def __enter__(self) -> Self:
+        try:
+            first, *others = self.nodes
+            first.start()
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(RabbitMQServer.start, others))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill every node and remove its folder; the first one's epmd goes last."""
+        for node in reversed(self.nodes):
+            node.close()

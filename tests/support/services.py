@@ -4,7 +4,8 @@
         run(pair.broker_url, pair.store_url)
 
 KVASIR_TEST_BROKER_URL and KVASIR_TEST_STORE_URL come first. A service that can't be had is an error, never a skip.
-`python -m tests.support.services` (make services) holds a pair until Ctrl-C. Tests that kill and restart servers use
+`python -m tests.support.services` (make services) holds a pair until Ctrl-C; with a number, the broker is a cluster of
+so many private nodes (make services NODES=3). Tests that kill and restart servers use
 `tests.support.servers` directly.
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import click
 
 from tests.support import containers
-from tests.support.servers import RabbitMQServer, RedisServer, Server, ServerFailed
+from tests.support.servers import RabbitMQCluster, RabbitMQServer, RedisServer, Server, ServerFailed
 
 BROKER_VARIABLE = "KVASIR_TEST_BROKER_URL"
 STORE_VARIABLE = "KVASIR_TEST_STORE_URL"
@@ -75,10 +76,18 @@ def _container_url(
         return None
 
 
+@contextlib.contextmanager
+def clustered(nodes: int) -> Iterator[Pair]:
+    """A broker of several private nodes, and a store, for the length of the block."""
+    with store() as store_url, RabbitMQCluster(nodes) as cluster:
+        yield Pair(cluster.url, store_url)
+
+
 def main() -> int:
     """Hold a pair and say where it is, until Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt), services() as pair:
+    nodes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    with contextlib.suppress(KeyboardInterrupt), clustered(nodes) if nodes > 1 else services() as pair:
         click.echo(f"export KVASIR_BROKER_URL={pair.broker_url}")
         click.echo(f"export KVASIR_STORE_URL={pair.store_url}")
         click.echo("Both stop with Ctrl-C.", err=True)

@@ -147,6 +147,7 @@ def test_training_goes_on_from_weights_that_were_exported_by_questions_too(expor
     assert all(
         torch.equal(value, torch.from_numpy(weights[f"model.{name}"]).float())
         for name, value in begun.model.state_dict().items()
+        if name != "embed_tokens.weight"  # in which a question's end has been marked
     )
     asked = [
         begun.tokenizer.decode(Lessons(begun.tokenizer, replace(plan, steps=12))[step].own.flatten().tolist())

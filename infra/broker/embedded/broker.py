@@ -217,7 +217,7 @@ class EmbeddedBroker(Broker):
         """See `Broker`."""
         self._check_open()
         name = topology.reply_queue(batch_id)
-        self.server.declare_queue(topology.QueueSpec(name, topology.REPLY, name, topology.reply_arguments()))
+        self.server.declare_queue(topology.reply_spec(name))
         return name
 
     def open_private_queue(self, name: str, exchange: str) -> str:

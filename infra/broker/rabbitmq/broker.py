@@ -36,6 +36,7 @@ class RabbitMQBroker(Broker):
         name: what the broker's own tools show for these connections.
         connect_timeout_s: how long the constructor tries.
         ca_file: PEM file of who signed the broker's certificate, for amqps; "": whom the system trusts.
+        nodes: of the cluster; with several, reply queues outlive the loss of one.
         command_timeout_s: how long declare, consume, get, depth and delete wait for an answer, reconnects included.
 
     Raises:
@@ -50,7 +51,9 @@ class RabbitMQBroker(Broker):
         connect_timeout_s: float = 10.0,
         command_timeout_s: float = 30.0,
         ca_file: str = "",
+        nodes: int = 1,
     ) -> None:
+        self.clustered = nodes > 1
         self._command_timeout_s = command_timeout_s
         self._closed = False
         self._consumers: list[RabbitConsumer] = []
@@ -77,8 +80,8 @@ class RabbitMQBroker(Broker):
 
     def declare(self, models: Sequence[str]) -> list[str]:
         """See `Broker`."""
-        remarks = [self._declare_exchange(spec) for spec in topology.exchanges()]
-        remarks += [self._declare_queue(spec) for spec in topology.queues(models)]
+        remarks = [self._declare_exchange(spec) for spec in topology.exchanges(self.clustered)]
+        remarks += [self._declare_if_reachable(spec) for spec in topology.queues(models, self.clustered)]
         return [remark for remark in remarks if remark]
 
     def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
@@ -123,9 +126,8 @@ class RabbitMQBroker(Broker):
 
     def open_reply_queue(self, batch_id: str) -> str:
         """See `Broker`."""
-        queue = topology.reply_queue(batch_id)
-        spec = topology.QueueSpec(queue, topology.REPLY, queue, topology.reply_arguments())
-        remark = self._declare_queue(spec)
+        queue = topology.reply_queue(batch_id, self.clustered)
+        remark = self._declare_queue(topology.reply_spec(queue))
         if remark:
             log.warning(remark)
         return queue
@@ -198,6 +200,14 @@ class RabbitMQBroker(Broker):
             return self._unless_different(f"exchange {spec.name}", talk)
         except ConfigError:  # this user may not create it: somebody who may has, or publishing will say so
             return None
+
+    def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:
+        try:
+            return self._declare_queue(spec)
+        except NoQueue as away:
+            if not (self.clustered and spec.is_classic):
+                raise
+            return f"queue {spec.name} can't be used while its node is away: {away}"
 
     def _declare_queue(self, spec: topology.QueueSpec) -> str | None:
         def declare(channel: Channel) -> None:

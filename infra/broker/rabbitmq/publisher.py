@@ -166,6 +166,17 @@ class Publisher:
                 self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: the broker refused it (queue full?)"))
             else:
                 outgoing.stream.done.put((outgoing, None))
+        if refused:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Go on with a new channel; what is unconfirmed is published again there.
+
+        A channel keeps to the node that led a queue when it first published to it (seen on 3.10.8). Opened before a
+        lost node's queues have new leaders, it is refused for as long as that node is away; a new one finds them.
+        """
+        if self._channel is not None and self._channel.is_open:
+            self._channel.close()
 
     def _take(self, tag: int, multiple: bool) -> list[Outgoing]:
         tags = [tag]
@@ -194,7 +205,8 @@ class Publisher:
         self._unconfirmed.clear()
         self._backlog.extendleft(reversed(again))
         if self.connection.is_open:
-            log.warning("the broker closed the publishing channel: %s", reason)
+            if isinstance(reason, ChannelClosedByBroker):
+                log.warning("the broker closed the publishing channel: %s", reason)
             self.connection.later(self._backoff.next_s(), partial(self._open, self._channel_opened))
 
     def _is_refused(self, outgoing: Outgoing, reason: BaseException) -> bool:

@@ -6,10 +6,11 @@ returns when it has undone what can be undone. `matrix` is the row's number in t
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +19,7 @@ from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker
 from tests.acceptance.faults import load
 from tests.acceptance.faults.proxy import TcpProxy
-from tests.acceptance.faults.services import HEARTBEAT_S, retry_levels
+from tests.acceptance.faults.services import HEARTBEAT_S, ClusterServices, Services, retry_levels
 from tests.acceptance.faults.stage import PATIENCE_S, Plan, Role, Stage
 from tests.acceptance.faults.storm import JOB_S, storm
 from tests.support.servers import RabbitMQServer
@@ -27,6 +28,7 @@ from tests.support.waiting import wait_until
 Inject = Callable[[Stage], None]
 
 CONSUMER_TIMEOUT_S = 5
+AFTER_A_NODE_S = 3.0  # until its replicas have caught up: never two of three at once
 IN_HAND_S = 2.0  # quick jobs that a worker may hold are done in that time
 
 
@@ -38,6 +40,7 @@ class Fault:
     what: str
     inject: Inject
     owner_starts: bool = True
+    services: type[Services] = Services  # what it needs
     failed: int = 0  # jobs that must end as failed
     dead_lettered: int = 0
 
@@ -219,6 +222,109 @@ def purge_work_queue(stage: Stage) -> None:
             connection.channel().queue_purge(topology.work_queue("prefill", stage.model, "bulk"))
 
 
+def forget_confirmed(stage: Stage) -> None:
+    """The broker drops what it had confirmed, here and there; the owner finds it without being started again."""
+    owner = stage.owner
+    assert owner
+    dropped = 0
+    for _ in stage.moments(4, last=0.5):
+        with stage.services.connect() as connection:
+            channel = connection.channel()
+            for work in topology.WORK_STAGES:
+                for _message in range(25):
+                    dropped += channel.basic_get(topology.work_queue(work, stage.model, "bulk"), True)[0] is not None
+    wait_until(lambda: owner.exit_code is not None, "the owner ends by itself", PATIENCE_S)
+    assert dropped > 0, "nothing was there to drop"
+    assert owner.exit_code == 0, "the owner ended without all results"
+
+
+# --- one node of three ---
+
+
+def each_node(stage: Stage) -> Iterator[RabbitMQServer]:
+    """The first node, where the clients are, and then a random one, at random moments."""
+    services = stage.services
+    assert isinstance(services, ClusterServices)
+    for number in stage.moments(2, last=0.6):
+        yield stage.random.choice(services.cluster.nodes) if number else services.cluster.nodes[0]
+
+
+def kill_node(stage: Stage, how: Callable[[RabbitMQServer], None]) -> None:
+    """Recovery counts from the fault on, not from the node's return."""
+    for node in each_node(stage):
+        how(node)
+        stage.over(in_hand_s=IN_HAND_S)
+        time.sleep(stage.random.uniform(2, 5))
+        node.start()
+        time.sleep(AFTER_A_NODE_S)
+
+
+def kill_node_and_owner(stage: Stage) -> None:
+    """The owner comes back while the node is away that it was connected to, and that holds every classic queue."""
+    services = stage.services
+    assert isinstance(services, ClusterServices)
+    for _ in stage.moments(1, last=0.5):
+        node = services.cluster.nodes[0]
+        node.kill()
+        assert stage.owner
+        stage.owner.kill()
+        stage.over(programs=[stage.start_owner()])
+        wait_until(lambda: stage.done >= stage.plan.jobs, "the batch is done without the node", PATIENCE_S)
+        node.start()
+
+
+def freeze_node(stage: Stage) -> None:
+    """SIGSTOP, longer than the others and the clients need to see it.
+
+    It never knew that it was away, so `pause_minority` doesn't stop it: somebody has to start it again.
+    """
+    for node in each_node(stage):
+        os.kill(node.pid, signal.SIGSTOP)
+        stage.over(in_hand_s=IN_HAND_S)
+        time.sleep(stage.random.uniform(12, 18))
+        os.kill(node.pid, signal.SIGCONT)
+        time.sleep(AFTER_A_NODE_S)
+        node.kill()
+        node.start()
+        time.sleep(AFTER_A_NODE_S)
+
+
+def empty_node(stage: Stage) -> None:
+    """A node comes back without its disk, and gets its share again."""
+    services = stage.services
+    assert isinstance(services, ClusterServices)
+    for _ in stage.moments(1, last=0.3):
+        victim = services.cluster.nodes[-1]
+        victim.kill()
+        stage.over(in_hand_s=IN_HAND_S)
+        services.cluster.replace(victim)
+
+
+def move_leaders(stage: Stage) -> None:
+    """Every 5 s, each quorum queue's to a random node."""
+    while stage.done < stage.plan.jobs and stage.owner and stage.owner.alive:
+        stage.services.broker.control("eval", _MOVE_LEADERS)
+        stage.over()
+        time.sleep(5)
+
+
+def roll_nodes(stage: Stage) -> None:
+    """Each node restarted in turn, as docs/reliability.md has it."""
+    services = stage.services
+    assert isinstance(services, ClusterServices)
+    for _ in stage.moments(1, last=0.1):
+        for node in services.cluster.nodes:
+            services.cluster.restart(node)
+            stage.over()
+
+
+_MOVE_LEADERS = (
+    "Nodes = rabbit_nodes:all_running(), "
+    "[rabbit_quorum_queue:transfer_leadership(Q, lists:nth(rand:uniform(length(Nodes)), Nodes)) "
+    "|| Q <- rabbit_amqqueue:list(), amqqueue:get_type(Q) =:= rabbit_quorum_queue], ok."
+)
+
+
 # --- the network ---
 
 
@@ -371,6 +477,10 @@ def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int, of: st
     return Fault(name, what + of, partial(kill_at, role=role, points=points, each=each), owner_starts=False)
 
 
+def _of_node(name: str, what: str, inject: Inject) -> Fault:
+    return Fault(name, f"{what}; of a cluster of three", inject, services=ClusterServices)
+
+
 _FORKED = "jobs of 8 answers, forked from one KV cache"
 _HYBRID = "a model with a recurrent layer"
 FAULTS = [
@@ -416,6 +526,14 @@ FAULTS = [
     Fault("prefill-queue-deleted", "prefill queue deleted", partial(delete_work_queue, stage_name="prefill")),
     Fault("decode-queue-deleted", "decode queue deleted", partial(delete_work_queue, stage_name="decode")),
     Fault("prefill-queue-purged", "prefill queue purged", purge_work_queue),
+    Fault("broker-forgets", "confirmed messages dropped from the work queues, four times", forget_confirmed),
+    _of_node("node-killed", "SIGKILL of a node, and start, twice", partial(kill_node, how=RabbitMQServer.kill)),
+    _of_node("node-away", "SIGKILL of a node, which stays away, and of the owner, which starts", kill_node_and_owner),
+    _of_node("node-stopped", "SIGTERM of a node, and start, twice", partial(kill_node, how=RabbitMQServer.stop)),
+    _of_node("node-frozen", "SIGSTOP of a node for 12 to 18 s, SIGCONT, SIGKILL and start, twice", freeze_node),
+    _of_node("node-empty", "SIGKILL of a node, which comes back without its disk", empty_node),
+    _of_node("leaders-moved", "every queue's leader to a random node, every 5 s", move_leaders),
+    _of_node("nodes-rolled", "every node restarted in turn", roll_nodes),
     Fault("broker-reset", "every connection to the broker reset, five times", _to_broker(reset)),
     Fault("broker-black-hole", "nothing to or from the broker for 0.5 to 20 s, twice", _to_broker(freeze)),
     Fault("broker-forgotten", "every connection to the broker dead in silence, twice", _to_broker(forget)),
@@ -445,6 +563,9 @@ _PLANS = {
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},
+    # Long enough for what is done to the nodes meanwhile.
+    **{name: {"slots": 1, "long_jobs": 1_000_000, "long_s": 0.2} for name in ("node-empty", "nodes-rolled")},
+    "leaders-moved": {"slots": 1, "long_jobs": 1_000_000, "long_s": 0.1},
     "storm": {"slots": 1, "long_jobs": 1_000_000, "long_s": JOB_S},
     "published-ten-times": {"copies": 10, "copied_jobs": 100},
 }

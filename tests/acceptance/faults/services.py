@@ -10,7 +10,7 @@ import redis
 
 from infra.broker import topology
 from tests.acceptance.faults.proxy import TcpProxy
-from tests.support.servers import HOST, RabbitMQServer, RedisServer
+from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisServer
 
 # Heartbeats and time-outs of minutes would make rows of minutes: both are options that an operator has, too.
 HEARTBEAT_S = 4
@@ -19,6 +19,8 @@ STORE_TIMEOUT_S = 2
 
 class Services:
     """Started once, used by row after row."""
+
+    nodes = 1  # of the broker
 
     def __init__(self) -> None:
         self.broker = RabbitMQServer()
@@ -102,6 +104,49 @@ class Services:
             while (got := channel.basic_get(queue, auto_ack=True))[0]:
                 batches.append(got[1].correlation_id or "")
         return batches
+
+
+class ClusterServices(Services):
+    """The same over three brokers in a cluster, which processes reach by its addresses and not through a proxy."""
+
+    nodes = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker.close()
+        self.cluster = RabbitMQCluster(self.nodes)
+        self.broker = self.cluster.nodes[0]
+
+    def __enter__(self) -> Self:
+        try:
+            self._stack.enter_context(self.cluster)
+            self._stack.enter_context(self.store)
+            self.to_broker = self._stack.enter_context(TcpProxy(self.broker.port))
+            self.to_store = self._stack.enter_context(TcpProxy(self.store.port))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    @property
+    def broker_url(self) -> str:
+        """All addresses, with heartbeats that suit rows of seconds."""
+        return f"{self.cluster.url}?heartbeat={HEARTBEAT_S}"
+
+    def mend(self) -> None:
+        """Every node runs, too."""
+        for node in self.cluster.nodes:
+            if not node.alive:
+                node.start()
+        self.cluster.wait_until_whole()
+        super().mend()
+
+    def connect(self) -> pika.BlockingConnection:
+        """A connection to the first node that answers."""
+        found = [pika.URLParameters(node.url) for node in self.cluster.nodes if node.alive]
+        for parameters in found:
+            parameters.socket_timeout = parameters.stack_timeout = STORE_TIMEOUT_S
+        return pika.BlockingConnection(found)
 
 
 def queues_of(model: str) -> list[str]:

@@ -129,8 +129,9 @@ class Stage:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         model = Model("simulated", self.plan.weights, context=load.CONTEXT, slots=self.plan.slots)
-        self._config.write_text(config_text({self.model: model}), "utf-8")
-        broker = RabbitMQBroker(self.services.broker.url, name="stage")
+        nodes = f"[services]\nbroker_nodes = {self.services.nodes}\n"
+        self._config.write_text(config_text({self.model: model}) + nodes, "utf-8")
+        broker = RabbitMQBroker(self.services.broker.url, name="stage", nodes=self.services.nodes)
         broker.declare([self.model])
         broker.close()
         for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.faults.catalogue import find, plan_of
 from tests.acceptance.faults.row import run_row
-from tests.acceptance.faults.services import Services
+from tests.acceptance.faults.services import ClusterServices, Services
 
 pytestmark = pytest.mark.system  # three to four minutes
 
@@ -23,9 +23,16 @@ def services() -> Iterator[Services]:
         yield services
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterServices]:
+    with ClusterServices() as services:
+        yield services
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "broker-forgets",
         "decode-killed",
         "prefill.passed",
         "decode.replied",
@@ -50,6 +57,16 @@ def test_no_job_is_lost_whatever_happens(services: Services, tmp_path: Path, nam
     # The rows of killed decode workers are counted from start lines in logs: without those nothing would ever be amiss
     if name.startswith("decode"):
         assert row.recovery_s is not None
+
+
+@pytest.mark.parametrize("name", ["node-away", "nodes-rolled"])
+def test_no_job_is_lost_with_a_node_of_three(cluster: ClusterServices, tmp_path: Path, name: str) -> None:
+    fault = find(name)
+
+    row = run_row(cluster, fault, plan_of(fault, JOBS, SEED), tmp_path / name)
+
+    assert (row.lost, row.unexpected, row.journal_duplicates, row.failed) == (0, 0, 0, 0), row
+    assert (row.attempted, row.confirmed, row.lost_before_rerun) == (JOBS, JOBS, 0), row
 
 
 def test_no_job_is_lost_in_a_storm(services: Services, tmp_path: Path) -> None:

@@ -61,6 +61,23 @@ def test_redis_keeps_nothing_and_evicts_nothing() -> None:
         assert directive in command
 
 
+def test_three_brokers_are_named_as_their_configuration_says_and_keep_the_promises_of_one() -> None:
+    folder = ROOT / "examples"
+    brokers = yaml.safe_load((folder / "brokers.compose.yml").read_text())["services"]
+    conf = (ROOT / "infra/deploy/compose/cluster.conf").read_text()
+    assert re.findall(r"nodes\.\d = rabbit@(\w+)", conf) == [each["hostname"] for each in brokers.values()]
+    assert "cluster_partition_handling = pause_minority" in conf
+    for each in brokers.values():
+        assert each["image"] == SERVICES["rabbitmq"]["image"]
+        assert each["healthcheck"]["test"] == SERVICES["rabbitmq"]["healthcheck"]["test"]
+        assert all(port.startswith("${KVASIR_BIND:-127.0.0.1}:") for port in each["ports"])
+        assert all(":?" in value for value in each["environment"].values())
+        sources = [volume.split(":")[0] for volume in each["volumes"] if volume.startswith(".")]
+        assert all((folder / source).exists() for source in sources)
+    settings = load_settings(config=folder / "cluster.toml", environ={})
+    assert settings.services.broker_nodes == len(brokers) == settings.services.broker.count(":5672")
+
+
 def test_mounted_files_are_in_the_checkout() -> None:
     mounts = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
     sources = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]

@@ -190,6 +190,7 @@ REFUSED = [
     ("[models.'a b']\n", "line 1: the name in models must be a model name"),
     ("[models]\nm = 5\n", "line 2: models.m must be a table, not int"),
     ("grading = 5\n", "line 1: grading must be a table"),
+    ('[models.m]\nweights = "m.gguf"\n', "m.weights must be a table such as { llamacpp = 'FILE.gguf' }, not str"),
     ("[grading]\ncode_model = 'a b'\n", "must be a model name"),
     ("[grading]\ntemperature = nan\n", "temperature must be a number"),
     ("[services]\nbroker = 'http://host:15672'\n", r"line 2: services.broker must be amqp://… or amqps://… .*another"),

@@ -316,6 +316,25 @@ def test_confirmed_jobs_that_vanished_are_published_again(pipeline: Pipeline, tm
         assert pipeline.steps(owner.job(owner.tasks[0])).count(Step.SUBMITTED) == 2
 
 
+def test_a_confirmed_job_that_vanishes_is_found_and_published_again_while_its_owner_runs(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    # Given an owner that waits for two jobs, of which the broker drops one
+    with Class(tmp_path, 2).own(pipeline) as owner, ThreadPoolExecutor() as pool:
+        counts = pool.submit(owner.run)
+        wait_until(lambda: pipeline.ready(work("prefill")) == 2, "both are published")
+        dropped = pipeline.broker.get(work("prefill"))
+        assert dropped is not None
+        dropped.ack()
+
+        # When workers come and are idle again, then it is published again, under its run, and somebody is told
+        pipeline.start()
+        assert counts.result(HURRY_S).succeeded == 2
+        published = [pipeline.steps(owner.job(task)).count(Step.SUBMITTED) for task in owner.tasks]
+        assert sorted(published) == [1, 2]
+        assert any("lost them: published again" in said for said in owner.progress.sentences)
+
+
 @pytest.mark.parametrize("queue", [work("prefill"), work("decode", "now"), "retry.10m", f"suspects.decode.{MODEL}"])
 def test_while_any_queue_holds_a_job_none_is_held_for_lost(pipeline: Pipeline, tmp_path: Path, queue: str) -> None:
     with Class(tmp_path, 2).own(pipeline) as owner:
