@@ -29,7 +29,6 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
 _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
 button:enabled kbd { color: inherit; opacity: 1; }
-[class*="st-key-give"] kbd { display: none; }
 </style>"""
 
 

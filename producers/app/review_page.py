@@ -44,6 +44,11 @@ if (!window.kvasir) {
     if (event.ctrlKey || event.altKey || event.metaKey || !document.querySelector(".st-key-form")) return;
     const {key, target} = event;
     if (target.matches("input, textarea, [contenteditable]")) return key === "Escape" && target.blur();
+    if (/^[0-9]$/.test(key)) {
+      const buttons = [...document.querySelectorAll(".st-key-points-at-hand button")];
+      buttons.find((button) => button.innerText.trim() === key)?.click();
+      return;
+    }
     const fields = {e: ".st-key-at-hand textarea", w: ".st-key-why input", "?": ".st-key-keys summary"};
     const field = fields[key] && document.querySelector(fields[key]);
     if (!field) return;
@@ -258,21 +263,28 @@ def _buttons(draft: Draft, criterion: Criterion | None, item: CriterionGrade, af
     """A button for each whole number of points, where these are few; keys press those of the criterion at hand."""
     if item.max_points > _MOST_BUTTONS or (criterion and criterion.step > 1):
         return
-    given = st.session_state.get(draft.key(f"points {item.id}"))
-    with st.container(horizontal=True, gap="small"):
-        for points in range(int(item.max_points) + 1):
-            st.button(
-                str(points),
-                key=f"give {points} {item.id} {draft.item_id}",
-                type="primary" if given == points else "secondary",
-                on_click=_give,
-                args=(draft.key(f"points {item.id}"), float(points), after),
-                shortcut=str(points) if here else None,
-            )
+    field, buttons = draft.key(f"points {item.id}"), draft.key(f"give {item.id}")
+    choice = [float(points) for points in range(int(item.max_points) + 1)]
+    given = st.session_state.get(field)
+    st.session_state[buttons] = given if given in choice else None
+    # One element, whatever the number of points: each button of Streamlit's would cost a click as much as a field.
+    with st.container(key="points-at-hand" if here else None):
+        st.segmented_control(
+            f"Points for {item.id}, at once",
+            choice,
+            format_func="{:g}".format,
+            key=buttons,
+            on_change=_give,
+            args=(field, buttons, after),
+            label_visibility="collapsed",
+        )
 
 
-def _give(field: str, points: float, after: str) -> None:
-    st.session_state.update({field: points, "criterion": after})
+def _give(field: str, buttons: str, after: str) -> None:
+    given = st.session_state[buttons]
+    if given is not None:  # pressing what is given already takes it away
+        st.session_state[field] = given
+    st.session_state["criterion"] = after
 
 
 def _keep_or_not(desk: Desk, draft: Draft, row: Row, decided: Decided) -> None:
