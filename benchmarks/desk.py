@@ -53,7 +53,10 @@ _TIMED = """
   return performance.now() - started;
 })()
 """
-_BUTTON = "[...document.querySelectorAll('button')].find((each) => each.innerText.trim() === %s && !each.disabled)"
+_BUTTON = (  # beside its name stands its key
+    "[...document.querySelectorAll('button')].find((each) =>"
+    " (each.querySelector('p') || each).innerText.trim() === %s && !each.disabled)"
+)
 # The page is drawn part by part, and parts of the last one stay until then.
 _WHOLE = "!!document.querySelector('[data-test-script-state=notRunning]')"
 _SECTION = "[...document.querySelectorAll('label')].find((each) => each.innerText.trim() === %s)"
@@ -72,7 +75,8 @@ def measure(folder: Path, size: int, clicks: int) -> dict[str, Any]:
     """All figures of one class."""
     home = make_class(folder, size)
     config = folder / "kvasir.toml"
-    weights = "sim:prefill=40000,decode=800,scale=1"
+    # Two submissions a second, many times the pace of real models: each is read for attacks once, in an eighth of one.
+    weights = "sim:prefill=40000,decode=200,scale=1"
     config.write_text(config_text({"simulated": Model("simulated", weights, 32768, slots=2)}), "utf-8")
     with DeskPage(folder / "desk", config, home, environment(folder)) as desk, Browser(folder / "browser") as browser:
         assignment = home / "big"
@@ -146,8 +150,8 @@ def interact(browser: Browser, turn: int) -> float:
     if turn % 10 == 9:
         return timed(browser, _SECTION % '"Review"', f"{_WHOLE} && {_FORM}")
     last = browser.evaluate(f"!({_BUTTON % json.dumps('Next')})")
-    number = browser.evaluate(_CHOSEN) + (-1 if last else 1)
-    done = f"{_WHOLE} && {_CHOSEN} === {number} && {_SHOWN % number} && {_FORM}"
+    # Not the next number: whose answers come later is not there yet.
+    done = f"{_WHOLE} && {_CHOSEN} !== {browser.evaluate(_CHOSEN)} && {_SHOWN} && {_FORM}"
     return timed(browser, _BUTTON % json.dumps("Previous" if last else "Next"), done)
 
 
@@ -159,7 +163,10 @@ _CHOSEN = (
 )
 _FORM = "!!document.querySelector('input[aria-label=\"Points for cleaning\"]')"
 # Whether its work is the one that can be read.
-_SHOWN = "[...document.querySelectorAll('pre')].some((each) => each.textContent.endsWith(' %d found.'))"
+_SHOWN = (
+    "((number) => [...document.querySelectorAll('pre')]"
+    f".some((each) => each.textContent.endsWith(' ' + number + ' found.')))({_CHOSEN})"
+)
 
 
 def timed(browser: Browser, element: str, done: str) -> float:

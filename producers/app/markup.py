@@ -5,14 +5,16 @@ Everything that is shown is made literal first; Streamlit lets no script through
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from html import escape
+from types import MappingProxyType
 
 import streamlit as st
 
-_FAINT = "opacity:0.65;font-size:0.875rem;margin:0.5rem 0 0.25rem"
+_FAINT = "opacity:0.8;font-size:0.875rem;margin:0.5rem 0 0.25rem"
 _BOLD = "font-weight:600;margin:0.75rem 0 0"
 _MARK = "background:rgba(255,200,60,0.4);color:inherit"
+_WHY = "font-size:0.75rem;font-weight:600;margin-left:0.75rem;user-select:none"
 _LARGE = "font-size:2.25rem;line-height:1.2;margin:0"
 _VERBATIM = (
     "white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 0.5rem;padding:0.6rem 0.8rem;border-radius:0.5rem;"
@@ -44,10 +46,12 @@ class Markup:
         """A line that stands back."""
         self._add("p", _FAINT, text)
 
-    def verbatim(self, text: str, marked: Container[int] = ()) -> None:
-        """Text as it is, with its line breaks; the `marked` lines, counted from 0, are highlighted."""
+    def verbatim(self, text: str, marked: Mapping[int, str] = MappingProxyType({})) -> None:
+        """Text as it is, with its line breaks; the `marked` lines, counted from 0, are highlighted, each with why."""
         lines = [
-            f'<mark style="{_MARK}">{escape(line)}</mark>' if number in marked else escape(line)
+            f'<mark style="{_MARK}" title="{escape(marked[number])}">{escape(line)}</mark>{_why(marked[number])}'
+            if number in marked
+            else escape(line)
             for number, line in enumerate(text.split("\n"))
         ]
         # HTML drops a line break right after <pre>: one more keeps the text's own.
@@ -64,3 +68,8 @@ class Markup:
 
     def _add(self, tag: str, style: str, text: str) -> None:
         self._pieces.append(f'<{tag} style="{style}">{escape(text)}</{tag}>')
+
+
+def _why(reason: str) -> str:
+    """Beside a highlighted line, and no part of what is copied."""
+    return f'<small style="{_WHY}">◂ {escape(reason)}</small>' if reason else ""

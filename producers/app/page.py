@@ -25,9 +25,17 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
 }
 
 
+# Streamlit's own grey is fainter than 4.5:1, which small text needs to be read.
+_STYLE = """<style>
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
+button:enabled kbd { color: inherit; opacity: 1; }
+</style>"""
+
+
 def show(open_backend: Callable[[], Backend]) -> None:
     """Draw the page that the reader is on."""
     st.set_page_config(page_title="Kvasir grading desk", layout="wide")
+    st.html(_STYLE)
     with sentences():
         st.sidebar.title("Kvasir", anchor=False)
         desk = the_desk(open_backend)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ import streamlit as st
 from producers.app.address import keep
 from producers.app.markup import Markup
 from producers.app.shared import COOKIE, Desk, decider, live, sentences, text
-from producers.app.unsaved import asks_about_unsaved, discard, draft_of, save
+from producers.app.unsaved import asks_about_unsaved, can_undo, discard, draft_of, save, undo
 from producers.batch.grade import Item
 from producers.desk.decisions import Decided, Draft
 from producers.desk.rows import QUEUES, Row, select
@@ -24,7 +24,14 @@ from producers.report.grades import show_points
 from producers.rubric.rubric import Criterion
 from producers.words import plural
 
-_HEIGHT = 760
+_MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
+_KEYS = """
+- **j**, **k**: the next, or the previous, submission
+- **0** to **9**: so many points for the criterion marked ▸, which then moves on to the next
+- **e**: write feedback on it; **w**: say why the grade is changed; **Esc**: leave the field
+- **s**: save the change; **a**: leave it as it is; **u**: discard what is not saved, or undo the last save
+- **?**: this list
+"""
 _MOST_CHARS = 60_000  # of a submission, until everything is asked for
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
 # A field is sent when it is left; here also when somebody pauses or goes, so that no reload and no Back loses words.
@@ -33,10 +40,28 @@ if (!window.kvasir) {
   window.kvasir = 1;
   const enter = {key: "Enter", code: "Enter", ctrlKey: true, bubbles: true};
   addEventListener("beforeunload", () => document.activeElement.blur());
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey || !document.querySelector(".st-key-form")) return;
+    const {key, target} = event;
+    if (target.matches("input, textarea, [contenteditable]")) return key === "Escape" && target.blur();
+    if (/^[0-9]$/.test(key)) {
+      const buttons = [...document.querySelectorAll(".st-key-points-at-hand button")];
+      buttons.find((button) => button.innerText.trim() === key)?.click();
+      return;
+    }
+    const fields = {e: ".st-key-at-hand textarea", w: ".st-key-why input", "?": ".st-key-keys summary"};
+    const field = fields[key] && document.querySelector(fields[key]);
+    if (!field) return;
+    event.preventDefault();
+    if (key === "?") field.click();
+    else field.focus();
+  });
   addEventListener("input", ({target}) => {
     clearTimeout(window.kvasir);
     if (target.closest(".st-key-form"))
-      window.kvasir = setTimeout(() => target.dispatchEvent(new KeyboardEvent("keydown", enter)), 300);
+      window.kvasir = setTimeout(() => {  // up again too, or the buttons' keys wait for it
+        for (const press of ["keydown", "keyup"]) target.dispatchEvent(new KeyboardEvent(press, enter));
+      }, 300);
   });
 }"""
 
@@ -60,42 +85,72 @@ def _submission(desk: Desk, folder: Path) -> None:
     if not rows:
         st.caption("Nothing is graded yet.")
         return
-    row = _pick(rows)
+    row = _pick(desk, folder, rows)
     keep()
     item = view.item(row.number)
     work, verdict = st.columns(2)
-    with work, st.container(height=_HEIGHT, border=True):
-        _work(item, [one.evidence for one in row.final.grade.criteria if one.evidence_state == "found"])
-    # The inner one, since text areas shrink to nothing right inside one with a height.
-    with verdict, st.container(height=_HEIGHT, border=True), st.container(key="form"):
+    with work:
+        _work(item, {one.id: one.evidence for one in row.final.grade.criteria if one.evidence_state == "found"})
+    with verdict, st.container(key="form"):
         _verdict(desk, folder, view, row, decided.get(item.item_id, {}))
     _prompt(view, item)
 
 
-def _pick(rows: list[Row]) -> Row:
+def _pick(desk: Desk, folder: Path, rows: list[Row]) -> Row:
     """The submission that is looked at, with ways to the next of those that wait, or of all."""
     state = st.session_state
     waiting = {name: select(rows, wanted) for name, wanted in QUEUES.items()}
     if state.get("show") is None:
         state["show"] = next(name for name, found in waiting.items() if found)
     by_id = {row.final.grade.item_id: row for row in rows}
+    elsewhere = desk.open_elsewhere(folder, state["browser"])
     if state.get("submission") not in by_id:
-        state["submission"] = (waiting[state["show"]] or rows)[0].final.grade.item_id
+        first = waiting[state["show"]] or rows
+        state["submission"] = next((id for id in map(_id, first) if id not in elsewhere), _id(first[0]))
     here = by_id[state["submission"]]
-    # The one that is looked at stays, even if it waits no longer.
-    queue = sorted({row.number for row in waiting[state["show"]]} | {here.number})
-    ids = [rows[number].final.grade.item_id for number in queue]
-    at = queue.index(here.number)
+    desk.opened(folder, _id(here), state["browser"])
+    ids = _queue(state["show"], waiting[state["show"]], here)
+    at = ids.index(_id(here))
+    before, after = ids[:at][::-1], ids[at + 1 :]
     # One element that lays out its own is half the work of columns, for the browser as for the desk.
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        st.button("Previous", disabled=at == 0, on_click=state.update, kwargs={"submission": ids[at - 1]})
+        st.button(
+            "Previous", disabled=elsewhere.issuperset(before), on_click=_go, args=(desk, folder, before), shortcut="K"
+        )
         st.selectbox("Submission", ids, format_func=lambda id: by_id[id].name, key="submission")
-        after = ids[(at + 1) % len(ids)]
-        st.button("Next", disabled=at == len(ids) - 1, on_click=state.update, kwargs={"submission": after})
+        st.button("Next", disabled=elsewhere.issuperset(after), on_click=_go, args=(desk, folder, after), shortcut="J")
         st.selectbox("Show", list(QUEUES), key="show")
         _ask_name()
-    st.caption(f"{len(waiting['needs review'])} of {len(rows)} need review.")
+    said = f"{len(waiting['needs review'])} of {len(rows)} need review."
+    if _id(here) in elsewhere:
+        said += " Somebody else has this one open."
+    st.caption(said)
+    with st.expander("Keys", key="keys"):
+        st.markdown(_KEYS)
     return here
+
+
+def _id(row: Row) -> str:
+    return row.final.grade.item_id
+
+
+def _queue(show: str, waiting: Sequence[Row], here: Row) -> list[str]:
+    """Who is gone through, in order; the one that is looked at keeps its place, even if it waits no longer."""
+    if here in waiting:
+        return [_id(row) for row in waiting]
+    doubtful = QUEUES[show].needs_review
+
+    def place(row: Row) -> tuple[int, int]:
+        return (-len(row.final.grade.doubts) if doubtful else 0, row.number)
+
+    return [_id(row) for row in sorted([*waiting, here], key=place)]
+
+
+def _go(desk: Desk, folder: Path, ahead: Sequence[str]) -> None:
+    """To the first that nobody else has open by now; nowhere if there is none."""
+    elsewhere = desk.open_elsewhere(folder, st.session_state["browser"])
+    free = next((id for id in ahead if id not in elsewhere), st.session_state["submission"])
+    st.session_state.update(submission=free, criterion=None)
 
 
 def _ask_name() -> None:
@@ -110,8 +165,8 @@ def _ask_name() -> None:
 # --- the work
 
 
-def _work(item: Item, quotes: list[str]) -> None:
-    """What was handed in; the lines that are quoted as evidence are highlighted."""
+def _work(item: Item, quotes: dict[str, str]) -> None:
+    """What was handed in; the lines that are quoted as evidence are highlighted, each with its criterion's id."""
     submission = item.submission
     if submission.problem:
         st.error(escaped(submission.problem))
@@ -124,7 +179,11 @@ def _work(item: Item, quotes: list[str]) -> None:
             break
         body, left_out = shortened(part.text, min(left, SHOWN_CHARS))
         shown.caption(f"{part.kind}, {part.where}" if part.where else part.kind)
-        shown.verbatim(body, quoted_lines(body, quotes))
+        why: dict[int, str] = {}
+        for criterion, evidence in quotes.items():
+            for line in quoted_lines(body, [evidence]):
+                why[line] = f"{why[line]}, {criterion}" if line in why else criterion
+        shown.verbatim(body, why)
         if left_out:
             shown.caption(f"{plural(left_out, 'character')} more")
         left -= len(body)
@@ -154,10 +213,16 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
     assert view.rubric
     by_id = {criterion.id: criterion for criterion in view.rubric.criteria}
     draft = draft_of(desk, folder, row.final, decided)
-    for item in grade.criteria:
-        _criterion(draft, by_id.get(item.id), item)
+    ids = [item.id for item in grade.criteria]
+    state = st.session_state
+    if state.get("criterion") not in [*ids, "done"]:
+        asked = [doubt.criterion_id for doubt in grade.doubts if doubt.criterion_id in ids]
+        state["criterion"] = next(iter([*asked, *ids]), None)
+    for item, after in zip(grade.criteria, [*ids[1:], "done"], strict=True):
+        _criterion(draft, by_id.get(item.id), item, after)
     st.text_area("Summary", key=draft.key("summary"))
-    st.text_input("Reason for the change", key=draft.key("reason"))
+    with st.container(key="why"):
+        st.text_input("Reason for the change", key=draft.key("reason"))
     _keep_or_not(desk, draft, row, decided)
     _history(decided)
 
@@ -170,15 +235,17 @@ def _state(row: Row) -> str:
     return f"⚑ {row.final.why_blank}" if row.needs_review else row.final.why_blank or row.state
 
 
-def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade) -> None:
-    """What the form says of one criterion."""
+def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, after: str) -> None:
+    """What the form says of one criterion; `after` is the one that the keys are about once this has its points."""
+    here = st.session_state["criterion"] == item.id
     model = f"model: {show_points(item.points) or 'no points'} of {show_points(item.max_points)}"
     head = Markup()
-    head.title(item.title)
+    head.title(f"▸ {item.title}" if here else item.title)
     head.caption(f"{model}; evidence {item.evidence_state}" if item.points is not None else item.reason or model)
     if item.evidence:
         head.verbatim(item.evidence)
     head.draw()
+    _buttons(draft, criterion, item, after, here)
     st.number_input(
         f"Points for {item.id}",
         0.0,
@@ -188,7 +255,36 @@ def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade) 
         format="%g",
         key=draft.key(f"points {item.id}"),
     )
-    st.text_area(f"Feedback on {item.id}", key=draft.key(f"feedback {item.id}"))
+    with st.container(key="at hand" if here else None):
+        st.text_area(f"Feedback on {item.id}", key=draft.key(f"feedback {item.id}"))
+
+
+def _buttons(draft: Draft, criterion: Criterion | None, item: CriterionGrade, after: str, here: bool) -> None:
+    """A button for each whole number of points, where these are few; keys press those of the criterion at hand."""
+    if item.max_points > _MOST_BUTTONS or (criterion and criterion.step > 1):
+        return
+    field, buttons = draft.key(f"points {item.id}"), draft.key(f"give {item.id}")
+    choice = [float(points) for points in range(int(item.max_points) + 1)]
+    given = st.session_state.get(field)
+    st.session_state[buttons] = given if given in choice else None
+    # One element, whatever the number of points: each button of Streamlit's would cost a click as much as a field.
+    with st.container(key="points-at-hand" if here else None):
+        st.segmented_control(
+            f"Points for {item.id}, at once",
+            choice,
+            format_func="{:g}".format,
+            key=buttons,
+            on_change=_give,
+            args=(field, buttons, after),
+            label_visibility="collapsed",
+        )
+
+
+def _give(field: str, buttons: str, after: str) -> None:
+    given = st.session_state[buttons]
+    if given is not None:  # pressing what is given already takes it away
+        st.session_state[field] = given
+    st.session_state["criterion"] = after
 
 
 def _keep_or_not(desk: Desk, draft: Draft, row: Row, decided: Decided) -> None:
@@ -210,10 +306,13 @@ def _keep_or_not(desk: Desk, draft: Draft, row: Row, decided: Decided) -> None:
         if conflict:
             st.button("Mine replaces it", type="primary", on_click=save, args=(desk, draft, decided))
         else:
-            st.button("Save the change", type="primary", on_click=save, args=(desk, draft, decided))
-            st.button("Leave it as it is", disabled=draft.unsaved, on_click=save, args=(desk, draft, decided, True))
+            st.button("Save the change", type="primary", on_click=save, args=(desk, draft, decided), shortcut="S")
+            accept = {"on_click": save, "args": (desk, draft, decided, True), "shortcut": "A"}
+            st.button("Leave it as it is", disabled=draft.unsaved, **accept)
         if draft.unsaved:
-            st.button("Keep theirs" if conflict else "Discard", on_click=discard, args=(desk,))
+            st.button("Keep theirs" if conflict else "Discard", on_click=discard, args=(desk,), shortcut="U")
+        elif can_undo(draft):
+            st.button("Undo", on_click=undo, args=(desk, draft, decided), shortcut="U")
 
 
 def _told(title: str, decisions: Iterable[Override]) -> None:

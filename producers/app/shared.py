@@ -6,6 +6,7 @@ import gc
 import getpass
 import importlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
 
 REFRESH_S = 2.0
+HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
 COOKIE = "kvasir_desk"  # what this browser is called, and its person
 
 
@@ -38,6 +40,7 @@ class Desk:
     views: Views
     fleet: FleetWatch
     drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
+    _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -64,6 +67,18 @@ class Desk:
         """The decisions of an assignment."""
         with self._lock:
             return self._decisions.setdefault(folder, Decisions(folder))
+
+    def opened(self, folder: Path, item_id: str, browser: str) -> None:
+        """This browser looks at this submission now, and at no other of the class."""
+        with self._lock:
+            self._open[folder, browser] = item_id, time.monotonic()
+
+    def open_elsewhere(self, folder: Path, browser: str) -> set[str]:
+        """Submissions that others look at: no browser is led to them, and each may still choose them."""
+        since = time.monotonic() - HELD_S
+        with self._lock:
+            held = list(self._open.items())
+        return {item for (where, who), (item, at) in held if where == folder and who != browser and at > since}
 
     def stages(self, folder: Path) -> Stages:
         """The stages of an assignment's, or a round's, grading."""

@@ -51,10 +51,28 @@ def save(desk: Desk, draft: Draft, standing: Decided, accept: bool = False, **to
         else:
             made = draft.decisions(standing, name)
         desk.decisions(draft.folder).add(*made)
+        if made:
+            st.session_state["undo"] = draft.folder, draft.item_id, standing
         discard(desk, **to)
         st.session_state["said"] = "" if made else "Nothing was changed."
     except KvasirError as error:
         st.session_state.update(_place(draft), said=str(error))
+
+
+def can_undo(draft: Draft) -> bool:
+    """Whether what was last saved in this window was about this submission."""
+    return bool(st.session_state.get("undo", ())[:2] == (draft.folder, draft.item_id))
+
+
+def undo(desk: Desk, draft: Draft, decided: Decided) -> None:
+    """Let stand again what stood before the last save; both stay in the record."""
+    before: Decided = st.session_state.pop("undo")[2]
+    try:
+        desk.decisions(draft.folder).undo(draft.item_id, version_of(decided.values()), before, decider())
+        discard(desk)
+        st.session_state["said"] = "What you saved last no longer counts."
+    except KvasirError as error:
+        st.session_state["said"] = str(error)
 
 
 def asks_about_unsaved(desk: Desk) -> bool:

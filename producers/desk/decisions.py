@@ -14,7 +14,7 @@ from messages.errors import UsageError
 from producers.desk.tail import LineTail
 from producers.export import FinalGrade
 from producers.grading.points import CriterionGrade, Grade
-from producers.grading.reviews import FILE, Override, append_override, decisions_in, version_of
+from producers.grading.reviews import FILE, Override, append_override, decisions_in, undo_override, version_of
 from producers.rubric.rubric import Points
 
 Decided = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
@@ -53,6 +53,10 @@ class Decisions:
     def add(self, *overrides: Override) -> None:
         """As `append_override`."""
         append_override(self._folder, *overrides)
+
+    def undo(self, item_id: str, version: str, before: Decided, reviewer: str) -> None:
+        """As `undo_override`."""
+        undo_override(self._folder, item_id, version, before.values(), reviewer)
 
 
 def overrides(

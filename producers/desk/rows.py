@@ -59,7 +59,7 @@ class Filter:
 
 # What a reviewer goes through: those that wait for a decision come first, and by themselves.
 QUEUES = {
-    "needs review": Filter(needs_review=True),
+    "needs review": Filter(needs_review=True, order="needs review first"),
     "without points": Filter(states=("unreadable", "incomplete", "failed")),
     "all": Filter(),
 }
@@ -120,8 +120,8 @@ def select(found: Sequence[Row], wanted: Filter) -> list[Row]:
 def _sorted(kept: list[Row], order: Order) -> list[Row]:
     if order == "name":
         return kept
-    if order == "needs review first":
-        return sorted(kept, key=lambda row: -len(row.needs_review))
+    if order == "needs review first":  # by what the models left open: a decision moves nobody while the rest is seen
+        return sorted(kept, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
     sign = 1 if order == "points, lowest first" else -1
     return sorted(kept, key=lambda row: (row.ai is None, sign * float(row.ai or 0)))
 

@@ -88,16 +88,30 @@ def append_override(folder: Path, *overrides: Override) -> None:
     Raises ReviewConflict where a decision was made on something else than what stands now, which is looked up under a
     lock, so that of two processes one is told. Raises BatchError if the file can't be read or written.
     """
+    _append(folder, [(made.item_id, made.version) for made in overrides], map(_row, overrides))
+
+
+def _append(folder: Path, seen: Iterable[tuple[str, str | None]], rows: Iterable[dict[str, Any]]) -> None:
+    """Add lines; `seen`: submissions, and the version of each that they were made on."""
     try:
         with open_private(folder / FILE, "ab") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             standing = read_overrides(folder)
-            for made in overrides:
-                if made.version not in (None, version_of(current(standing, made.item_id).values())):
+            for item_id, version in seen:
+                if version not in (None, version_of(current(standing, item_id).values())):
                     raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
-            Lines(folder / FILE).append(_row(made) for made in overrides)
+            Lines(folder / FILE).append(rows)
     except OSError as error:
         raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the decision is not kept") from None
+
+
+def undo_override(folder: Path, item_id: str, version: str, before: Iterable[Override], reviewer: str = "") -> None:
+    """Let `before` stand again about a submission, in place of the decisions that `version` names; no line is lost.
+
+    Raises ReviewConflict where something else stands by now, and BatchError as `append_override`.
+    """
+    withdrawn = {"submission": item_id, "withdrawn": True, "by": reviewer, "at": time.time()}
+    _append(folder, [(item_id, version)], [withdrawn, *map(_row, before)])
 
 
 def _row(override: Override) -> dict[str, Any]:

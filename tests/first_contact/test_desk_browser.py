@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
+from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import DeskPage, graded_assignment, quick_model
 from tests.support.waiting import wait_until
 
@@ -40,6 +41,12 @@ ON_A_PHONE = """
   }
   return [wide, overlaps];
 })()
+"""
+
+SERIOUS = """
+axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
+  .filter(({impact}) => impact === "serious" || impact === "critical")
+  .map(({id, nodes}) => [id, nodes.map(({html, any}) => [html.slice(0, 200), any.map((one) => one.message)])]))
 """
 
 
@@ -90,6 +97,17 @@ def open_review(browser: Browser, desk: DeskPage, folder: Path, name: str = "") 
 def change(browser: Browser, points: int, reason: str) -> None:
     browser.fill("Points for works", str(points))
     browser.fill("Reason for the change", reason)
+
+
+def type_key(browser: Browser, key: str) -> None:
+    """Press a key that is not typed into a field, once the page has come to rest."""
+    wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
+    code = f"Key{key.upper()}" if key.isalpha() else f"Digit{key}" if key.isdigit() else "Slash"
+    for event in ("keyDown", "keyUp"):
+        text = {"text": key} if event == "keyDown" else {}
+        browser.call(
+            "Input.dispatchKeyEvent", type=event, key=key, code=code, windowsVirtualKeyCode=ord(key.upper()), **text
+        )
 
 
 def decisions(folder: Path) -> list[dict[str, object]]:
@@ -231,7 +249,10 @@ def test_of_two_people_the_second_is_shown_both_decisions_and_asked(
     folder = graded_assignment(desk, 2)
     with Browser(tmp_path / "other") as other:
         open_review(browser, desk, folder)
-        open_review(other, desk, folder)
+        wait_until(lambda: "submission=" in browser.evaluate("location.search"), "the address says whose", PATIENCE_S)
+        other.open(browser.evaluate("location.href"))
+        other.wait_for("Somebody else has this one open")
+        other.wait_for("Reason for the change")
         change(browser, 3, "I ran it")
         change(other, 1, "It fails on none")
         browser.click("Save the change")
@@ -382,7 +403,9 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     for number in range(11, 18):
         browser.click("Next")
         wait_until_shown(browser, students[number])
-    assert browser.evaluate("[...document.querySelectorAll('button')].find((e) => e.innerText === 'Next').disabled")
+    assert browser.evaluate(
+        "[...document.querySelectorAll('button')].find((e) => e.innerText.startsWith('Next')).disabled"
+    )
 
     browser.fill("Feedback on works", "Yes.")
     browser.fill("Reason for the change", "I ran it")
@@ -395,6 +418,51 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     browser.wait_for("The grade is final")
     wait_until_shown(browser, students[17])
     browser.wait_for("7 of 45 need review")
+
+
+def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3, doubtful=[1, 2])
+    open_review(browser, desk, folder)
+    wait_until_shown(browser, 1)
+    type_key(browser, "1")
+    wait_until_holds(browser, "Points for works", "1")
+    type_key(browser, "0")
+    wait_until_holds(browser, "Points for clear", "0")
+    type_key(browser, "w")
+    browser.call("Input.insertText", text="I ran it")
+    browser.key("Escape", 27)
+    browser.wait_for("There are unsaved changes")
+    type_key(browser, "s")
+    browser.wait_for("The grade is final")
+    assert [row["points"] for row in decisions(folder)] == [1, 0]
+
+    type_key(browser, "u")
+    browser.wait_for("What you saved last no longer counts")
+    wait_until_holds(browser, "Points for works", "2")
+    assert len(decisions(folder)) == 3, "an undo is a line of its own"
+
+    type_key(browser, "j")
+    wait_until_shown(browser, 2)
+    type_key(browser, "a")
+    browser.wait_for("The grade is final")
+    type_key(browser, "k")
+    wait_until_shown(browser, 1)
+    type_key(browser, "?")
+    browser.wait_for("the next, or the previous, submission")
+    type_key(browser, "e")
+    focused = "document.activeElement.ariaLabel"
+    wait_until(lambda: browser.evaluate(focused) == "Feedback on works", "feedback can be written", PATIENCE_S)
+
+
+def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
+    folder = graded_assignment(desk, 4, doubtful=[1, 2, 3])
+    with Browser(tmp_path / "other") as other:
+        open_review(browser, desk, folder)
+        wait_until_shown(browser, 1)
+        open_review(other, desk, folder)
+        wait_until_shown(other, 2)
+        browser.click("Next")
+        wait_until_shown(browser, 3)
 
 
 # --- a phone
@@ -414,3 +482,17 @@ def test_on_a_phone_nothing_scrolls_sideways_and_no_buttons_overlap(desk: DeskPa
         change(phone, 3, "I ran it")
         phone.wait_for("There are unsaved changes")
         assert phone.evaluate(ON_A_PHONE) == [0, []]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPage, scheme: str) -> None:
+    axe = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text("utf-8")
+    folder = graded_assignment(desk, 4, doubtful=[2])
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}
+    for address, words in pages.items():
+        browser.open(address)
+        browser.wait_for(words)
+        wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
+        browser.evaluate(f"{axe};0")
+        assert browser.evaluate(SERIOUS) == [], address

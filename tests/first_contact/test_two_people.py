@@ -17,7 +17,7 @@ from producers.desk.rounds import graded_class
 from producers.desk.rows import counters, rows
 from producers.desk.view import BatchView
 from producers.export import export_canvas, export_csv, export_feedback, export_moodle, export_moodle_feedback
-from producers.grading.reviews import Override, append_override, current, read_overrides
+from producers.grading.reviews import Override, append_override, current, read_overrides, undo_override
 from producers.report.graded import save_graded
 from tests.support.desk import answer, planned, request_of
 
@@ -69,6 +69,22 @@ def test_of_many_at_the_same_moment_one_is_kept_and_the_others_are_told(tmp_path
 
     assert len(read_overrides(tmp_path)) == 1
     assert len(told) == 7
+
+
+def test_an_undo_lets_stand_what_stood_before_unless_somebody_has_decided_since(tmp_path: Path) -> None:
+    append_override(tmp_path, decision(1))
+    before, seen = current(read_overrides(tmp_path), ITEM), standing(tmp_path)
+    append_override(tmp_path, decision(2))
+    undo_override(tmp_path, ITEM, standing(tmp_path), before.values(), NAME)
+
+    assert [each.points for each in read_overrides(tmp_path)] == [1]
+    assert standing(tmp_path) == seen
+    assert len((tmp_path / "reviews.jsonl").read_text("utf-8").splitlines()) == 4, "nothing is rewritten"
+
+    append_override(tmp_path, decision(3))
+    with pytest.raises(BatchError, match="decided on this submission meanwhile"):
+        undo_override(tmp_path, ITEM, seen, [], NAME)
+    assert [each.points for each in current(read_overrides(tmp_path), ITEM).values()] == [3]
 
 
 def test_lines_of_before_are_read_and_new_ones_say_by_whom(tmp_path: Path) -> None:

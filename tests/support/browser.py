@@ -40,7 +40,7 @@ QUIET = (
 _OPTIONS = ("--headless=new", *QUIET, "--remote-debugging-pipe")
 
 # Streamlit's own mark; other pages have none.
-_AT_REST = "!document.querySelector('[data-test-script-state=running]')"
+AT_REST = "!document.querySelector('[data-test-script-state=running]')"
 
 # Run in a Python of its own: puts the two ends where Chromium looks for them, and becomes Chromium.
 _PASS_PIPES = """
@@ -56,7 +56,8 @@ os.execv(command[0], command)
 _FIND = """
 (function (kind, label, nth) {
   const seen = (element) => element.getClientRects().length > 0;
-  const words = (element) => (element.innerText || element.textContent || "").trim();
+  const said = (element) => element.querySelector("kbd") ? element.querySelector("p") : element;  // without its key
+  const words = (element) => (said(element).innerText || said(element).textContent || "").trim();
   let found = [];
   if (kind === "button") {
     found = [...document.querySelectorAll("button, [role=button], [role=option], [role=radio], label, summary, a")]
@@ -154,7 +155,7 @@ class Browser:
 
     def reload(self) -> None:
         """Load the page anew, as F5 does, once it has come to rest: until then its address may be that of before."""
-        self._until(lambda: self.evaluate(_AT_REST), "the page has come to rest", PATIENCE_S)
+        self._until(lambda: self.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
         self.evaluate("window.before = true")
         self.call("Page.reload")
 

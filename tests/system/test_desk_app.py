@@ -38,15 +38,16 @@ class Read(HTMLParser):
 def test_hostile_text_is_neither_markup_nor_changed() -> None:
     from producers.app.markup import Markup
 
-    for marked, tags in ((set(), ["pre"]), ({0}, ["pre", "mark"])):
+    for why, tags in ({}, ["pre"]), ({0: ""}, ["pre", "mark"]), ({0: HOSTILE}, ["pre", "mark", "small"]):
         markup = Markup()
-        markup.verbatim(HOSTILE, marked)
+        markup.verbatim(HOSTILE, why)
 
         read = Read()
         read.feed(markup._repr_html_())
 
         assert read.tags == tags
-        assert read.text == f"\n{HOSTILE}", "a browser drops the first line break of a pre"
+        said = HOSTILE if not why.get(0) else f"◂ {HOSTILE}{HOSTILE}"
+        assert read.text == f"\n{said}", "a browser drops the first line break of a pre"
 
 
 def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: Path) -> None:
