@@ -86,6 +86,7 @@ def review(browser: Browser, desk: DeskPage, assignment: Path) -> None:
     browser.fill("Reason for the change", "I read it")
     browser.click("Save the change")
     browser.wait_for("Decisions")
+    browser.evaluate("document.querySelector('[data-testid=stMain]').scrollTo(0, 400)")
     keep(browser, "review", feedback=(*FEEDBACK.values(), SUMMARY))
 
 

@@ -29,6 +29,9 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
 _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
 button:enabled kbd { color: inherit; opacity: 1; }
+@media (min-width: 641px) {  /* the shorter of work and form stays in sight while the longer one is read */
+  .st-key-beside [data-testid="stColumn"] { position: sticky; top: 4rem; align-self: flex-start; }
+}
 </style>"""
 
 

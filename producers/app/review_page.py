@@ -88,7 +88,8 @@ def _submission(desk: Desk, folder: Path) -> None:
     row = _pick(desk, folder, rows)
     keep()
     item = view.item(row.number)
-    work, verdict = st.columns(2)
+    with st.container(key="beside"):
+        work, verdict = st.columns(2)
     with work:
         _work(item, {one.id: one.evidence for one in row.final.grade.criteria if one.evidence_state == "found"})
     with verdict, st.container(key="form"):
