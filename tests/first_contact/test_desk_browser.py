@@ -424,6 +424,8 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     folder = graded_assignment(desk, 3, doubtful=[1, 2])
     open_review(browser, desk, folder)
     wait_until_shown(browser, 1)
+    ready = "!!window.kvasir && !!document.querySelector('.st-key-points-at-hand button')"
+    wait_until(lambda: browser.evaluate(ready), "the page hears keys", PATIENCE_S)
     type_key(browser, "1")
     wait_until_holds(browser, "Points for works", "1")
     type_key(browser, "0")
