@@ -18,6 +18,7 @@ from producers.batch.order import answer_tokens
 from producers.batch.runner import Progress
 from producers.desk.agreement import Difference, differences
 from producers.desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
+from producers.grading import rulings
 from producers.grading.reviews import read_overrides
 from producers.prompts.questions import PASSAGE
 from producers.report.graded import load_graded
@@ -82,6 +83,21 @@ class Regrade:
             self._assignment = class_run.read_class(batch, self._request)
             self.cost = self._costs(batch)
         self._check_named(criteria)
+
+    @property
+    def may_affect(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """For each changed criterion that has rulings: submissions whose evidence shares words with them, and which."""
+        changed = [one for one in self._assignment.rubric.criteria if one.id in self.cost.asked and one.rulings]
+        quoted = {
+            one.id: {
+                made.submission: each.evidence
+                for made in self._before.grades
+                for each in made.criteria
+                if each.id == one.id
+            }
+            for one in changed
+        }
+        return {one.id: rulings.may_affect(one.rulings, quoted[one.id]) for one in changed}
 
     @property
     def needed(self) -> bool:

@@ -12,8 +12,9 @@ from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress, confirmed, say, stderr, table
 from producers.desk.agreement import Difference, difference_row
-from producers.words import plural
+from producers.words import listed, plural
 
+_NAMED = 20  # submissions that a ruling may affect
 _UNTOUCHED = "the grades stay as they are"
 
 
@@ -47,17 +48,19 @@ def regrade(
         say("Nothing has changed since the class was graded.")
         return 0
     stderr.print(str(again.cost), soft_wrap=True, markup=False)
+    for criterion, found in again.may_affect.items():
+        stderr.print(_ruled(criterion, found), soft_wrap=True, markup=False)
     if not yes and not confirmed("Ask?", _UNTOUCHED):
         return 1
     with TerminalProgress(quiet) as progress:
         tried = again.run(progress, given.observer(), max_wait)
-    found = again.differences
+    compared = again.differences
     if tried.counts.open:
         still = plural(tried.counts.open, "job", "is", "are")
         stderr.print(f"{still} still open; go on with: kvasir regrade {batch}", soft_wrap=True, markup=False)
         return 1
     if not as_json:
-        _print(found, again.decided)
+        _print(compared, again.decided)
     if again.failed:
         what = f"{plural(again.failed, 'job')} failed; the same command runs what failed once more"
         stderr.print(what, soft_wrap=True, markup=False)
@@ -66,8 +69,16 @@ def regrade(
             return 1
     if not yes and not confirmed("Replace the grades?", f"{_UNTOUCHED}; those of the regrade are in {tried.folder}"):
         return 1
-    changed = [difference_row(one) for one in found if not one.is_none]
+    changed = [difference_row(one) for one in compared if not one.is_none]
     return show(again.adopt(), as_json, {"cost": asdict(again.cost), "changed": changed})
+
+
+def _ruled(criterion: str, found: dict[str, tuple[str, ...]]) -> str:
+    if not found:
+        return f"The rulings on {criterion} share no telling word with anybody's evidence."
+    named = [f"{name} ({', '.join(words)})" for name, words in list(found.items())[:_NAMED]]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"The rulings on {criterion} share words with the evidence of {listed(named)}{more}; look there first."
 
 
 def _print(found: list[Difference], decided: int) -> None:

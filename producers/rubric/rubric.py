@@ -11,6 +11,7 @@
         step: 0.5                                                      # optional, 1
         model: code                                                    # code | feedback
         guidance: A while loop is fine too.                            # optional; students never see it
+        rulings: [Half the points where the loop never ends.]          # optional: on edge cases; part of the guidance
     checks: […]                                                        # optional: see producers/rubric/checks.py
 
 YAML or JSON, by the file's ending. Other people's formats are read too: see producers/rubric/formats.py.
@@ -52,6 +53,7 @@ MAX_STEPS = 201  # values of one criterion, 0 included
 MIN_STEP = Decimal("0.001")
 MAX_TITLE = 200  # characters
 MAX_GUIDANCE = 8_000
+MAX_RULINGS, MAX_RULING = 20, 400  # of a criterion; characters of each
 MAX_INSTRUCTIONS = 50_000
 # An id is a key of the answer and a column of grades.csv; these are taken there.
 RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
@@ -59,12 +61,15 @@ RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}\Z")
 _TOP_KEYS = ("title", "instructions", "criteria", "total", "checks", "feedback")
-_CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step")
+_CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step", "rulings")
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One thing that earns points: 0 to `points` in steps of `step`. `guidance` is for the grader only."""
+    """One thing that earns points: 0 to `points` in steps of `step`. `guidance` is for the grader only.
+
+    `rulings` on edge cases are part of the guidance already, each on a line of its own at its end.
+    """
 
     id: str
     title: str
@@ -72,6 +77,7 @@ class Criterion:
     guidance: str
     model: Role
     step: Points = 1
+    rulings: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[Points, ...]:
@@ -149,7 +155,9 @@ def _data(file: str, text: str, suffix: str) -> Any:
 def _digest(
     title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
 ) -> str:
-    content = [title, instructions, [asdict(criterion) for criterion in criteria], [asdict(check) for check in checks]]
+    # Without the rulings, which the guidance holds: the digest of a rubric that has none stays what it was.
+    told = [{name: value for name, value in asdict(each).items() if name != "rulings"} for each in criteria]
+    content = [title, instructions, told, [asdict(check) for check in checks]]
     content += [feedback] if feedback else []  # a rubric without is the one that it was before there was this key
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
 
@@ -294,14 +302,23 @@ def _criterion(file: str, number: int, data: Any) -> Criterion:
     points = _number(at, "points", fields["points"])
     step = _number(at, "step", fields.get("step", 1))
     _check_grid(at, points, step)
+    rulings = _rulings(at, fields.get("rulings", []))
+    guidance = _text(at, "guidance", fields.get("guidance", ""), MAX_GUIDANCE)
     return Criterion(
         id=_id(at, fields["id"]),
         title=_text(at, "title", fields["title"], MAX_TITLE, line=True),
         points=plain(points),
-        guidance=_text(at, "guidance", fields.get("guidance", ""), MAX_GUIDANCE),
+        guidance="\n".join([*([guidance] if guidance else []), *(f"Ruling: {ruling}" for ruling in rulings)]),
         model=_role(at, fields["model"]),
         step=plain(step),
+        rulings=rulings,
     )
+
+
+def _rulings(at: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MAX_RULINGS:
+        raise RubricError(f"{at}: 'rulings' must be a list of at most {MAX_RULINGS} sentences, not {_quote(value)}")
+    return tuple(_text(at, "rulings", ruling, MAX_RULING, line=True) for ruling in value)
 
 
 def _mapping(file: str, place: str, data: Any, known: tuple[str, ...], required: tuple[str, ...]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import kvasir
 from kvasir import cli
 from messages.jobs import JobError, JobResult
 from producers.batch.batch import Batch
+from producers.grading.points import Grade
+from producers.report.graded import load_graded, save_graded
 from tests.support.homework import RUBRIC, journal, tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 
@@ -60,6 +63,27 @@ def test_only_the_changed_criterion_is_asked_about_and_the_others_keep_their_poi
     assert len(list(Path("out/versions").iterdir())) == 1
     assert cli.run(["regrade", "out"]) == 0
     assert "Nothing has changed" in capsys.readouterr().out
+
+
+def test_a_ruling_asks_about_its_criterion_alone_and_names_whom_it_may_affect(
+    homework: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = load_graded(Path("out"))
+    evidence = dict(zip((one.submission for one in made.grades), ["left_join(a, b)", "merge(a, b)", ""], strict=True))
+    told = [_with_evidence(one, evidence[one.submission]) for one in made.grades]
+    save_graded(Path("out"), replace(made, grades=tuple(told)))
+    edit(homework, "function that works.}", "function that works., rulings: [Half of it for a JOIN that is unnamed.]}")
+    capsys.readouterr()
+
+    assert cli.run(["regrade", "out", "--criterion", "works", "--yes", "--quiet"]) == 0
+
+    said = capsys.readouterr().err
+    assert "Asked about anew: works. 3 submissions, 3 jobs, 3 questions" in said
+    assert f"The rulings on works share words with the evidence of {next(iter(evidence))} (join)" in said
+
+
+def _with_evidence(grade: Grade, evidence: str) -> Grade:
+    return replace(grade, criteria=tuple(replace(one, evidence=evidence) for one in grade.criteria))
 
 
 @pytest.mark.parametrize("answers", ["n\n", "y\nn\n", ""])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,27 @@ def test_a_rubric_is_read_in_its_order_with_defaults(tmp_path: Path) -> None:
     assert rubric.criteria[1] == Criterion("words", "Explains", 4, "", "feedback", 1)
     assert rubric.for_model("code") == rubric.criteria[:1]
     assert rubric.for_model("feedback") == rubric.criteria[1:]
+
+
+def test_rulings_end_the_guidance_and_a_rubric_without_them_stays_what_it_was(tmp_path: Path) -> None:
+    plain = load(tmp_path, rubric_data())
+    data = deepcopy(rubric_data())
+    data["criteria"][0]["rulings"] = ["Half the points where it never ends.", " A map is a loop. "]
+    ruled = load(tmp_path, data)
+
+    assert ruled.criteria[0].guidance.endswith("Ruling: Half the points where it never ends.\nRuling: A map is a loop.")
+    assert ruled.criteria[0].guidance.startswith(plain.criteria[0].guidance)
+    assert ruled.digest != plain.digest
+    data["criteria"][0]["rulings"] = []
+    assert load(tmp_path, data) == plain
+
+
+@pytest.mark.parametrize("rulings", ["one", [1], [""], ["two\nlines"], ["x" * 401], ["x"] * 21])
+def test_rulings_are_a_list_of_sentences(tmp_path: Path, rulings: object) -> None:
+    data = deepcopy(rubric_data())
+    data["criteria"][0]["rulings"] = rulings
+
+    assert "'rulings'" in refusal(tmp_path, data)
 
 
 def test_yaml_and_json_of_the_same_content_have_one_digest(tmp_path: Path) -> None:

@@ -1,0 +1,24 @@
+"""Whom a ruling on an edge case may be about: those whose evidence shares words with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+_WORD = re.compile(r"[^\W\d_]{3,}")
+
+
+def may_affect(rulings: Sequence[str], evidence: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The words that a submission's quoted evidence shares with the rulings, for each submission that has any.
+
+    A word in the evidence of more than half of those who have evidence tells nobody apart, and does not count. It is a
+    hint where to look first: a submission that says the same in other words is not found.
+    """
+    told = {name: words for name, text in evidence.items() if (words := _words(text))}
+    ruled = _words(" ".join(rulings))
+    telling = {word for word in ruled if 2 * sum(word in words for words in told.values()) <= len(told)}
+    return {name: tuple(sorted(words & telling)) for name, words in told.items() if words & telling}
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(text.casefold()))
