@@ -264,28 +264,21 @@ def _buttons(draft: Draft, criterion: Criterion | None, item: CriterionGrade, af
     """A button for each whole number of points, where these are few; keys press those of the criterion at hand."""
     if item.max_points > _MOST_BUTTONS or (criterion and criterion.step > 1):
         return
-    field, buttons = draft.key(f"points {item.id}"), draft.key(f"give {item.id}")
-    choice = [float(points) for points in range(int(item.max_points) + 1)]
+    field = draft.key(f"points {item.id}")
     given = st.session_state.get(field)
-    st.session_state[buttons] = given if given in choice else None
-    # One element, whatever the number of points: each button of Streamlit's would cost a click as much as a field.
-    with st.container(key="points-at-hand" if here else None):
-        st.segmented_control(
-            f"Points for {item.id}, at once",
-            choice,
-            format_func="{:g}".format,
-            key=buttons,
-            on_change=_give,
-            args=(field, buttons, after),
-            label_visibility="collapsed",
-        )
+    with st.container(horizontal=True, gap="small", key="points-at-hand" if here else None):
+        for points in range(int(item.max_points) + 1):
+            st.button(
+                str(points),
+                key=f"give {points} {item.id}",
+                type="primary" if given == points else "secondary",
+                on_click=_give,
+                args=(field, float(points), after),
+            )
 
 
-def _give(field: str, buttons: str, after: str) -> None:
-    given = st.session_state[buttons]
-    if given is not None:  # pressing what is given already takes it away
-        st.session_state[field] = given
-    st.session_state["criterion"] = after
+def _give(field: str, points: float, after: str) -> None:
+    st.session_state.update({field: points, "criterion": after})
 
 
 def _keep_or_not(desk: Desk, draft: Draft, row: Row, decided: Decided) -> None:
