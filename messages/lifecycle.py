@@ -71,7 +71,7 @@ TABLE: Mapping[Position, Mapping[Step, Position]] = {
     _P.PREFILL_QUEUE: {_S.PREFILL_STARTED: _P.PREFILLING, _S.ISOLATED: _P.PREFILL_QUEUE, **_ENDINGS},
     _P.PREFILLING: {
         _S.KV_STORED: _P.KV_STORED,
-        _S.PASSED_ON: _P.DECODE_QUEUE,  # nothing to transfer KV
+        _S.PASSED_ON: _P.DECODE_QUEUE,  # there is no KV cache to transfer
         _S.RETRIED: _P.PREFILL_QUEUE,
         _S.REDELIVERED: _P.PREFILL_QUEUE,
         **_ENDINGS,
