@@ -37,8 +37,10 @@ serve: $(STAMPS)/demo $(STAMPS)/gateway ## an OpenAI and Ollama endpoint with th
 	@echo "The demo's model knows one kind of homework, and answers nothing else sensibly. Ctrl-C ends it."
 	@$(PY) -m kvasir --config examples/demo.toml serve --state results/gateway
 
+# A worker that crashes ends the run, and the run names its test: pytest-xdist would start another one, give it nothing
+# to do, and wait.
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
-	$(PY) -m pytest -n 2 --dist loadfile -m "not system and not torch"
+	$(PY) -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m "not system and not torch"
 
 lint: $(STAMPS)/test ## ruff, mypy, import arrows
 	$(PY) -m ruff check .

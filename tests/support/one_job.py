@@ -1,0 +1,76 @@
+"""`python -m tests.support.one_job`: grades a file here, and prints which functions of docs/one_job.md it called.
+
+As a JSON list of [file, name], in the order of their first calls. In a process of its own: every thread is watched from
+its start, and what other tests left running would be watched as well.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import kvasir.pipeline
+from kvasir import cli
+
+ROOT = Path(__file__).parents[2]
+_ROW = re.compile(r"\| (\d+) \| [^|]+ \| `([\w/]+\.py)` \| `([\w.]+)` \|")
+
+
+def steps() -> list[tuple[str, str]]:
+    """The page's rows: file and function."""
+    rows = _ROW.findall((ROOT / "docs/one_job.md").read_text("utf-8"))
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+    return [(file, name) for _, file, name in rows]
+
+
+def _code_of(file: str, name: str) -> CodeType:
+    assert (ROOT / file).is_file(), f"docs/one_job.md names {file}, which does not exist"
+    found: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    for part in name.split("."):
+        found = getattr(found, part)
+    code = found.__code__
+    assert Path(code.co_filename).resolve() == (ROOT / file).resolve(), f"{name} is not defined in {file}"
+    return code
+
+
+@contextmanager
+def _first_calls(codes: set[CodeType]) -> Iterator[list[CodeType]]:
+    seen: list[CodeType] = []
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code in codes and frame.f_code not in seen:
+            seen.append(frame.f_code)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def main(arguments: list[str]) -> None:
+    """Grade as `kvasir grade` does with these arguments."""
+    faulthandler.enable()
+    named = steps()
+    codes = [_code_of(file, name) for file, name in named]
+    # The start-up proof uses the engine too; only the job itself is to be seen.
+    kvasir.pipeline.prove = lambda _prefill, _decode: ""  # type: ignore[assignment]
+    with _first_calls(set(codes)) as seen:
+        # Not the exit code: what so small a model writes may be of no use as a grade, and is a result all the same.
+        cli.run(["--config", str(ROOT / "examples/demo.toml"), "grade", *arguments])
+    sys.stdout.write("\n" + json.dumps([named[codes.index(code)] for code in seen]) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
