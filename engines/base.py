@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from engines.rope import Rope
 from engines.sketch import Sketches
+from messages.errors import ContextExceeded
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
@@ -50,6 +51,11 @@ class EngineInfo:
     build: str = ""  # of the program that computes
     outside: str = ""  # host outside private networks that prompts go to; "": they stay inside
     weights: str = ""  # fingerprint of the very files where `fingerprint` is a family's; "": that is the same
+
+    def require_room(self, tokens: int) -> None:
+        """Raises ContextExceeded unless the context holds so many."""
+        if tokens > self.context:
+            raise ContextExceeded(f"{tokens:,} tokens, but the context holds {self.context:,}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
                                        └─► dead letter + failed result ◄───────────┘
 
 Rules:
-- The table below is complete: a step that is not in it is a bug, raises `IllegalStep`, and changes nothing.
+- The table below is complete: a step that is not in it is a bug.
 - It describes one copy of one run. Crashes make copies (a redelivery, at worst a duplicate), so a *set* of observed
   steps may branch; each branch obeys the table, and the journal keeps one line per (job_id, run).
 - A copy that was delivered again after its run was ANSWERED is replied to from the decode queue, without decoding.
@@ -59,10 +59,6 @@ class Step(StrEnum):
     EXPIRED = "expired"
 
 
-class IllegalStep(Exception):
-    """A step that the table doesn't allow: a bug of ours."""
-
-
 _P, _S = Position, Step
 _ENDINGS: dict[Step, Position] = {_S.FAILED: _P.REPLIED, _S.CANCELLED: _P.REPLIED, _S.EXPIRED: _P.REPLIED}
 
@@ -101,14 +97,6 @@ TABLE: Mapping[Position, Mapping[Step, Position]] = {
     _P.REPLIED: {_S.JOURNALED: _P.JOURNALED},
     _P.JOURNALED: {},
 }
-
-
-def advance(position: Position, step: Step) -> Position:
-    """Where `step` leads from `position`. Raises IllegalStep if the table has no such step."""
-    try:
-        return TABLE[position][step]
-    except KeyError:
-        raise IllegalStep(f"{step.value!r} can't follow {position.value!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from engines.llamacpp.slotfile import SlotFile, SlotShape
 from engines.llamacpp.start import Backing, attach, package_version, start
 from engines.registry import EngineOptions
 from engines.rope import Rope
-from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
+from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, Record
 
@@ -118,7 +118,7 @@ class LlamaCppEngine:
     ) -> Prefilled:
         """See PrefillEngine. All blocks are emitted at the end: a slot is saved as a whole."""
         shape = self._require_kv_transfer()
-        self._check_context(len(tokens))
+        self._info.require_room(len(tokens))
         state = self._slot_file(tokens[: resume.num_tokens], resume, shape) if resume and resume.blocks else None
         with self._prefill_slots.taken(stop) as slot:
             started = time.monotonic()
@@ -147,7 +147,7 @@ class LlamaCppEngine:
     ) -> Answer:
         """See DecodeEngine."""
         called = time.monotonic()
-        self._check_context(len(tokens) + sampling.max_tokens)
+        self._info.require_room(len(tokens) + sampling.max_tokens)
         state = self._state(tokens, cache)
         with self._decode_slots.taken(stop) as slot:
             self._answers.require_enforced(sampling.json_schema, slot, stop)
@@ -170,7 +170,7 @@ class LlamaCppEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._check_context(len(tokens) + 1)
+        self._info.require_room(len(tokens) + 1)
         state = self._state(tokens, cache)
         with self._decode_slots.taken(stop) as slot:
             self._prepare(slot, state, stop)
@@ -224,10 +224,6 @@ class LlamaCppEngine:
         if self._shape is None:
             raise KVTransferFailed(f"this llama.cpp engine transfers no KV cache: {self._no_kv_transfer}")
         return self._shape
-
-    def _check_context(self, wanted: int) -> None:
-        if wanted > self._info.context:
-            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
 
     def _check_running(self, stop: threading.Event | None) -> None:
         if self._closed.is_set():

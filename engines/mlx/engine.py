@@ -28,7 +28,7 @@ from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
 from engines.registry import EngineOptions
-from messages.errors import ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, State, Window
 
@@ -226,9 +226,7 @@ class MLXEngine:
                 )
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
-        wanted = len(tokens) + max_tokens
-        if wanted > self._info.context:
-            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
+        self._info.require_room(len(tokens) + max_tokens)
         # MLX checks no index: an id beyond the embeddings ends the process.
         if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
             raise EngineUnavailable(

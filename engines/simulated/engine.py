@@ -34,7 +34,6 @@ from engines.simulated.schema_text import json_text, prose
 from messages.errors import (
     Cancelled,
     ConfigError,
-    ContextExceeded,
     EngineUnavailable,
     InvalidMessage,
     InvalidSchema,
@@ -178,7 +177,7 @@ class SimulatedEngine:
         stop: threading.Event | None = None,
     ) -> Prefilled:
         """See PrefillEngine."""
-        self._check_context(len(tokens))
+        self._info.require_room(len(tokens))
         chain = _chain(tokens)
         restored = 0
         if resume is not None:
@@ -204,7 +203,7 @@ class SimulatedEngine:
     ) -> Answer:
         """See DecodeEngine."""
         called = time.monotonic()
-        self._check_context(len(tokens) + sampling.max_tokens)
+        self._info.require_room(len(tokens) + sampling.max_tokens)
         if cache is not None:
             self._verify_leaves_some(tokens, cache)
         text, finish_reason = self._answer(tokens, sampling)
@@ -239,7 +238,7 @@ class SimulatedEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
-        self._check_context(len(tokens) + 1)
+        self._info.require_room(len(tokens) + 1)
         if cache is not None:
             self._verify_leaves_some(tokens, cache)
         source = random.Random(hash((self._model.seed, *tokens)))
@@ -256,10 +255,6 @@ class SimulatedEngine:
         if ends:
             return text[: min(ends)], "stop"
         return text, "length" if wanted > sampling.max_tokens else "stop"
-
-    def _check_context(self, wanted: int) -> None:
-        if wanted > self._info.context:
-            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
 
     def _data(self, chain: Array) -> Array:
         """K and V of the tokens whose chain values are given: the pattern, shifted by each token's 64 bits."""

@@ -31,7 +31,7 @@ from engines.rope import Rope
 from engines.transformers.kv import Copies, Exporter, forked, require_same_shape, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
-from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, KVTransferFailed
+from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
@@ -102,7 +102,7 @@ class TransformersEngine:
     ) -> Prefilled:
         """See PrefillEngine."""
         layout, exporter = self._require_kv_transfer()
-        self._check_context(len(tokens))
+        self._info.require_room(len(tokens))
         if resume is not None and resume.num_tokens > len(tokens):
             raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
         with self._slot(self._prefilling, stop) as model:
@@ -129,7 +129,7 @@ class TransformersEngine:
     ) -> Answer:
         """See DecodeEngine."""
         called = time.monotonic()
-        self._check_context(len(tokens) + sampling.max_tokens)
+        self._info.require_room(len(tokens) + sampling.max_tokens)
         if cache is not None:
             self._check_covers(cache, len(tokens))
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
@@ -156,7 +156,7 @@ class TransformersEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._check_context(len(tokens) + 1)
+        self._info.require_room(len(tokens) + 1)
         if cache is not None:
             self._check_covers(cache, len(tokens))
         with self._slot(self._slots, stop) as model:
@@ -193,10 +193,6 @@ class TransformersEngine:
         if self._layout is None or self._exporter is None:
             raise KVTransferFailed(f"this transformers engine transfers no KV cache: {self._no_kv_transfer}")
         return self._layout, self._exporter
-
-    def _check_context(self, wanted: int) -> None:
-        if wanted > self._info.context:
-            raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
 
     def _check_covers(self, cache: KVCache, tokens: int) -> None:
         layout, _ = self._require_kv_transfer()

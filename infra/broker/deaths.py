@@ -13,21 +13,20 @@ from messages.errors import InvalidMessage, Poison
 from messages.jobs import Stage
 
 
-def answer_deaths(broker: Broker, settler: Settler, model: str, at_most: int = 100) -> int:
-    """Failed result, then dead-letters, then ack, for what lies in `deaths`; returns how many.
+def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
+    """Failed result, then dead-letters, then ack, for what lies in `deaths`, at most 100 of them.
 
     `model` names the model of a message that doesn't say its own. Raises BrokerUnavailable.
     """
-    for answered in range(at_most):
+    for _ in range(100):
         delivery = broker.get(topology.DEATHS)
         if delivery is None:
-            return answered
+            return
         headers = delivery.message.headers
         stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
         attempt = Attempt[Any].at(delivery, stage, _model(headers.get("kvasir-model"), model))
         why = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
         settler.fail(attempt, Poison(why))
-    return at_most
 
 
 def _model(named: object, otherwise: str) -> str:

@@ -69,10 +69,9 @@ class Envelope:
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
         return Event(step, self.job_id, self.model, {**identity, "item_id": self.item_id, **facts})
 
-    def at(self, stage: Stage, attempts: int = 0, kv_transfers: int | None = None, returns: int = 0) -> Envelope:
-        """The same job at another stage: counters start anew, except those given and the failed KV transfers."""
-        kept = self.kv_transfers if kv_transfers is None else kv_transfers
-        return changed(self, stage=stage, attempts=attempts, kv_transfers=kept, returns=returns)
+    def at(self, stage: Stage) -> Envelope:
+        """The same job at another stage: counters start anew, except that of the failed KV transfers."""
+        return changed(self, stage=stage, attempts=0, returns=0)
 
 
 def of_job(job: PrefillJob | DecodeJob) -> Envelope:

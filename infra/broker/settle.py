@@ -76,17 +76,10 @@ def replying(attempt: Attempt[Any], result: JobResult, body: bytes = b"") -> Set
 class Settler:
     """Settles a worker's attempts. Each method settles all deliveries of one; one adopted meanwhile goes with them."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        models: Sequence[str],
-        observe: Callable[[Event], None],
-        max_attempts: int = MAX_ATTEMPTS,
-    ) -> None:
+    def __init__(self, broker: Broker, models: Sequence[str], observe: Callable[[Event], None]) -> None:
         self._broker = broker
         self._models = models
         self.observe = observe
-        self._max_attempts = max_attempts
 
     def received(self, attempt: Attempt[Any]) -> None:
         """Note that a delivery has come back from somebody."""
@@ -160,7 +153,7 @@ class Settler:
             self._later(attempt, envelope, 60)
         elif isinstance(error, KVTransferFailed) and prefill_helps:
             self._prefill_again(attempt)
-        elif isinstance(error, Retry) and attempts < self._max_attempts:
+        elif isinstance(error, Retry) and attempts < MAX_ATTEMPTS:
             self._retry(attempt, error)
         elif isinstance(error, Retry):
             self.fail(attempt, AttemptsExhausted(f"{attempts} attempts; the last: {error}"))
@@ -202,7 +195,7 @@ class Settler:
     def _prefill_again(self, attempt: Attempt[DecodeJob]) -> None:
         """The KV cache is gone: back to prefill, ahead of the bulk, with the failed KV transfer counted."""
         envelope = attempt.envelope
-        back = envelope.at("prefill", kv_transfers=envelope.kv_transfers + 1)
+        back = replace(envelope.at("prefill"), kv_transfers=envelope.kv_transfers + 1)
         self._publish(topology.work("prefill", envelope.model, "now"), back.seal(codec.encode(attempt.job.job)))
         self.observe(envelope.event(Step.KV_GONE))
         self._ack(attempt)

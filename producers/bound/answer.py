@@ -18,7 +18,7 @@ from producers.grading.bound import (
     Compared,
     Release,
     Unit,
-    allows,
+    allowed,
     chosen,
     compare,
     no_promise,
@@ -214,12 +214,7 @@ def words(found: Bound) -> list[str]:
                 f"That is about {about} of {part.members}: {_which(found, part.choice)}, and not among the "
                 f"{part.drawn} graded by hand. Of those, {part.choice.off} of {part.choice.sampled} differed by more."
             )
-    return [*said, f"{allows(SIZES[1])}, in {SIZES[0]} {percent_of(SIZES[0])}."]
-
-
-def percent_of(drawn: int) -> str:
-    """The share alone that `allows` names."""
-    return allows(drawn).rpartition("allows ")[2]
+    return [*said, f"No error in {SIZES[1]} still allows {allowed(SIZES[1])}, in {SIZES[0]} {allowed(SIZES[0])}."]
 
 
 def _which(found: Bound, choice: Release) -> str:

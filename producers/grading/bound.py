@@ -193,9 +193,9 @@ def plural_points(points: Points) -> str:
     return f"{points} point{'' if points == 1 else 's'}"
 
 
-def allows(drawn: int, confidence: float = CONFIDENCE) -> str:
-    """What a sample without any error leaves open."""
-    return f"No error in {drawn} still allows {percent(share_off(0, drawn, confidence))}"
+def allowed(drawn: int) -> str:
+    """The share that may differ still, after a sample without any error."""
+    return percent(share_off(0, drawn, CONFIDENCE))
 
 
 # --- agreement ---

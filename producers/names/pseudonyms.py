@@ -20,7 +20,7 @@ What this can't find stands in docs/security.md. The time it takes grows with a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from producers.names.letters import WORD, letters
@@ -52,12 +52,6 @@ def pseudonymise(submissions: Iterable[Submission], secret: bytes, form: int = P
         parts = tuple(replace(part, text=names.replaced(part.text, author, near)) for part in one.parts)
         done.append(replace(one, parts=parts))
     return done
-
-
-def replace_names(text: str, known: Mapping[str, str]) -> str:
-    """The text with each name replaced; `known`: the letters of a name, in small, to what stands in for it."""
-    names = Names([student_called(written, stand_in) for written, stand_in in known.items()])
-    return names.replaced(text, None, set())
 
 
 def _author(name: str, stand_in: str) -> Student | None:

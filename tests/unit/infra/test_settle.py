@@ -136,14 +136,6 @@ def test_the_last_attempt_fails_the_job(broker: Refusing, settler: Settler) -> N
     assert ready(broker, topology.DEAD_LETTERS) == 1
 
 
-def test_how_many_attempts_a_job_has_can_be_said(broker: Refusing) -> None:
-    attempt = taken(broker)
-
-    Settler(broker, [MODEL], lambda _: None, max_attempts=1).error(attempt, EngineUnavailable("no"))
-
-    assert [result.state for result in answers(broker)] == ["failed"]
-
-
 def test_a_newer_message_waits_a_minute_for_the_upgrade_and_nothing_is_counted(
     broker: Refusing, settler: Settler
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from producers.names.pseudonyms import pseudonymise, replace_names
+from producers.names.pseudonyms import pseudonymise
+from producers.names.search import Names, student_called
 from producers.submissions.reading import Part, Submission
 
 KNOWN = {"fairweatherada": "S1", "oconnorsinead": "S2", "vandenbergjan": "S3"}
@@ -29,7 +30,8 @@ KNOWN = {"fairweatherada": "S1", "oconnorsinead": "S2", "vandenbergjan": "S3"}
     ],
 )
 def test_a_name_is_replaced_where_its_parts_stand_together(text: str, replaced: str) -> None:
-    assert replace_names(text, KNOWN) == replaced
+    names = Names([student_called(written, stand_in) for written, stand_in in KNOWN.items()])
+    assert names.replaced(text, None, set()) == replaced
 
 
 def a_submission(name: str, text: str) -> Submission:
