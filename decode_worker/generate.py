@@ -11,6 +11,7 @@ from decode_worker.answers import Answers
 from decode_worker.attempt import DecodeAttempt, Slots
 from decode_worker.fetching import Fetched, agreement, check_finite, fetch, stored_refs
 from decode_worker.kv_check import KVChecks
+from decode_worker.likelihoods import value_likelihoods
 from engines.base import Answer, DecodesText
 from engines.questions import tokenized
 from infra.broker import topology
@@ -43,6 +44,7 @@ class Generation:
         self._job = attempt.job
         self._engine = attempt.loaded.engine
         self._rounded = False
+        self._likelihoods: dict[int, tuple[float, ...]] = {}
         self._kv = kv
         self._broker = broker
         self._cluster_state = cluster_state
@@ -88,7 +90,11 @@ class Generation:
         job = self._job.job if self._job.job.tokens else tokenized(self._engine, self._job.job)
         asks, cache = job.asks(), fetched.cache if fetched else None
         before_s = self._since_submission()
-        answers = self._several(asks, cache, before_s) if asks[1:] else [self._first(asks[0], cache, before_s)]
+        answers = (
+            self._several(asks, cache, before_s)
+            if asks[1:] or job.questions
+            else [self._first(asks[0], cache, before_s)]
+        )
         first, more = answers[0], tuple([answer.text for answer in answers[1:]])
         said: dict[str, Any] = {"text": first.text, "finish_reason": first.finish_reason, "more_texts": more}
         return JobResult(
@@ -101,7 +107,7 @@ class Generation:
             attempts=self._attempt.envelope.attempts + 1,
             prefill=self._job.prefill,
             decode=self._report(asks, answers, fetched, before_s, why_none),
-            **({"answers": tuple([_counted(answer) for answer in answers])} if job.questions else said),
+            **({"answers": self._to_questions(answers)} if job.questions else said),
         )
 
     def drop_damaged(self) -> None:
@@ -129,11 +135,30 @@ class Generation:
         """All of them, those left by a crash, in this slot and in those that idle."""
 
         def give(number: int) -> Answer:
-            return self._answer(asks[number], cache) if number else self._first(asks[0], cache, before_s)
+            answer = self._answer(asks[number], cache) if number else self._first(asks[0], cache, before_s)
+            if not number or asks[number].prompt is not asks[number - 1].prompt:  # the first to its question
+                self._weigh(number, asks[number], cache, answer)
+            return answer
 
         answers = Answers(self._job.job, len(asks), give, self._slots, self._cluster_state)
         with self._engine.imported(asks[0].tokens, cache) if cache else nullcontext():
             return answers.all()
+
+    def _weigh(self, number: int, ask: Ask, cache: KVCache | None, answer: Answer) -> None:
+        """Look at what else an answer to a question might have said."""
+        if self._job.job.questions:
+            found = value_likelihoods(self._engine, ask, cache, answer.text, answer.tokens, self._attempt.stop)
+            self._likelihoods[number] = found
+
+    def _to_questions(self, answers: Sequence[Answer]) -> tuple[QuestionAnswer, ...]:
+        return tuple(
+            [
+                QuestionAnswer(
+                    one.text, one.finish_reason, "succeeded", one.evaluated_tokens, self._likelihoods.get(number, ())
+                )
+                for number, one in enumerate(answers)
+            ]
+        )
 
     def _first(self, ask: Ask, cache: KVCache | None, before_s: float) -> Answer:
         """The job's first answer, streamed to whoever reads along."""
@@ -184,10 +209,6 @@ class Generation:
 
     def _since_submission(self) -> float:
         return self._job.job.waited_s(self._cluster_state.now())
-
-
-def _counted(answer: Answer) -> QuestionAnswer:
-    return QuestionAnswer(answer.text, answer.finish_reason, "succeeded", answer.evaluated_tokens)
 
 
 class _Stream:

@@ -188,6 +188,13 @@ class DecodeEngine(Tokenizes, Protocol):
 E = TypeVar("E", bound=PrefillEngine | DecodeEngine, covariant=True)
 
 
+class Detokenizes(Protocol):
+    """A decode engine whose token ids stand for text."""
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of these ids, as an answer shows it; U+FFFD for what is no whole character."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[E]):
     """A model in an engine. `why_no_kv`: a sentence if its KV transfer was not proved."""

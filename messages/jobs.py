@@ -454,8 +454,13 @@ class QuestionAnswer:
     finish_reason: str = ""
     state: State = "succeeded"
     evaluated_tokens: int = 0  # prompt tokens that the engine computed for this answer, by its own counter
+    likelihoods: tuple[float, ...] = ()  # shares of the values of the schema's first enum; (): not known
 
     def __post_init__(self) -> None:
+        if not isinstance(self.likelihoods, tuple):
+            raise InvalidMessage("likelihoods must be a tuple of numbers")
+        for share in self.likelihoods:
+            checks.number("likelihoods", share, 0, 1)
         checks.text("text", self.text, MAX_ANSWER_BYTES)
         checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
         checks.one_of("state", self.state, STATES)

@@ -166,6 +166,11 @@ class LlamaCppEngine:
             finally:
                 del self._imported[id(cache)]
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """See Detokenizes."""
+        text: str = self._server.post("/detokenize", {"tokens": list(tokens)})["content"]
+        return text
+
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:

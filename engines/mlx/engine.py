@@ -19,7 +19,7 @@ from functools import partial
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
 from engines.huggingface.constrain import Constrainer
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, token_bytes
+from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
 from engines.logprobs import top_logprobs
 from engines.mlx import model as mlx_model
@@ -153,6 +153,10 @@ class MLXEngine:
             yield
         finally:
             del self._imported[id(cache)]
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """See Detokenizes."""
+        return text_of(self._token_bytes, tokens)
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None

@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
 from engines.huggingface.constrain import Constrainer, Constraint
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, token_bytes
+from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
 from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
 from engines.registry import EngineOptions
@@ -151,6 +151,10 @@ class TransformersEngine:
             yield
         finally:
             del self._imported[id(cache)]
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """See Detokenizes."""
+        return text_of(self._token_bytes, tokens)
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None

@@ -20,7 +20,7 @@ from producers.desk.view import BatchView
 from producers.grading.points import CriterionGrade
 from producers.grading.quotes import quoted_lines
 from producers.grading.reviews import Override, version_of
-from producers.report.grades import show_points
+from producers.report.grades import show_distribution, show_points
 from producers.rubric.rubric import Criterion
 from producers.words import plural
 
@@ -243,6 +243,8 @@ def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, 
     head = Markup()
     head.title(f"▸ {item.title}" if here else item.title)
     head.caption(f"{model}; evidence {item.evidence_state}" if item.points is not None else item.reason or model)
+    if item.distribution:
+        head.caption(show_distribution(item))
     if item.evidence:
         head.verbatim(item.evidence)
     head.draw()
@@ -338,8 +340,8 @@ def _prompt(view: BatchView, item: Item) -> None:
         text(task.prompt.shared + task.prompt.own)
         if not task.asked:
             text(result.text if result else "no answer yet")
-        for _, question, texts in task.answered(result):
+        for _, question, answers in task.answered(result):
             if question:
                 text(question.suffix[0].text.strip())
-                for said in texts or ("no answer yet",):
+                for said in [answer.text for answer in answers] or ["no answer yet"]:
                     text(said)

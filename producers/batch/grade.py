@@ -16,6 +16,7 @@ from messages.jobs import (
     JobResult,
     Part,
     Question,
+    QuestionAnswer,
     Sampling,
     job_id,
     user_prompt,
@@ -111,13 +112,12 @@ class Task:
         """What is asked after the prompt; nothing, where that asks for all criteria at once."""
         return tuple(question for question in self.asking if question)
 
-    def answered(self, result: JobResult | None) -> Iterator[tuple[str, Question | None, tuple[str, ...]]]:
+    def answered(self, result: JobResult | None) -> Iterator[tuple[str, Question | None, tuple[QuestionAnswer, ...]]]:
         """Each question's name, the question, None if it is of no use any more, and its answers, if there are any."""
         place = 0
         for key, question in zip(self.asked, self.asking, strict=True):
             name, answers, _ = key.split(":")
-            of_it = result.answers[place : place + int(answers)] if result else ()
-            yield name, question, tuple(answer.text for answer in of_it)
+            yield name, question, result.answers[place : place + int(answers)] if result else ()
             place += int(answers)
 
     @property
@@ -579,28 +579,28 @@ def _answers(rubric: Rubric, item: Item, answered: Sequence[tuple[Task, JobResul
     for task, result in answered:
         if result is None:
             return WAITING
-        for name, texts in _texts_by_name(item, task, result):
+        for name, answers in _answers_by_name(item, task, result):
             try:
-                if isinstance(texts, str):
-                    missing[name] = texts
+                if isinstance(answers, str):
+                    missing[name] = answers
                 elif name == SUMMARY:
-                    summary = parse_summary(texts[0])
+                    summary = parse_summary(answers[0].text)
                 elif name == PASSAGE:
-                    passage = parse_passage(texts[0])
+                    passage = parse_passage(answers[0].text)
                 else:
                     asked = next(each for each in rubric.criteria if each.id == name)
-                    criteria[name] = parse_criterion_samples(texts, asked)
+                    criteria[name] = parse_criterion_samples(answers, asked)
             except AnswerError as error:
                 missing[name] = f"the answer of {result.model} can't be used: {error}"
     return ParsedAnswer(criteria, summary, missing, missing.pop(SUMMARY, ""), passage)
 
 
-def _texts_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[str] | str]]:
+def _answers_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[QuestionAnswer] | str]]:
     """For each question that is still asked, its answers, or one sentence that says why there is none."""
     why = f"{result.state}: {result.error.message}" if result.error else result.state
-    for name, question, texts in task.answered(result):
+    for name, question, answers in task.answered(result):
         if question:
-            said = [_without_fence(item, text) for text in texts]
+            said = [replace(answer, text=_without_fence(item, answer.text)) for answer in answers]
             yield name, said if result.state == "succeeded" and said else why
 
 

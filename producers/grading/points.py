@@ -12,8 +12,9 @@ computed here, from all criteria or not at all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from producers.attacks.detection import instruction_flags
@@ -89,6 +90,15 @@ class CriterionGrade:
     reason: str = ""
     sampled: tuple[Points, ...] = ()  # what each of several answers awarded, the one that counts first
     leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step, by the model's own probabilities
+
+    @property
+    def distribution(self) -> Mapping[str, float]:
+        """The share of each step: of the model's probability, else of several answers; empty if neither is there."""
+        if self.likelihoods or len(self.sampled) < 2:
+            return self.likelihoods
+        counts = Counter(map(str, sorted(self.sampled)))
+        return {step: count / len(self.sampled) for step, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +281,7 @@ def _criterion_grade(
         evidence_state=evidence_state(said.evidence, shown),
         feedback=said.feedback,
         sampled=said.sampled,
+        likelihoods=said.likelihoods,
         leaks=leaks(said.feedback, hidden, shown),
     )
 

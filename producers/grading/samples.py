@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from messages.jobs import QuestionAnswer
 from producers.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_answer, parse_criterion
 from producers.rubric.rubric import Criterion
 
@@ -25,10 +26,16 @@ def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summ
     return ParsedAnswer(merged, parsed[0].summary)
 
 
-def parse_criterion_samples(texts: Sequence[str], criterion: Criterion) -> CriterionAnswer:
-    """The same for answers to a question about one criterion. Raises as `parse_samples`."""
-    parsed = _readable(texts, lambda text: parse_criterion(text, criterion))
-    return _median(parsed) if len(parsed) > 1 else parsed[0]
+def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionAnswer:
+    """The same for answers to a question about one criterion. Raises as `parse_samples`.
+
+    The likelihoods of the steps are those that the first answer came with.
+    """
+    parsed = _readable([answer.text for answer in answers], lambda text: parse_criterion(text, criterion))
+    chosen = _median(parsed) if len(parsed) > 1 else parsed[0]
+    shares = answers[0].likelihoods
+    known = dict(zip(map(str, criterion.grid), shares, strict=True)) if len(shares) == len(criterion.grid) else {}
+    return replace(chosen, likelihoods=known)
 
 
 def _readable(texts: Sequence[str], parse: Callable[[str], _Parsed]) -> list[_Parsed]:

@@ -30,6 +30,7 @@ class CriterionAnswer:
     evidence: str
     feedback: str
     sampled: tuple[Points, ...] = ()  # of several answers, what each awarded
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step; empty: the engine doesn't tell
 
 
 @dataclass(frozen=True, slots=True)

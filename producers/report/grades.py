@@ -9,7 +9,7 @@ from typing import get_args
 
 from producers.files.cells import csv_text
 from producers.files.private import write_atomically
-from producers.grading.points import Grade, GradeState
+from producers.grading.points import CriterionGrade, Grade, GradeState
 from producers.rubric.rubric import Points, Rubric
 from producers.words import plural
 
@@ -49,6 +49,14 @@ def _row(grade: Grade, ids: Sequence[str]) -> list[str]:
 def show_points(points: Points | None) -> str:
     """`7`, `7.5`, or nothing."""
     return "" if points is None else str(points)
+
+
+def show_distribution(item: CriterionGrade) -> str:
+    """`the model: 81% for 2, 15% for 1`, or the same of several answers; "" if nothing is known. From 1% on."""
+    whose = "the model's own likelihoods" if item.likelihoods else f"{len(item.sampled)} answers"
+    likely = sorted(item.distribution.items(), key=lambda each: -each[1])
+    shares = [f"{share:.0%} for {step}" for step, share in likely if share >= 0.01]
+    return f"{whose}: {', '.join(shares)}" if shares else ""
 
 
 def one_line(text: str) -> str:

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from producers.grading.points import Grade
-from producers.report.grades import count_states, show_points
+from producers.report.grades import count_states, show_distribution, show_points
 from producers.report.histogram import Bar, histogram
 from producers.rubric.rubric import Criterion, Points, Rubric
 from producers.words import plural
@@ -59,7 +59,7 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    ours: dict[str, object] = {"plural": plural, "reached": _reached}
+    ours: dict[str, object] = {"plural": plural, "reached": _reached, "distribution": show_distribution}
     for name, kind in (("style", "css"), ("script", "js")):
         source = (folder / f"report_page.{kind}").read_text("utf-8")
         # The only texts that are not escaped: the page's own style and script.

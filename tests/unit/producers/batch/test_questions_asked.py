@@ -17,6 +17,9 @@ from producers.batch.batch import Batch
 from producers.batch.grade import Assignment, GradeRequest, Task
 from producers.grading.points import Grade
 from producers.prompts.questions import PASSAGE, SUMMARY
+from producers.report.graded import load_graded, save_graded
+from producers.report.grades import show_distribution
+from producers.report.page import render_page
 from tests.support.desk import request_for
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -51,15 +54,18 @@ def said_of(key: str) -> dict[str, Any]:
     return {"evidence": "sum(values)", "points": 1, "feedback": "Fine."}
 
 
-def answer(batch: Batch, tasks: Sequence[Task], **instead: object) -> None:
-    """Journal an answer to every question of these jobs; `instead`, by a question's name, other ones."""
+def answer(batch: Batch, tasks: Sequence[Task], shares: tuple[float, ...] = (), **instead: object) -> None:
+    """Journal an answer to every question of these jobs; `instead`, by a question's name, other ones.
+
+    All come with these likelihoods.
+    """
     for task in tasks:
         texts = []
         for key in task.asked:
             name, answers, _ = key.split(":")
             made = instead.get(name.strip("."), said_of(key))
             texts += [made if isinstance(made, str) else json.dumps(made)] * int(answers)
-        answers = tuple(QuestionAnswer(text, "stop") for text in texts)
+        answers = tuple(QuestionAnswer(text, "stop", likelihoods=shares) for text in texts)
         result = JobResult(task.job_id, 1, batch.batch_id, task.item_id, task.model, "succeeded", answers=answers)
         batch.journal.record([result])
 
@@ -106,6 +112,26 @@ def test_answers_to_questions_become_grades(request_: GradeRequest, tmp_path: Pa
     assert (first.state, first.points, first.summary) == ("graded", 3, "Good work.")
     assert {item.id: item.points for item in first.criteria} == {"works": 1, "clear": 1, "tested": 1, "quick": 0}
     assert not any("speak" in doubt.why for doubt in first.doubts)
+
+
+def test_a_steps_likelihoods_are_kept_with_the_grade_and_shown_and_samples_stand_in_for_them(
+    request_: GradeRequest, tmp_path: Path
+) -> None:
+    with Batch(tmp_path / "out") as batch:
+        made = prepared(batch, request_)
+        answer(batch, made.tasks, shares=(0.004, 0.8, 0.196))  # of 0, 1 and 2 points
+        save_graded(batch.folder, grade.graded_class(batch.batch_id, made, graded(batch, request_)))
+    first, *_ = load_graded(batch.folder).grades
+    by_id = {item.id: item for item in first.criteria}
+    assert by_id["tested"].likelihoods == {"0": 0.004, "1": 0.8, "2": 0.196}
+    assert show_distribution(by_id["tested"]) == "the model's own likelihoods: 80% for 1, 20% for 2"
+    assert by_id["works"].likelihoods == {}, "its steps are others"
+    page = render_page([first], made.rubric, ())
+    assert "80% for 1, 20% for 2" in page
+
+    several = replace(by_id["works"], sampled=(1, 3, 1))
+    assert show_distribution(several) == "3 answers: 67% for 1, 33% for 3"
+    assert show_distribution(by_id["works"]) == ""
 
 
 def test_one_unusable_answer_leaves_the_other_criteria_their_points(request_: GradeRequest, tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""How likely a model finds each value that an answer might have had, given what it wrote before it.
+
+An answer under a schema holds the one value that was drawn. What the model expected in its place is read from one
+forward pass over the prompt and the answer up to there: raw probabilities, at temperature 1 and without the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from engines.base import DecodeEngine, Detokenizes
+from messages.errors import Cancelled, KvasirError
+from messages.jobs import Ask
+from messages.kv import KVCache
+
+log = logging.getLogger(__name__)
+
+_PASSES = 8  # for one value: a number may be several tokens, and each way of writing it is looked at by itself
+_NEGLIGIBLE = math.log(1e-3)  # ways that are less likely are not followed
+_LEAST = 0.01  # of all probability; where the values have less together, the model expected something else there
+_DIGITS = 4
+
+
+def value_likelihoods(
+    engine: DecodeEngine, ask: Ask, cache: KVCache | None, answer: str, tokens: Sequence[int], stop: threading.Event
+) -> tuple[float, ...]:
+    """The share of each value of the schema's first `enum`, in its order; together 1.
+
+    Args:
+        cache: as for `decode`.
+        answer: the text, and `tokens` as they were sampled.
+
+    () where there is no enum, the engine tells no ids or can't read them, or the model expected none of the values.
+    An error of the engine gives () too: an answer that is there must not be lost for this. Raises Cancelled.
+    """
+    asked = _enum(ask.sampling.json_schema)
+    if asked is None or not tokens or not hasattr(engine, "text_of"):  # isinstance would ask just this, and not quickly
+        return ()
+    name, values = asked
+    try:
+        place = _place(cast(Detokenizes, engine), name, answer, tokens)
+        return _Expected(engine, ask, cache, stop).shares(place, values) if place else ()
+    except Cancelled:
+        raise
+    except KvasirError as error:
+        log.info("no likelihoods of %r: %s", name, error)
+        return ()
+
+
+def _enum(schema: str) -> tuple[str, list[str]] | None:
+    """The first property that is one of several values, and how JSON writes them."""
+    properties: dict[str, Any] = json.loads(schema).get("properties", {}) if schema else {}
+    for name, value in properties.items():
+        if isinstance(value, dict) and isinstance(value.get("enum"), list):
+            return name, [json.dumps(one) for one in value["enum"]]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value begins: the ids before it, and the text that the next one may share with it."""
+
+    before: tuple[int, ...]
+    lead: str
+
+
+def _place(engine: Detokenizes, name: str, answer: str, tokens: Sequence[int]) -> _Place | None:
+    # A quotation mark within a text has a backslash before it.
+    found = re.search(rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*", answer)
+    whole = engine.text_of(tokens)
+    if found is None or not whole.endswith(answer):  # what a hidden channel holds comes first
+        return None
+    start = len(whole) - len(answer) + found.end()
+    low, high = 0, len(tokens)  # the longest beginning of the ids whose text ends there or sooner
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(engine.text_of(tokens[:middle])) <= start else (low, middle - 1)
+    before = engine.text_of(tokens[:low])
+    return _Place(tuple(tokens[:low]), whole[len(before) : start]) if whole.startswith(before) else None
+
+
+class _Expected:
+    """What the model expects after a place, followed token by token as far as it takes to tell values apart."""
+
+    def __init__(self, engine: Any, ask: Ask, cache: KVCache | None, stop: threading.Event) -> None:
+        self._engine = engine
+        self._ask = ask
+        self._cache = cache
+        self._stop = stop
+
+    def shares(self, place: _Place, values: Sequence[str]) -> tuple[float, ...]:
+        """Of all probability that the values have."""
+        texts = [place.lead + value for value in values]
+        found = dict.fromkeys(texts, 0.0)
+        open_ways: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+        for _ in range(_PASSES):
+            if not open_ways:
+                break
+            likely = max(open_ways)
+            open_ways.remove(likely)
+            for logprob, way, written in self._next(place, *likely):
+                value = _value_of(written, texts)
+                if value:
+                    found[value] += math.exp(logprob)
+                elif any(text.startswith(written) for text in texts):
+                    open_ways.append((logprob, way))
+        total = sum(found.values())
+        return tuple(round(found[text] / total, _DIGITS) for text in texts) if total >= _LEAST else ()
+
+    def _next(
+        self, place: _Place, logprob: float, way: tuple[int, ...]
+    ) -> Iterator[tuple[float, tuple[int, ...], str]]:
+        """Each likely token after this way: how likely it is, the way to it, and what has been written then."""
+        before = len(self._engine.text_of(place.before))
+        tokens = [*self._ask.tokens, *place.before, *way]
+        for id, each in self._engine.top_logprobs(tokens, self._cache, self._stop).items():
+            if logprob + each > _NEGLIGIBLE:
+                longer = (*way, id)
+                yield logprob + each, longer, self._engine.text_of([*place.before, *longer])[before:]
+
+
+def _value_of(written: str, texts: Sequence[str]) -> str:
+    """The value that is written out; "" if none is, or it may still become another: 1 is also how 10 begins."""
+    for text in texts:
+        rest = written[len(text) :]
+        if written.startswith(text) and not rest[:1].isdigit() and rest[:1] != ".":
+            longer = any(other.startswith(text) for other in texts if other != text)
+            return text if rest or not longer else ""
+    return ""
