@@ -26,8 +26,9 @@ class Fetched:
 
 def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
     """References to the blocks of the job's KV cache."""
+    one = job.job
     return block_refs(
-        kv.fingerprint, kv.layout, job.job.tokens, kv.num_tokens, kv.shared_tokens, job.job.job_id, kv.sketch
+        kv.fingerprint, kv.layout, one.tokens, kv.num_tokens, kv.shared_tokens, one.job_id, kv.sketch, one.tag
     )
 
 

@@ -2,9 +2,11 @@
 
 A block's chain hash covers every token from the start of the sequence to the block's end, so equal hashes mean equal
 KV: fingerprint and the producer's sketch are covered, too. Blocks inside the class-wide part are keyed by content and
-shared; later ones carry the job id and have one owner, who deletes them.
+shared; those of a conversation by its tag and content, for its next turns; later ones carry the job id and have one
+owner, who deletes them.
 
     kv:<fingerprint>:<chain hash>            shared, dies by TTL or pressure only
+    kv:<fingerprint>:<tag>.<chain hash>      the same, for those with this tag alone
     kv:<fingerprint>:<job id>:<chain hash>   one job's own, deleted after its ack
     kvw:...                                  window records, keyed the same way
     kvw:...<chain hash>.<layer>              a recurrent layer's state, keyed the same way
@@ -34,6 +36,7 @@ class BlockRef:
     end: int
     shared: bool
     layer: int | None = None  # of a state
+    tagged: bool = False  # shared among the turns of one's conversations
 
 
 def block_refs(
@@ -44,20 +47,26 @@ def block_refs(
     shared_tokens: int,
     job_id: str,
     sketch: str = "",
+    tag: str = "",
 ) -> list[BlockRef]:
     """References to the blocks of the first `num_tokens` of `tokens`, in order.
 
-    Blocks that lie wholly within the first `shared_tokens` are shared, by all producers with this `sketch`.
+    Blocks that lie wholly within the first `shared_tokens` are shared, by all producers with this `sketch`. With a
+    `tag` all other whole blocks are kept under it. Not in layouts with snapshots: those are of a sequence's end, and
+    the next turn could not go on from its middle.
     """
+    kept = bool(tag) and not layout.snapshots
     ids = np.asarray(tokens[:num_tokens], "<u4")
     refs = []
     chain = _hash(f"{fingerprint}/{layout.block_tokens}/{layout.dtype}{sketch and '/'}{sketch}".encode()).digest()
     for start, end in layout.block_spans(num_tokens):
         chain = _hash(chain + ids[start:end].tobytes()).digest()
         name = chain.hex()
-        shared = end <= shared_tokens and end - start == layout.block_tokens
-        owner = "" if shared else f"{job_id}:"
-        refs.append(BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, shared))
+        whole = end - start == layout.block_tokens
+        shared = whole and end <= shared_tokens
+        tagged = whole and kept and not shared
+        owner = "" if shared else f"{tag}." if tagged else f"{job_id}:"
+        refs.append(BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, shared or tagged, tagged=tagged))
     return refs
 
 

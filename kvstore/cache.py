@@ -95,13 +95,13 @@ class CachedKVStore(KVStore):
                 if (fingerprint, layout, ref) in self._blocks
             }
             self.hits += len(held)
-            self.misses += sum(ref.shared and ref not in held for ref in refs)
+            self.misses += sum(ref.shared and not ref.tagged and ref not in held for ref in refs)
             return held
 
     def _keep(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef], blocks: Sequence[Block]) -> None:
         with self._lock:
             for ref, block in zip(refs, blocks, strict=True):
-                if ref.shared:
+                if ref.shared and not ref.tagged:  # the next turn needs it once
                     self._remember((fingerprint, layout, ref), block)
             while self.held_bytes > self._max_bytes:
                 self._forget(next(iter(self._blocks)))

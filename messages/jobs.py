@@ -194,8 +194,11 @@ class PrefillJob:
     tokens: tuple[int, ...] = ()
     shared_tokens: int = 0  # how many of `tokens` are the whole class's: up to the last part of scope `class`
     questions: tuple[Question, ...] = ()
+    tag: str = ""  # whose conversation its prompt is: its KV cache is kept for the next turn; "": it is not
 
     def __post_init__(self) -> None:
+        if self.tag != "":
+            checks.identifier("tag", self.tag)
         checks.identifier("job_id", self.job_id)
         checks.identifier("batch_id", self.batch_id)
         checks.identifier("item_id", self.item_id)

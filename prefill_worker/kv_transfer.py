@@ -137,7 +137,7 @@ class _Transfer:
         size = covered * layout.token_bytes + layout.state_bytes
         self.kv = StoredKV(fingerprint, layout, covered, shared, size, sketch)
         self.report = changed(report, restored_tokens=covered)
-        self._refs = block_refs(fingerprint, layout, job.tokens, covered, shared, job.job_id, sketch)
+        self._refs = block_refs(fingerprint, layout, job.tokens, covered, shared, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
         # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut.
         self._stops_at_boundary = self._resumes and shared >= MIN_RESUME_TOKENS

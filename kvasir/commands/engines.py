@@ -19,7 +19,7 @@ from kvasir.doctor.findings import Finding
 from kvasir.doctor.trial import Trial, Tried, served, try_model
 from kvasir.options import Globals, json_option
 from kvasir.terminal import say, table
-from kvstore.redis.forget import forget_jobs
+from kvstore.redis.forget import forget_named
 from messages.errors import StoreUnavailable, UsageError
 from producers.words import plural
 
@@ -124,7 +124,7 @@ def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
     _print_tried(tried, as_json)
     if cluster:
         with suppress(StoreUnavailable):  # their results' TTL ends them
-            forget_jobs(settings.store_url_with_secret(), [job for one in tried for job in one.job_ids])
+            forget_named(settings.store_url_with_secret(), [job for one in tried for job in one.job_ids])
     return 1 if any(one.failed for one in tried) else 0
 
 

@@ -13,7 +13,7 @@ from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals
 from kvasir.terminal import confirmed, say, stderr
-from kvstore.redis.forget import forget_jobs
+from kvstore.redis.forget import forget_named
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
@@ -101,7 +101,7 @@ def _forget_in_cluster(given: Globals, settings: Settings, batch_id: str, job_id
         say(f"results that nobody had fetched: {_results(client, batch_id)}")
         with DeadLetters(client.broker) as graveyard:
             say(f"dead letters: {graveyard.drop(graveyard.matching(Which(batch=batch_id)))}")
-    say(f"records in the store: {forget_jobs(settings.store_url_with_secret(), job_ids)}")
+    say(f"records in the store: {forget_named(settings.store_url_with_secret(), job_ids)}")
 
 
 def _results(client: Client, batch_id: str) -> int:

@@ -14,6 +14,7 @@ from infra.config.sources import user_data_dir
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, json_option
 from kvasir.terminal import say, stderr, table
+from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError
 from producers.gateway import keys as key_file
 from producers.words import plural
@@ -101,10 +102,15 @@ def list_keys(as_json: bool, folder: Path) -> None:
 @keys.command("revoke")
 @click.argument("name")
 @_state
-def revoke(name: str, folder: Path) -> None:
-    """Take the key of NAME away; a running gateway sees it within a second."""
-    key_file.revoke_key(key_file.file_in(folder), name)
+@click.pass_obj
+def revoke(given: Globals, name: str, folder: Path) -> None:
+    """Take the key of NAME away, and delete its conversations' KV caches; a running gateway sees it within a second."""
+    settings = given.settings()
+    gone = key_file.revoke_key(key_file.file_in(folder), name)
     say(f"The key {name} opens nothing any more.")
+    if is_cluster(settings):
+        deleted = forget_named(settings.store_url_with_secret(), {gone.tag})
+        say(f"KV caches of its conversations deleted from the store: {plural(deleted, 'record')}")
 
 
 def _day(key: key_file.Key) -> str:

@@ -1,6 +1,6 @@
 """Deleting what the store keeps of some jobs: their own blocks, stored results and answers, claims and takes.
 
-Shared blocks hold nobody's work and die by their TTL.
+And of conversations, by their tag. A class's shared blocks hold nobody's work and die by their TTL.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ _PATTERNS = ("kv:*", "kvw:*", "result:*", "claim:*", "takes:*", "answers:*")
 _AT_ONCE = 500
 
 
-def forget_jobs(url: str, job_ids: Collection[str]) -> int:
-    """Delete these jobs' records from the store at redis://…; returns how many. Raises StoreUnavailable.
+def forget_named(url: str, names: Collection[str]) -> int:
+    """Delete the records of these jobs and tags from the store at redis://…; returns how many.
+
+    Raises StoreUnavailable.
 
     Walks over all keys, so it takes as long as the store is full; it blocks nobody.
     """
-    wanted = set(job_ids)
+    wanted = set(names)
     client: Any = open_client(url)
     deleted = 0
     try:
         with errors_mapped(place(url)):
             for pattern in _PATTERNS:
-                keys = [key for key in client.scan_iter(match=pattern, count=_AT_ONCE) if _jobs_of(key) & wanted]
+                keys = [key for key in client.scan_iter(match=pattern, count=_AT_ONCE) if _names_in(key) & wanted]
                 for start in range(0, len(keys), _AT_ONCE):
                     deleted += client.unlink(*keys[start : start + _AT_ONCE])
     finally:
@@ -33,7 +35,8 @@ def forget_jobs(url: str, job_ids: Collection[str]) -> int:
     return deleted
 
 
-def _jobs_of(key: bytes | str) -> set[str]:
-    """The parts of a key among which a job's id may be."""
+def _names_in(key: bytes | str) -> set[str]:
+    """The parts of a key among which a job's id or a tag may be."""
     text = key.decode("ascii", "replace") if isinstance(key, bytes) else key
-    return set(text.split(":")[1:])
+    parts = text.split(":")[1:]
+    return {*parts, parts[-1].partition(".")[0]}

@@ -27,13 +27,14 @@ _THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt for one model. `deadline_s` from now; `stream`: its pieces are wanted, too."""
+    """One prompt for one model. `deadline_s` from now; `stream`: its pieces are wanted, too; `tag`: see PrefillJob."""
 
     model: str
     prompt: tuple[Part, ...]
     sampling: Sampling
     lane: Lane
     stream: bool
+    tag: str
     deadline_s: float
 
 
@@ -143,7 +144,7 @@ class Dispatch:
         )
         run.job_id = job.job_id
         self._runs[job.job_id] = run
-        self._client.submit([replace(job, reply_to=self._reply_to)])
+        self._client.submit([replace(job, reply_to=self._reply_to, tag=ask.tag)])
         if run.left:  # while it was sent
             self._cancel(run)
 

@@ -23,7 +23,7 @@ from producers.gateway.batches import Batches
 from producers.gateway.continued import Continued, Diverged
 from producers.gateway.dispatch import Ask, Dispatch, Ended, Run
 from producers.gateway.figures import Figures
-from producers.gateway.keys import Key, KeyRing
+from producers.gateway.keys import Key, KeyRing, tag_of
 from producers.gateway.refusal import RETRY_S, Refused, of_error, of_job
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,9 @@ class Gateway:
         context = await self.context(model)
         return min(self.models[model].max_tokens, max(1, context // 2) if context else 1 << 20)
 
-    async def ask(self, model: str, prompt: tuple[Part, ...], sampling: Sampling, lane: Lane, stream: bool) -> Ask:
+    async def ask(
+        self, model: str, prompt: tuple[Part, ...], sampling: Sampling, lane: Lane, stream: bool, key: Key | None
+    ) -> Ask:
         """A request that is taken. Raises Refused if nobody would work on it, or too much waits before it."""
         if self.stopping:
             raise Refused(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
@@ -93,7 +95,7 @@ class Gateway:
         waiting = await self._look((model, lane), lambda: self._waiting(model, lane))
         if waiting >= MAX_WAITING:
             raise Refused(429, f"{waiting:,} jobs wait for {model} already", "model", "queue_full", RETRY_S)
-        return Ask(model, prompt, sampling, lane, stream, DEADLINE_S[lane])
+        return Ask(model, prompt, sampling, lane, stream, tag_of(key), DEADLINE_S[lane])
 
     async def result(self, ask: Ask, request: Request) -> JobResult:
         """The whole answer. Raises Refused."""

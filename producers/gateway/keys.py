@@ -41,9 +41,19 @@ class Key:
             checks.model_name("models", model)
         checks.whole("created", self.created, 0, 1 << 40)
 
+    @property
+    def tag(self) -> str:
+        """Under which the KV caches of its conversations are kept. Nobody gets from it to the key, or to its hash."""
+        return hashlib.sha256(b"kvasir.conversations" + self.sha256.encode()).hexdigest()[:32]
+
     def may_use(self, model: str) -> bool:
         """Whether this model is there for its owner."""
         return not self.models or model in self.models
+
+
+def tag_of(key: Key | None) -> str:
+    """The tag of a request's conversation; without keys all have the same."""
+    return key.tag if key else "anybody"
 
 
 def file_in(home: Path) -> Path:
@@ -81,13 +91,14 @@ def add_key(path: Path, name: str, models: Sequence[str]) -> str:
     return secret
 
 
-def revoke_key(path: Path, name: str) -> None:
-    """Take a key away; a running gateway sees it within a second. Raises UsageError, ConfigError."""
+def revoke_key(path: Path, name: str) -> Key:
+    """Take a key away, and return it; a running gateway sees it within a second. Raises UsageError, ConfigError."""
     keys = read_keys(path) or []
     left = [key for key in keys if key.name != name]
     if len(left) == len(keys):
         raise UsageError(f"no key is named {name!r}; there are: {', '.join(key.name for key in keys) or 'none'}")
     _write(path, left)
+    return next(key for key in keys if key.name == name)
 
 
 def _write(path: Path, keys: Sequence[Key]) -> None:

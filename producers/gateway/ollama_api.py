@@ -241,7 +241,8 @@ async def _answered(
         loaded = {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": "load"}
         return JSONResponse(loaded)
     prompt = prompt_of(conversation, shares=request.state.key is None)
-    ask = await gateway.ask(model.name, prompt, await body.sampling(gateway, model), "now", body.stream)
+    sampling = await body.sampling(gateway, model)
+    ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream, request.state.key)
     if body.stream:
         return await streamed(_lines(ask, body.model, request, words), _error_line, "application/x-ndjson")
     result = await gateway.result(ask, request)

@@ -136,7 +136,7 @@ class _Asked(Strict):
         defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
         sampling = sampling_of(fields, defaults, new_seed())
         prompt = prompt_of(said or messages_of(fields), shares=request.state.key is None)
-        return await gateway.ask(model.name, prompt, sampling, lane, self.stream)
+        return await gateway.ask(model.name, prompt, sampling, lane, self.stream, request.state.key)
 
 
 class ChatRequest(_Asked):

@@ -12,14 +12,16 @@ import pytest
 import redis
 from redis import exceptions
 
+from kvstore.blocks import block_refs
 from kvstore.connect import Stores, connect
 from kvstore.memory import MemoryClusterState, MemoryKVStore
 from kvstore.redis.bulk import bulk_target
 from kvstore.redis.client import errors_mapped, place
+from kvstore.redis.forget import forget_named
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError, KvasirError, StoreUnavailable
 from messages.kv import KVLayout
-from tests.support.kv_samples import FINGERPRINT, layout, raised_by, records_of, refs_of, same_bits
+from tests.support.kv_samples import FINGERPRINT, layout, raised_by, records_of, refs_of, same_bits, tokens
 from tests.support.servers import RedisServer, free_port
 
 LAYOUT = layout()
@@ -131,6 +133,19 @@ def test_the_cluster_state_works_while_the_store_is_full() -> None:
         assert raised_by(partial(client.set, "tiny", b"x", ex=60), REFUSED), "the store was full all the time"
         client.close()
         stores.close()
+
+
+def test_a_conversations_blocks_are_deleted_by_their_tag_and_nobody_elses(server: RedisServer) -> None:
+    stores = connect(server.url)
+    kept = {tag: block_refs(FINGERPRINT, LAYOUT, tokens(75), 75, 32, "job", tag=tag) for tag in ("ada", "bob")}
+    for refs in kept.values():
+        stores.kv.put(FINGERPRINT, LAYOUT, records_of(LAYOUT, refs))
+
+    assert forget_named(server.url, {"ada"}) == 1  # of 75 tokens 32 are the class's, and 11 no whole block
+
+    assert [ref.end for ref in stores.kv.missing(kept["ada"])] == [64]
+    assert stores.kv.missing(kept["bob"]) == []
+    stores.close()
 
 
 def _fill(client: redis.Redis) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.blocks import block_refs, shared_boundary, window_ref
+from kvstore.blocks import block_refs, is_shared, shared_boundary, window_ref
 from messages import checks
 from messages.kv import DType, KVLayout
 from tests.support.kv_samples import FINGERPRINT, layout, tokens
@@ -73,6 +75,24 @@ def test_jobs_share_the_keys_of_what_they_have_in_common_and_no_others() -> None
     two = block_refs(FINGERPRINT, LAYOUT, IDS, 200, 100, "job-2")
 
     assert {ref.key for ref in one} & {ref.key for ref in two} == {ref.key for ref in one[:3]}
+
+
+def test_a_conversations_whole_blocks_are_kept_under_its_tag_for_those_who_have_it() -> None:
+    def keys(job: str, tag: str, shared: int = 64) -> list[str]:
+        return [ref.key for ref in block_refs(FINGERPRINT, LAYOUT, IDS, 200, shared, job, tag=tag)]
+
+    refs = block_refs(FINGERPRINT, LAYOUT, IDS, 200, 64, "job-1", tag="ada")
+
+    assert [ref.shared for ref in refs] == [True] * 6 + [False], "the last block is not whole"
+    assert [ref.tagged for ref in refs] == [False, False, True, True, True, True, False]
+    assert keys("job-1", "ada")[:6] == keys("job-2", "ada")[:6]
+    assert set(keys("job-1", "ada")) & set(keys("job-1", "bob")) == {*keys("job-1", "ada")[:2], refs[-1].key}
+    assert all(is_shared(key) for key in keys("job-1", "ada")[:6])
+
+
+def test_with_snapshots_nothing_is_kept_of_a_conversation_but_the_class_wide_part() -> None:
+    windowed = replace(LAYOUT, window=16, window_layers=(0,))
+    assert [ref.tagged for ref in block_refs(FINGERPRINT, windowed, IDS, 200, 64, "job-1", tag="ada")] == [False] * 7
 
 
 def test_a_window_record_has_a_key_of_its_own_at_its_blocks_end() -> None:

@@ -148,11 +148,15 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Ser
 
 def test_a_line_and_a_request_say_the_same_of_what_was_cached(client: openai.OpenAI, pipeline: Pipeline) -> None:
     pipeline.start()
-    messages: Any = [{"role": "system", "content": "A rule. " * 200}, {"role": "user", "content": "A question. " * 20}]
-    client.chat.completions.create(model=MODEL, messages=messages)
+    # Of other requests only what the system says is kept for both; a request's own turns are for its next ones.
+    first, second, third = (
+        [{"role": "system", "content": "A rule. " * 200}, {"role": "user", "content": f"A {word} question. " * 20}]
+        for word in ("first", "further", "final")
+    )
+    client.chat.completions.create(model=MODEL, messages=first)
 
-    asked = client.chat.completions.create(model=MODEL, messages=messages)
-    batch = ended(client, begin(client, send(client, line("a", messages=messages))))
+    asked = client.chat.completions.create(model=MODEL, messages=second)
+    batch = ended(client, begin(client, send(client, line("a", messages=third))))
 
     [row] = rows(client, batch.output_file_id)
     answered = ChatCompletion.model_validate(row["response"]["body"])

@@ -117,6 +117,24 @@ def test_what_many_have_in_common_is_cached_and_said_to_be(client: openai.OpenAI
     assert 128 <= cached[1] < 230
 
 
+def test_the_next_turn_computes_the_last_answer_and_the_new_message(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    # Given a conversation whose class-wide part is short, and a worker that keeps nothing by itself
+    pipeline.start()
+    said: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A long question. " * 120}]
+    first = client.chat.completions.create(model=MODEL, messages=said)
+    answer = {"role": "assistant", "content": first.choices[0].message.content}
+    # When it goes on
+    second = client.chat.completions.create(
+        model=MODEL, messages=[*said, answer, {"role": "user", "content": "And why? " * 20}]
+    )
+    # Then its prompt's whole blocks are not computed again
+    assert first.usage
+    assert second.usage
+    asked = [made.usage.prompt_tokens_details.cached_tokens for made in (first, second)]
+    assert asked[0] == 0
+    assert first.usage.prompt_tokens - 16 <= asked[1] <= first.usage.prompt_tokens
+
+
 def test_a_schema_is_kept_and_parsed(client: openai.OpenAI, pipeline: Pipeline) -> None:
     class Grade(BaseModel):
         letter: Literal["A", "B", "C"]
