@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from messages.kv import Block, KVCache, KVLayout, Record, cast
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
+_CPU_CHUNK_TOKENS = 512
 _SMALLEST_MASS = 1e-6  # vLLM takes no top_p of 0; this leaves the likeliest token too
 _GREEDY = Sampling(max_tokens=1, temperature=0)
 
@@ -51,7 +51,9 @@ def open_engine(options: EngineOptions) -> VLLMEngine:
     layout = _layout(folder)
     prompt = HFPrompt(folder.path)
     context = options.context or int(folder.text.get("max_position_embeddings") or 4096)
-    arguments = _arguments(folder, layout, context, options.slots) | {"enforce_eager": found.cpu}
+    arguments = _arguments(folder, layout, context, options.slots)
+    if found.cpu:  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
+        arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, options.slots + 1)}
     if found.release != environment.TESTED:
         _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
     launch = HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)

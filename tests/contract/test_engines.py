@@ -67,7 +67,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = write_gguf(folder / "tiny.gguf")
     small = TinyModel(layers=1)  # MLX is slow on CPUs
     hf = write_hf(folder / "tiny", write_gguf(folder / "small.gguf", small), small)
-    wide = TinyModel(head_dim=32)  # vLLM's attention on CPUs knows none narrower
+    wide = TinyModel(head_dim=32, seed=1)  # vLLM's attention on CPUs knows none narrower
     vllm = write_hf(folder / "wide", write_gguf(folder / "wide.gguf", wide), wide)
     return {"simulated": "sim:scale=0.001", "llamacpp": str(path), "mlx": str(hf), "vllm": str(vllm)}
 

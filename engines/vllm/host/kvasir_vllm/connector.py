@@ -68,14 +68,14 @@ class Save:
 
 
 @dataclass
-class Step(KVConnectorMetadata):
+class Step(KVConnectorMetadata):  # type: ignore[misc]
     """What the worker is to do in one step."""
 
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
 
 
-class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
+class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """See the module."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:

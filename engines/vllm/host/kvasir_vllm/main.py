@@ -54,7 +54,7 @@ class Host:
     async def load(self, asked: wire.Message) -> None:
         """Load the model, and see how it keeps its KV cache. Raises RuntimeError in a sentence."""
         if asked.get("version") != wire.VERSION:
-            raise RuntimeError(f"Kvasir speaks version {asked.get('version')} of this protocol, the host {wire.VERSION}")
+            raise RuntimeError(f"Kvasir speaks version {asked.get('version')} of this protocol, not {wire.VERSION}")
         extra = {"folder": str(self._folder), "events": str(self._folder / EVENTS)}
         connector = KVTransferConfig(
             kv_connector="KvasirConnector",

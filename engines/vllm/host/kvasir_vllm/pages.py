@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _DIGIT = 64  # whole numbers below it are exact in every dtype
@@ -41,15 +41,16 @@ class Pages:
         """As KVLayout names it."""
         return {"num_layers": len(self._caches), "kv_heads": self.heads, "head_dim": self.dim, "dtype": self.dtype}
 
-    def read(self, blocks: Sequence[int], begin: int, end: int) -> np.ndarray[Any, Any]:
+    def read(self, blocks: Sequence[int], begin: int, end: int) -> NDArray[Any]:
         """Positions of a sequence in these blocks: (layers, 2, tokens, heads, dim); bfloat16 as bit patterns."""
         first = begin // self.tokens
         ids = torch.tensor(blocks[first : -(-end // self.tokens)], device=self._where.device)
         found = torch.stack([self._rows(cache[ids]) for cache in self._caches])  # (layers, tokens, 2, heads, dim)
         found = found[:, begin - first * self.tokens : end - first * self.tokens].transpose(1, 2).contiguous().cpu()
-        return (found.view(torch.uint16) if found.dtype is torch.bfloat16 else found).numpy()
+        array: NDArray[Any] = (found.view(torch.uint16) if found.dtype is torch.bfloat16 else found).numpy()
+        return array
 
-    def write(self, blocks: Sequence[int], data: np.ndarray[Any, Any]) -> None:
+    def write(self, blocks: Sequence[int], data: NDArray[Any]) -> None:
         """Put the first positions of a sequence into its blocks: (layers, 2, tokens, heads, dim)."""
         count = data.shape[2]
         used = blocks[: -(-count // self.tokens)]

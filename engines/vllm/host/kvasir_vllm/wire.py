@@ -1,7 +1,7 @@
 """What Kvasir and its vLLM host say to each other. Both ends import this module, and it nothing but msgpack.
 
-A message is a u32 length (little-endian) and a msgpack map with a text "op". Kvasir listens on a Unix socket, which the
-host finds and connects to. Keys and values travel beside it: as files in the socket's folder, which is this user's alone.
+A message is a u32 length (little-endian) and a msgpack map with a text "op". Kvasir listens on a Unix socket, to which
+the host connects. Keys and values travel beside it, as files in the socket's folder, which is this user's alone.
 
 From Kvasir:
     load        what to load (`Launch`), and VERSION: first, once
@@ -38,7 +38,7 @@ class Garbled(Exception):
 
 def packed(message: Message) -> bytes:
     """A message with its length in front."""
-    body = msgpack.packb(message)
+    body: bytes = msgpack.packb(message)
     return LENGTH.pack(len(body)) + body
 
 
