@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
 _CPU_CHUNK_TOKENS = 512
-_SMALLEST_MASS = 1e-6  # vLLM takes no top_p of 0; this leaves the likeliest token too
 _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 
@@ -201,23 +200,14 @@ class VLLMEngine:
         return self._host.ask(
             stop,
             tokens=list(tokens),
-            sampling=self._sampling(sampling),
+            max_tokens=sampling.max_tokens,
+            ends=sorted(self._prompt.end_ids),
+            sampling=_draw(sampling),
             schema=schema,
             logprobs=logprobs,
             emit=emit,
             inject=inject,
         )
-
-    def _sampling(self, sampling: Sampling) -> dict[str, Any]:
-        """For vLLM's SamplingParams. Stop words are found here, in the text."""
-        return {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": max(sampling.top_p, _SMALLEST_MASS),
-            "top_k": sampling.top_k,
-            "seed": sampling.seed,
-            "stop_token_ids": sorted(self._prompt.end_ids),
-        }
 
     def _answer(
         self,
@@ -299,6 +289,13 @@ class VLLMEngine:
         wanted = len(tokens) + max_tokens
         if wanted > self._info.context:
             raise ContextExceeded(f"{wanted:,} tokens, but the context holds {self._info.context:,}")
+
+
+def _draw(sampling: Sampling) -> dict[str, Any] | None:
+    """How a token is drawn; None: the likeliest is taken. Stop words are found here, in the text."""
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        return None
+    return {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "seed")}
 
 
 def _layout(folder: HFFolder) -> KVLayout:

@@ -128,7 +128,7 @@ class HostProcess:
                 except queue.Empty:
                     self.check(stop)
                     continue
-                self.check(stop)
+                self._check_taken(message, stop)
                 finished = message["op"] in ("done", "failed")
                 if message["op"] == "failed":
                     raise _KINDS[message["kind"]](message["why"])
@@ -146,6 +146,13 @@ class HostProcess:
             raise EngineUnavailable("the vllm engine was closed")
         if stop is not None and stop.is_set():
             raise Cancelled("cancelled while the engine was at work")
+
+    def _check_taken(self, message: Message, stop: threading.Event | None) -> None:
+        try:
+            self.check(stop)
+        except KvasirError:
+            self._discard(message)
+            raise
 
     def _send(self, message: Message) -> None:
         try:
@@ -201,7 +208,8 @@ class HostProcess:
                 self._kill()
                 process.wait()
                 assert watchdog.stdin is not None
-                watchdog.stdin.write(b"\n")
+                with suppress(BrokenPipeError):
+                    watchdog.stdin.write(b"\n")
         listener.join(_END_S)
         return loaded_at
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_a_prefill_in_chunks_gives_blocks_out_before_it_ends(engine: VLLMEngine)
     engine.prefill(tokens, emit)
     assert [start for _, start in seen] == list(range(0, 8000, 32))
     assert seen[-1][0] - seen[0][0] > (time.monotonic() - seen[-1][0])
+
+
+def test_a_stop_word_ends_an_answer_and_the_count_is_known(engine: VLLMEngine) -> None:
+    # Given an answer, and a word from its middle
+    cache, long = prefilled(engine, TOKENS), Sampling(max_tokens=40, temperature=0)
+    whole = engine.decode(TOKENS, cache, long).text
+    word = whole[len(whole) // 2 :][:4]
+    # When it is told to stop there
+    answer = engine.decode(TOKENS, cache, replace(long, stop=(word,)))
+    # Then it does, and says what it evaluated
+    assert (answer.text, answer.finish_reason, answer.evaluated_tokens) == (whole[: whole.index(word)], "stop", 1)
 
 
 @pytest.mark.parametrize("what", ["prefill", "decode"])

@@ -24,7 +24,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from . import wire
+from . import sampling, wire
 
 EVENTS = "events.sock"  # in the socket's folder: what the connector's datagrams come to
 _PROBE = "probe"
@@ -64,7 +64,8 @@ class Host:
             kv_connector_extra_config=extra,
         )
         self._block = asked["block"]
-        arguments = AsyncEngineArgs(**asked["arguments"], kv_transfer_config=connector)
+        sampler = f"{__package__}.sampling:KvasirSampler"
+        arguments = AsyncEngineArgs(**asked["arguments"], kv_transfer_config=connector, logits_processors=[sampler])
         self._engine = AsyncLLM.from_engine_args(arguments)
         asyncio.get_running_loop().add_reader(self._events, self._drain)
         await self._probe()
@@ -121,20 +122,24 @@ class Host:
                 self._say(op="failed", id=key, kind="kv", why="vLLM could not use the KV cache")
                 return
             likely = _likely(one.logprobs) if asked["logprobs"] else None
-            self._say(op="tokens", id=key, tokens=list(one.token_ids), logprobs=likely)
+            evaluated = self._evaluated.get(key, 0)
+            self._say(op="tokens", id=key, tokens=list(one.token_ids), logprobs=likely, evaluated=evaluated)
         self._drain()
         self._say(op="done", id=key, evaluated=self._evaluated.get(key, 0))
 
     def _parameters(self, asked: wire.Message) -> SamplingParams:
         schema = StructuredOutputsParams(json=json.loads(asked["schema"])) if asked["schema"] else None
         transfer = {"key": asked["id"], "emit": asked["emit"], "inject": asked["inject"], "block": self._block}
+        draw = asked["sampling"]
         return SamplingParams(
-            **asked["sampling"],
+            temperature=0,
+            max_tokens=asked["max_tokens"],
+            stop_token_ids=asked["ends"],
             detokenize=False,
             logprobs=asked["logprobs"] or None,
             structured_outputs=schema,
             output_kind=RequestOutputKind.DELTA,
-            extra_args={"kv_transfer_params": transfer},
+            extra_args={"kv_transfer_params": transfer} | ({sampling.KEY: draw} if draw else {}),
         )
 
     def _drain(self) -> None:

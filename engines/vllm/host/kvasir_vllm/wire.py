@@ -4,16 +4,18 @@ A message is a u32 length (little-endian) and a msgpack map with a text "op". Kv
 the host connects. Keys and values travel beside it, as files in the socket's folder, which is this user's alone.
 
 From Kvasir:
-    load        what to load (`Launch`), and VERSION: first, once
-    generate    id, tokens, sampling (for vLLM), schema, logprobs (how many; 0: none), emit (None, or the position that
-                the first block of the prompt's KV cache begins at), inject (None, or a file's name and its tokens)
+    load        version, block (tokens in a block of our KV cache), arguments (for vLLM): first, once
+    generate    id, tokens, max_tokens, ends (ids that end the answer), sampling (None: the likeliest; else temperature,
+                top_p, top_k, seed), schema, logprobs (how many; 0: none), emit (None, or the position at which the
+                first block to give out begins), inject (None, or a file's name and its tokens)
     abort       id
 From the host:
-    loaded      VERSION, vllm (its release), device, shape (layers, kv_heads, head_dim, dtype)
+    loaded      version, vllm (its release), device, shape (num_layers, kv_heads, head_dim, dtype)
     refused     why: the model is not loaded, and the host ends
     block       id, file, start, end: some blocks of the KV cache, one behind the other
-    tokens      id, tokens: the next ones of the answer; logprobs of the first if they were asked for
-    done        id, evaluated: how many of the prompt's tokens vLLM was seen to schedule
+    tokens      id, tokens: the next ones of the answer; logprobs of the first if they were asked for; evaluated: how
+                many of the prompt's tokens vLLM was seen to schedule so far
+    done        id, evaluated
     failed      id, kind ("kv", "schema" or "engine"), why
 """
 
