@@ -51,7 +51,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _PATH = Path(kvasir_vllm.__file__).parents[1]
 # Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and all of vLLM's processes
 # must be too.
-_WATCHDOG = 'read -r _ || kill -9 -- "-$1"'
+_WATCHDOG = 'read -r _ || { kill -TERM -- "-$1"; sleep 5; kill -9 -- "-$1"; }'
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 _TELLING = ("error", "fail", "exception")
 
@@ -107,8 +107,8 @@ class HostProcess:
         self._closing.set()
         atexit.unregister(self.close)
         self._listener.close()
-        self._kill()
-        self._thread.join(_END_S)
+        self._end()
+        self._thread.join(2 * _END_S)
         self._remove_folder()
 
     def ask(self, stop: threading.Event | None, **request: Any) -> Generator[Message, None, None]:
@@ -205,7 +205,7 @@ class HostProcess:
                 with self._lock:
                     self._connection = None
                 self._fail_all()
-                self._kill()
+                self._end()
                 process.wait()
                 assert watchdog.stdin is not None
                 with suppress(BrokenPipeError):
@@ -289,13 +289,20 @@ class HostProcess:
                 self._said.append(line.rstrip())
                 _log.debug("%s: %s", _PROGRAM, line.rstrip())
 
-    def _kill(self) -> None:
-        """All processes of its group."""
+    def _end(self) -> None:
+        """All processes of its group: first they may tidy up, for what they leave in shared memory nobody deletes."""
         with self._lock:
             process = self._process
-        if process is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+        if process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+            patience = time.monotonic() + _END_S
+            while time.monotonic() < patience:
+                process.poll()  # a process that nobody waits for is still there
+                os.killpg(process.pid, 0)
+                time.sleep(_POLL_S)
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
         """What it refused, else its last lines that speak of an error, else its very last."""
