@@ -57,7 +57,7 @@ test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch, and a rea
 	$(PY) -m tests.support.smollm2
 	$(PY) -m pytest -m torch
 
-test-vllm: $(STAMPS)/test ## tests that need vLLM (1 GB, in an environment of its own)
+test-vllm: $(STAMPS)/test ## tests that need vLLM (1 GB, 3.5 GB on disk, in an environment of its own)
 	$(PY) -m kvasir engines install vllm
 	$(PY) -m pytest -m vllm
 

@@ -17,7 +17,7 @@ from messages.errors import ConfigError
 
 VARIABLE = "KVASIR_VLLM_PYTHON"
 TESTED = "0.32.0"
-SIZE = "about 1 GB"
+SIZE = "about 1 GB to download, 3.5 GB on disk"
 COMMAND = "kvasir engines install vllm"
 _ASK_S = 60.0
 # PyTorch first: what else asks for it would be given another build.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from contextlib import suppress
@@ -22,7 +23,7 @@ from kvasir.doctor.trial import Trial, Tried, served, try_model
 from kvasir.options import Globals, json_option
 from kvasir.terminal import say, table
 from kvstore.redis.forget import forget_jobs
-from messages.errors import StoreUnavailable, UsageError
+from messages.errors import ConfigError, StoreUnavailable, UsageError
 from producers.words import plural
 
 EVERY_MODEL = "*"
@@ -59,19 +60,26 @@ def engines(context: click.Context, as_json: bool) -> int:
 def install(engine: str) -> int:
     """Make the environment that an engine needs for itself. All others are extras: pip install kvasir-inference[mlx].
 
-    vLLM's takes about 1 GB, with CUDA several. It lies in the user's folder for data; delete the folder to be rid of
+    vLLM's takes about 1 GB to download and 3.5 GB on disk, with CUDA more. It lies in the user's folder for data; delete the folder to be rid of
     it. With KVASIR_VLLM_PYTHON set that environment is looked at, and nothing is installed.
     """
-    if not environment.is_there():
-        cuda = shutil.which("nvidia-smi") is not None
-        size = "several GB" if cuda else environment.SIZE
-        say(f"Making vLLM's environment, {size}, in {environment.folder()}")
-        environment.install(cuda, say)
-    found = environment.find()
+    try:
+        found = environment.find()
+    except ConfigError:  # none, or half of one
+        if os.environ.get(environment.VARIABLE):
+            raise
+        found = _install_vllm()
     say(f"vLLM {found.release} is in {found.python}")
     if found.release != environment.TESTED:
         say(f"It was not tested with this release of Kvasir; {environment.TESTED} was.")
     return 0
+
+
+def _install_vllm() -> environment.Environment:
+    cuda = shutil.which("nvidia-smi") is not None
+    size = "several GB" if cuda else environment.SIZE
+    say(f"Making vLLM's environment ({size}) in {environment.folder()}")
+    return environment.install(cuda, say)
 
 
 def _row(entry: EngineEntry) -> list[str]:
