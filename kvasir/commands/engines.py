@@ -60,8 +60,9 @@ def engines(context: click.Context, as_json: bool) -> int:
 def install(engine: str) -> int:
     """Make the environment that an engine needs for itself. All others are extras: pip install kvasir-inference[mlx].
 
-    vLLM's takes about 1 GB to download and 3.5 GB on disk, with CUDA more. It lies in the user's folder for data; delete the folder to be rid of
-    it. With KVASIR_VLLM_PYTHON set that environment is looked at, and nothing is installed.
+    vLLM's takes about 1 GB to download and 3.5 GB on disk, with CUDA more. It lies in the user's folder for data;
+    delete the folder to be rid of it. With KVASIR_VLLM_PYTHON set that environment is looked at, and nothing is
+    installed.
     """
     try:
         found = environment.find()
