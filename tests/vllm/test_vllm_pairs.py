@@ -11,6 +11,7 @@ from benchmarks.matrix_caches import difference, prefilled
 from benchmarks.matrix_mutations import spoiled
 from engines.catalogue import BY_NAME
 from engines.family import family_fingerprint
+from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.sketch import compare
 from engines.sketching import fresh_sketch
@@ -104,6 +105,21 @@ def test_keys_values_and_sketches_are_the_other_engine_s_to_rounding(
     made = [fresh_sketch(engine, engine.info.layout) for engine in (one, two) if engine.info.layout]
     assert not compare(*made).why
     assert family_fingerprint("demo", ("vllm", other), one.info.layout)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_caches_of_16_bits_go_in_and_out(
+    dtype: str, engines: dict[str, Engine], tasks: list[tuple[tuple[int, ...], Task]]
+) -> None:
+    vllm = open_engine("vllm", EngineOptions(f"{FOLDER}{dtype}", context=2048, slots=1, threads=1))
+    try:
+        assert prove(vllm, vllm) == ""
+        tokens, greedy = tasks[0][0], Sampling(max_tokens=8, temperature=0)
+        for receiver in (vllm, engines["llamacpp"]):
+            answer = receiver.decode(tokens, prefilled(vllm, tokens), greedy)
+            assert (answer.text, answer.evaluated_tokens) == (receiver.decode(tokens, None, greedy).text, 1)
+    finally:
+        vllm.close()
 
 
 def test_a_spoiled_cache_is_noticed(engines: dict[str, Engine], tasks: list[tuple[tuple[int, ...], Task]]) -> None:
