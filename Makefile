@@ -19,7 +19,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test lint test-system test-torch audit services observe bench faults matrix env clean
+.PHONY: help demo ui serve test lint test-system test-torch test-vllm audit services observe bench faults matrix env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -40,7 +40,7 @@ serve: $(STAMPS)/demo $(STAMPS)/gateway ## an OpenAI and Ollama endpoint with th
 # A worker that crashes ends the run, and the run names its test: pytest-xdist would start another one, give it nothing
 # to do, and wait.
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
-	$(PY) -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m "not system and not torch"
+	$(PY) -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m "not system and not torch and not vllm"
 
 lint: $(STAMPS)/test ## ruff, mypy, import arrows
 	$(PY) -m ruff check .
@@ -56,6 +56,10 @@ test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser, Prometheu
 test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch, and a real model (92 MB once)
 	$(PY) -m tests.support.smollm2
 	$(PY) -m pytest -m torch
+
+test-vllm: $(STAMPS)/test ## tests that need vLLM (1 GB, 3.5 GB on disk, in an environment of its own)
+	$(PY) -m kvasir engines install vllm
+	$(PY) -m pytest -m vllm
 
 audit: $(STAMPS)/test $(STAMPS)/ui ## known vulnerabilities of all that is installed; asks PyPI, so no part of the tests
 	@[ -x .venv/audit/bin/pip-audit ] || { $(PY) -m venv .venv/audit && \

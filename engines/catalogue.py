@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from engines.base import Capabilities
 from engines.llamacpp.server import PROGRAM, find_program
+from engines.vllm import environment
 
 _ALL = Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True)
 
@@ -32,7 +33,7 @@ class EngineEntry:
         """What has to be installed before it runs here, as a command; "": nothing."""
         absent = [package for package in self.packages if importlib.util.find_spec(package) is None]
         if not absent or (self.name == "llamacpp" and find_program()):
-            return ""
+            return environment.COMMAND if self.name == "vllm" and not environment.is_there() else ""
         return f"pip install 'kvasir-inference[{self.extra}]'" if self.extra else f"pip install {' '.join(absent)}"
 
     def partners(self) -> tuple[str, ...]:
@@ -73,5 +74,14 @@ CATALOGUE = (
     ),
     EngineEntry("simulated", _ALL, (), "", "sim:prefill=2000,decode=60,…", "synthetic", "no model: tests and planning"),
     EngineEntry("transformers", _ALL, ("torch", "transformers"), "torch", "FOLDER or hub name", "canonical"),
+    EngineEntry(
+        "vllm",
+        _ALL,
+        ("tokenizers", "llguidance"),
+        "vllm",
+        "FOLDER or hub name",
+        "canonical",
+        f"runs in an environment of its own ({environment.SIZE}; tested with vLLM {environment.TESTED})",
+    ),
 )
 BY_NAME = {entry.name: entry for entry in CATALOGUE}

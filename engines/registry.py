@@ -16,6 +16,7 @@ _MODULES = {
     "openai": "engines.openai.engine",
     "simulated": "engines.simulated.engine",
     "transformers": "engines.transformers.engine",
+    "vllm": "engines.vllm.engine",
 }
 ENGINES = tuple(sorted(_MODULES))
 

@@ -28,7 +28,8 @@ EXAMPLES = {
     "ask": ['kvasir ask "Explain RoPE in one sentence." --model qwen3-coder:30b --stream'],
     "status": ["kvasir status"],
     "config": ["kvasir --config kvasir.toml config"],
-    "engines": ["kvasir engines"],
+    "engines": ["kvasir engines", "kvasir engines install vllm"],
+    "engines install": ["kvasir engines install vllm"],
     "doctor": ["kvasir doctor", "kvasir doctor --try qwen3-coder:30b"],
     "plan": ["kvasir plan --submissions 300", "kvasir plan submissions/ --rubric rubric.yaml"],
     "export": [

@@ -18,7 +18,7 @@ from engines.huggingface.text import final_channel
 from messages.errors import ConfigError, InvalidSchema
 
 # One space and no line breaks: white space without bound is where small models lose themselves.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 Mask = NDArray[np.bool_]
 
@@ -90,7 +90,7 @@ class Constrainer:
 def _grammar(schema: str) -> str:
     value: dict[str, Any] = json.loads(schema)
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema({"x-guidance": _JSON_STYLE} | value)
+        grammar: str = LLMatcher.grammar_from_json_schema({"x-guidance": JSON_STYLE} | value)
     except ValueError as error:
         raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
     return grammar

@@ -58,6 +58,7 @@ MEANINGS = {
     "models.weights.openai": "`http://HOST:PORT/v1/MODEL`",
     "models.weights.simulated": "`sim:prefill=2000,decode=60,…`: no model, for tests and planning",
     "models.weights.transformers": "Folder in Hugging Face's form, or hub name",
+    "models.weights.vllm": "Folder in Hugging Face's form, or hub name",
     "machines.host": "Name or address, for ssh and Prometheus; empty: the table's name",
     "machines.user": "Who logs in there; empty: whoever deploys",
     "machines.platform": "`linux`, `linux-cuda`, `macos`",

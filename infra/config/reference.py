@@ -46,6 +46,7 @@ _TAIL = """\
 | `KVASIR_BROKER_PASSWORD` | the broker's password, where no file holds it; it has no key |
 | `KVASIR_STORE_PASSWORD` | the store's |
 | `KVASIR_API_KEY` | the key of the `openai` engine's server, where no file holds it |
+| `KVASIR_VLLM_PYTHON` | of the `vllm` engine: another environment's Python |
 | `KVASIR_HOURS` | of a worker: `--hours` |
 | `KVASIR_STEAL` | of a decode worker: `--steal` |
 | `KVASIR_MEMORY_GB` | of a decode worker: `--memory` |

@@ -18,7 +18,7 @@ from messages import checks
 from messages.errors import InvalidMessage
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
 
-ENGINES = ("llamacpp", "mlx", "ollama", "openai", "simulated", "transformers")
+ENGINES = ("llamacpp", "mlx", "ollama", "openai", "simulated", "transformers", "vllm")
 PLATFORMS = ("linux", "linux-cuda", "macos")
 SUPERVISORS = ("launchd", "plain", "systemd")
 WORKER_ROLES = ("decode", "prefill")

@@ -46,6 +46,7 @@ VARIABLES: Mapping[Keys, str] = {
 # Only from the environment: there is no key for a password in the file, and no flag.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
 API_KEY = "KVASIR_API_KEY"  # of the server behind the openai engine
+VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # read by the vllm engine
 _SHORT: Mapping[str, Keys] = {key: (table, key) for table in ("services", "grading") for key in keys_of(table)}
 # Set for other purposes: the tests' services, and what container platforms put there for a service named kvasir-….
 _FOREIGN = re.compile(r"KVASIR_TEST_|.*_SERVICE_(HOST|PORT)|.*_PORT(_|$)")
@@ -231,7 +232,7 @@ def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     """A variable that resembles one of ours is taken for a slip; one that resembles none is somebody else's."""
-    known = {CONFIG_VARIABLE, API_KEY, *VARIABLES.values(), *PASSWORDS.values()}
+    known = {CONFIG_VARIABLE, API_KEY, VLLM_PYTHON, *VARIABLES.values(), *PASSWORDS.values()}
     for name in environ:
         if not name.startswith("KVASIR_") or name in known or _FOREIGN.match(name):
             continue

@@ -25,7 +25,7 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_EXTRAS = {"mlx": "mlx", "transformers": "torch", "llamacpp": "llamacpp"}
+_EXTRAS = {"mlx": "mlx", "transformers": "torch", "llamacpp": "llamacpp", "vllm": "vllm"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,6 +14,7 @@ import click
 from rich.text import Text
 
 from engines.catalogue import CATALOGUE, EngineEntry
+from engines.vllm import environment
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.doctor.cluster import examine
@@ -20,7 +23,7 @@ from kvasir.doctor.trial import Trial, Tried, served, try_model
 from kvasir.options import Globals, json_option
 from kvasir.terminal import say, table
 from kvstore.redis.forget import forget_named
-from messages.errors import StoreUnavailable, UsageError
+from messages.errors import ConfigError, StoreUnavailable, UsageError
 from producers.words import plural
 
 EVERY_MODEL = "*"
@@ -32,10 +35,13 @@ _TRIED = (
 _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @json_option
-def engines(as_json: bool) -> int:
+@click.pass_context
+def engines(context: click.Context, as_json: bool) -> int:
     """Show what each engine can do and transfer KV, and which of them run on this machine."""
+    if context.invoked_subcommand:
+        return 0
     if as_json:
         click.echo(json.dumps([_described(entry) for entry in CATALOGUE]))
         return 0
@@ -47,6 +53,34 @@ def engines(as_json: bool) -> int:
             say(f"{entry.name}: {entry.note}")
     say("KV transfer needs the same weights at both ends; each worker proves it at its start and says so.")
     return 0
+
+
+@engines.command()
+@click.argument("engine", type=click.Choice(["vllm"]))
+def install(engine: str) -> int:
+    """Make the environment that an engine needs for itself. All others are extras: pip install kvasir-inference[mlx].
+
+    vLLM's takes about 1 GB to download and 3.5 GB on disk, with CUDA more. It lies in the user's folder for data;
+    delete the folder to be rid of it. With KVASIR_VLLM_PYTHON set that environment is looked at, and nothing is
+    installed.
+    """
+    try:
+        found = environment.find()
+    except ConfigError:  # none, or half of one
+        if os.environ.get(environment.VARIABLE):
+            raise
+        found = _install_vllm()
+    say(f"vLLM {found.release} is in {found.python}")
+    if found.release != environment.TESTED:
+        say(f"It was not tested with this release of Kvasir; {environment.TESTED} was.")
+    return 0
+
+
+def _install_vllm() -> environment.Environment:
+    cuda = shutil.which("nvidia-smi") is not None
+    size = "several GB" if cuda else environment.SIZE
+    say(f"Making vLLM's environment ({size}) in {environment.folder()}")
+    return environment.install(cuda, say)
 
 
 def _row(entry: EngineEntry) -> list[str]:

@@ -22,7 +22,7 @@ from messages.kv import Block, KVCache, KVLayout
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
-ENGINES = ("llamacpp", "mlx", "simulated")
+ENGINES = ("llamacpp", "mlx", "simulated", pytest.param("vllm", marks=pytest.mark.vllm))
 CONTEXT, SLOTS = 4096, 3
 SHARED = "".join(f"Criterion {n}: the program reads its input and prints line {n} of the report.\n" for n in range(70))
 GREEDY = Sampling(max_tokens=16, temperature=0)
@@ -67,7 +67,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = write_gguf(folder / "tiny.gguf")
     small = TinyModel(layers=1)  # MLX is slow on CPUs
     hf = write_hf(folder / "tiny", write_gguf(folder / "small.gguf", small), small)
-    return {"simulated": "sim:scale=0.001", "llamacpp": str(path), "mlx": str(hf)}
+    wide = TinyModel(head_dim=32, seed=1)  # vLLM's attention on CPUs knows none narrower
+    vllm = write_hf(folder / "wide", write_gguf(folder / "wide.gguf", wide), wide)
+    return {"simulated": "sim:scale=0.001", "llamacpp": str(path), "mlx": str(hf), "vllm": str(vllm)}
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -28,6 +28,7 @@ import pika
 import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
 
+from engines.vllm import environment as vllm_environment
 from infra.broker import topology
 from infra.config.settings import load_settings
 from kvstore.redis.cluster_state import RedisClusterState
@@ -279,7 +280,8 @@ def environment(home: Path) -> dict[str, str]:
     """The environment of a process that finds this source tree, and no settings of the developer's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVASIR_")}
     folders = {"XDG_CONFIG_HOME": str(home / "config"), "XDG_DATA_HOME": str(home / "data")}
-    return kept | folders | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    vllm = {vllm_environment.VARIABLE: str(vllm_environment.python_path())}  # it lies in the developer's own folder
+    return kept | folders | vllm | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 def config_text(models: Mapping[str, Model]) -> str:

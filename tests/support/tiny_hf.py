@@ -18,6 +18,7 @@ from tests.support.tiny_gguf import TinyModel
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt-oss": "GptOssForCausalLM"}
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -56,6 +57,7 @@ def _tensors(reader: gguf.GGUFReader) -> Iterator[tuple[str, NDArray[np.float32]
 
 def _config(model: TinyModel, vocabulary: int) -> dict[str, Any]:
     config: dict[str, Any] = {
+        "architectures": [_CLASSES[model.architecture]],
         "model_type": model.architecture.replace("-", "_"),
         "dtype": "float32",
         "vocab_size": vocabulary,

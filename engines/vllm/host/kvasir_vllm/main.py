@@ -1,0 +1,205 @@
+"""The host process: owns vLLM's engine, and does what Kvasir asks for over a Unix socket (`wire`).
+
+`python -m kvasir_vllm.main SOCKET`. It ends when the connection does, when the engine dies, or with a sentence if the
+model can't be loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import vllm
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from . import sampling, wire
+
+EVENTS = "events.sock"  # in the socket's folder: what the connector's datagrams come to
+_PROBE = "probe"
+_PROBE_TOKENS = 4
+_LARGEST_DATAGRAM = 1 << 16
+
+
+class Host:
+    """One engine, and the requests that it is at work on."""
+
+    def __init__(self, path: Path, writer: asyncio.StreamWriter) -> None:
+        self._folder = path.parent
+        self._writer = writer
+        self._evaluated: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._shape: dict[str, Any] = {}
+        self._why = ""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        events = self._folder / EVENTS
+        events.unlink(missing_ok=True)
+        self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._events.bind(str(events))
+        events.chmod(0o600)
+        self._events.setblocking(False)
+        self._block = 1
+
+    async def load(self, asked: wire.Message) -> None:
+        """Load the model, and see how it keeps its KV cache. Raises RuntimeError in a sentence."""
+        if asked.get("version") != wire.VERSION:
+            raise RuntimeError(f"Kvasir speaks version {asked.get('version')} of this protocol, not {wire.VERSION}")
+        extra = {"folder": str(self._folder), "events": str(self._folder / EVENTS)}
+        connector = KVTransferConfig(
+            kv_connector="KvasirConnector",
+            kv_connector_module_path=f"{__package__}.connector",
+            kv_role="kv_both",
+            kv_load_failure_policy="fail",
+            kv_connector_extra_config=extra,
+        )
+        self._block = asked["block"]
+        sampler = f"{__package__}.sampling:KvasirSampler"
+        arguments = AsyncEngineArgs(**asked["arguments"], kv_transfer_config=connector, logits_processors=[sampler])
+        self._engine = AsyncLLM.from_engine_args(arguments)
+        asyncio.get_running_loop().add_reader(self._events, self._drain)
+        await self._probe()
+        device = self._engine.vllm_config.device_config.device_type
+        self._say(op="loaded", version=wire.VERSION, vllm=vllm.__version__, device=device, shape=self._shape)
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Until Kvasir closes the connection."""
+        while (message := await _next(reader)) is not None:
+            if message["op"] == "generate":
+                self._tasks[message["id"]] = asyncio.create_task(self._generate(message))
+            elif message["op"] == "abort":
+                await self._engine.abort(message["id"])
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._engine.shutdown()
+
+    async def _probe(self) -> None:
+        """A prompt of a few tokens, so that the connector looks at the pages."""
+        transfer = {"key": _PROBE, "emit": 0, "inject": None, "block": self._block}
+        parameters = SamplingParams(max_tokens=1, detokenize=False, extra_args={"kv_transfer_params": transfer})
+        prompt = {"prompt_token_ids": list(range(_PROBE_TOKENS))}
+        async for _ in self._engine.generate(prompt, parameters, _PROBE):
+            pass
+        self._drain()
+        if not self._shape:
+            raise RuntimeError(self._why or "vLLM gave no KV cache out")
+
+    async def _generate(self, asked: wire.Message) -> None:
+        key = asked["id"]
+        try:
+            await self._answer(key, asked)
+        except EngineDeadError:
+            self._say(op="failed", id=key, kind="engine", why="vLLM's engine died")
+            self._writer.close()  # which ends this process: Kvasir starts another
+        except ValueError as error:  # what vLLM refuses in a request
+            self._say(op="failed", id=key, kind="schema" if asked["schema"] else "engine", why=f"{error}"[:500])
+        except Exception as error:  # noqa: BLE001
+            self._say(op="failed", id=key, kind="engine", why=repr(error)[:500])
+        finally:
+            self._tasks.pop(key, None)
+            self._evaluated.pop(key, None)
+            self._failed.discard(key)
+
+    async def _answer(self, key: str, asked: wire.Message) -> None:
+        prompt = {"prompt_token_ids": asked["tokens"]}
+        async for output in self._engine.generate(prompt, self._parameters(asked), key):
+            self._drain()  # what the connector said before this
+            if key in self._failed:
+                return
+            (one,) = output.outputs
+            if one.finish_reason == "error":
+                self._say(op="failed", id=key, kind="kv", why="vLLM could not use the KV cache")
+                return
+            likely = _likely(one.logprobs) if asked["logprobs"] else None
+            evaluated = self._evaluated.get(key, 0)
+            self._say(op="tokens", id=key, tokens=list(one.token_ids), logprobs=likely, evaluated=evaluated)
+        self._drain()
+        self._say(op="done", id=key, evaluated=self._evaluated.get(key, 0))
+
+    def _parameters(self, asked: wire.Message) -> SamplingParams:
+        schema = StructuredOutputsParams(json=json.loads(asked["schema"])) if asked["schema"] else None
+        transfer = {"key": asked["id"], "emit": asked["emit"], "inject": asked["inject"], "block": self._block}
+        draw = asked["sampling"]
+        return SamplingParams(
+            temperature=0,
+            max_tokens=asked["max_tokens"],
+            stop_token_ids=asked["ends"],
+            detokenize=False,
+            logprobs=asked["logprobs"] or None,
+            structured_outputs=schema,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={"kv_transfer_params": transfer} | ({sampling.KEY: draw} if draw else {}),
+        )
+
+    def _drain(self) -> None:
+        """Take what the connector said."""
+        with suppress(BlockingIOError):
+            while True:
+                message = msgpack.unpackb(self._events.recv(_LARGEST_DATAGRAM))
+                if message["op"] == "evaluated":
+                    self._evaluated[message["id"]] = message["tokens"]
+                elif message["op"] == "pages":
+                    self._shape = message["shape"]
+                elif message["id"] == _PROBE:
+                    self._forget(message)
+                else:
+                    if message["op"] == "failed":
+                        self._failed.add(message["id"])
+                    self._say(**message)
+
+    def _forget(self, message: wire.Message) -> None:
+        self._why = message.get("why", "")
+        if "file" in message:
+            (self._folder / message["file"]).unlink()
+
+    def _say(self, **message: Any) -> None:
+        self._writer.write(wire.packed(message))
+
+
+def _likely(found: Any) -> list[tuple[int, float]]:
+    first = found[0] if found else {}
+    return [(int(token), float(one.logprob)) for token, one in first.items()]
+
+
+async def _next(reader: asyncio.StreamReader) -> wire.Message | None:
+    try:
+        head = await reader.readexactly(wire.LENGTH.size)
+        return wire.unpacked(await reader.readexactly(wire.length_of(head)))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+async def _run(path: Path) -> int:
+    reader, writer = await asyncio.open_unix_connection(path)
+    asked = await _next(reader)
+    if asked is None:
+        return 0
+    host = Host(path, writer)
+    try:
+        await host.load(asked)
+    except Exception as error:  # noqa: BLE001  vLLM raises what it likes
+        writer.write(wire.packed({"op": "refused", "why": " ".join(str(error).split())[:1000] or repr(error)}))
+        await writer.drain()
+        return 1
+    try:
+        await host.serve(reader)
+    finally:
+        host.close()
+    return 0
+
+
+if __name__ == "__main__":
+    code = asyncio.run(_run(Path(sys.argv[1])))
+    sys.stdout.flush()
+    os._exit(code)  # vLLM's threads would keep it

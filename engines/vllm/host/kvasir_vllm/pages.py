@@ -1,0 +1,112 @@
+"""Where a vLLM attention back end keeps keys and values in its pages, learnt by looking.
+
+vLLM hands out each layer's cache as (blocks, heads, tokens, width): what lies where in a page is the back end's own
+affair (on a CPU keys lie transposed). So known numbers are stored through the back end's own function, once, and where
+they turn up is where it keeps them. Reading and writing is then the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_DIGIT = 64  # whole numbers below it are exact in every dtype
+
+
+class UnknownPages(Exception):
+    """Keys and values are kept in a way that is not known here."""
+
+
+class Pages:
+    """Reads and writes the pages of all layers of one model."""
+
+    def __init__(self, caches: dict[str, torch.Tensor], layers: dict[str, Any]) -> None:
+        """`caches`: each layer's pages by name; `layers`: vLLM's attention layers. Raises UnknownPages."""
+        names = sorted(caches, key=_number)
+        self._caches = [caches[name] for name in names]
+        first, layer = self._caches[0], layers[names[0]]
+        _require_plain(self._caches)
+        self.tokens = int(first.shape[2])
+        self.heads, self.dim, self.dtype = int(first.shape[1]), int(first.shape[3]) // 2, DTYPES[first.dtype]
+        self._where = self._probed(first, layer)
+        if len(names) > 1 and not torch.equal(self._where, self._probed(self._caches[-1], layers[names[-1]])):
+            raise UnknownPages("its layers keep keys and values in different orders")
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """As KVLayout names it."""
+        return {"num_layers": len(self._caches), "kv_heads": self.heads, "head_dim": self.dim, "dtype": self.dtype}
+
+    def read(self, blocks: Sequence[int], begin: int, end: int) -> NDArray[Any]:
+        """Positions of a sequence in these blocks: (layers, 2, tokens, heads, dim); bfloat16 as bit patterns."""
+        first = begin // self.tokens
+        ids = torch.tensor(blocks[first : -(-end // self.tokens)], device=self._where.device)
+        found = torch.stack([self._rows(cache[ids]) for cache in self._caches])  # (layers, tokens, 2, heads, dim)
+        found = found[:, begin - first * self.tokens : end - first * self.tokens].transpose(1, 2).contiguous().cpu()
+        array: NDArray[Any] = (found.view(torch.uint16) if found.dtype is torch.bfloat16 else found).numpy()
+        return array
+
+    def write(self, blocks: Sequence[int], data: NDArray[Any]) -> None:
+        """Put the first positions of a sequence into its blocks: (layers, 2, tokens, heads, dim)."""
+        count = data.shape[2]
+        used = blocks[: -(-count // self.tokens)]
+        ids = torch.tensor(used, device=self._where.device)
+        places = torch.arange(len(used), device=ids.device)[:, None] * self._where.numel() + self._where[None]
+        # (tokens of all pages, numbers of a token), cut after the last token that there is
+        places = places.reshape(len(used) * self.tokens, -1)[:count]
+        for layer, cache in zip(data, self._caches, strict=True):
+            rows = torch.from_numpy(layer).to(cache.device)
+            rows = rows.view(torch.bfloat16) if self.dtype == "bf16" else rows
+            pages = cache[ids].contiguous()
+            pages.view(-1)[places] = rows.transpose(0, 1).reshape(count, -1)
+            cache[ids] = pages
+
+    def _rows(self, pages: torch.Tensor) -> torch.Tensor:
+        flat = pages.reshape(pages.shape[0], -1)[:, self._where]
+        return flat.reshape(-1, 2, self.heads, self.dim)
+
+    def _probed(self, cache: torch.Tensor, layer: Any) -> torch.Tensor:
+        """For each number of a page's tokens, in the order (token, K or V, head, dim), where in the page it lies."""
+        count = cache[0].numel()
+        page = torch.empty_strided((1, *cache.shape[1:]), cache.stride(), dtype=cache.dtype, device=cache.device)
+        slots = torch.arange(self.tokens, device=cache.device)
+        found = torch.zeros(count, dtype=torch.int64, device=cache.device)
+        place = 1
+        while place < count:
+            digits = torch.arange(count, device=cache.device) // place % _DIGIT
+            rows = digits.to(cache.dtype).reshape(self.tokens, 2, self.heads, self.dim)
+            page.fill_(_DIGIT)
+            keys, values = rows[:, 0].contiguous(), rows[:, 1].contiguous()
+            try:
+                layer.impl.do_kv_cache_update(layer, keys, values, page, slots)
+            except Exception as error:
+                raise UnknownPages(f"{type(layer.impl).__name__} did not take a probe: {error!r:.200}") from error
+            found += page.reshape(-1).to(torch.int64) * place
+            place *= _DIGIT
+        where = torch.empty_like(found)
+        if not torch.equal(found.sort().values, torch.arange(count, device=cache.device)):
+            raise UnknownPages(f"{type(layer.impl).__name__} does not keep each number of K and V once, as it came")
+        where[found] = torch.arange(count, device=cache.device)
+        return where
+
+
+def _number(name: str) -> int:
+    """Of a layer, such as "model.layers.7.self_attn.attn"."""
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    if len(numbers) != 1:
+        raise UnknownPages(f"which layer {name!r} is, is not known here")
+    return numbers[0]
+
+
+def _require_plain(caches: Sequence[torch.Tensor]) -> None:
+    if len({(cache.shape, cache.stride(), cache.dtype) for cache in caches}) != 1:
+        raise UnknownPages("its layers' pages differ in shape or type")
+    cache = caches[0]
+    if cache.ndim != 4 or cache.shape[3] % 2:
+        raise UnknownPages(f"pages of the shape {tuple(cache.shape)} are not known here")
+    if cache.dtype not in DTYPES:
+        raise UnknownPages(f"a KV cache of {cache.dtype} is not transferred; only f32, f16 and bf16 are")

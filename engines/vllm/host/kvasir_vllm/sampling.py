@@ -1,0 +1,57 @@
+"""Draws tokens as Kvasir's other engines do: top_k, then top_p, then the temperature, from a sequence of the job's own.
+
+vLLM applies the temperature first, so the same numbers would mean something else there; and its CPU build (0.32) dies
+of a job that has a seed and whose prompt is computed in several steps. So vLLM is asked for the likeliest token, and
+here only the one that was drawn is left. Which one depends on seed and position alone, not on who else is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+KEY = "kvasir_sampling"  # in a request's extra_args: temperature, top_p, top_k, seed
+
+Draw = Callable[[list[int], torch.Tensor], torch.Tensor]
+
+
+class KvasirSampler(AdapterLogitsProcessor):  # type: ignore[misc]
+    """See the module. Runs after a schema's mask."""
+
+    def is_argmax_invariant(self) -> bool:
+        """It decides which token is the likeliest."""
+        return False
+
+    def new_req_logits_processor(self, params: Any) -> Draw | None:
+        """None for a job that takes the likeliest."""
+        asked = (params.extra_args or {}).get(KEY)
+        return _draw(**asked) if asked else None
+
+
+def _draw(temperature: float, top_p: float, top_k: int, seed: int) -> Draw:
+    def draw(before: list[int], logits: torch.Tensor) -> torch.Tensor:
+        ids, scores = _candidates(logits.float(), top_k, top_p)
+        noise = np.random.default_rng((seed, len(before))).gumbel(size=len(ids))
+        chosen = ids[int(np.argmax(scores / temperature + noise))]
+        left = torch.full_like(logits, -torch.inf)
+        left[chosen] = 0
+        return left
+
+    return draw
+
+
+def _candidates(scores: torch.Tensor, top_k: int, top_p: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids that may be drawn, likeliest first, and their scores."""
+    count = top_k if 0 < top_k < len(scores) else len(scores)
+    found, ids = torch.topk(scores, count)
+    before = found.softmax(-1).cumsum(-1).roll(1)
+    before[0] = 0
+    allowed = torch.isfinite(found) & (before < max(top_p, torch.finfo(torch.float32).tiny))
+    if top_p >= 1:
+        allowed = torch.isfinite(found)
+    return ids[allowed].cpu().numpy(), found[allowed].double().cpu().numpy()

@@ -1,0 +1,73 @@
+"""What Kvasir and its vLLM host say to each other. Both ends import this module, and it nothing but msgpack.
+
+A message is a u32 length (little-endian) and a msgpack map with a text "op". Kvasir listens on a Unix socket, to which
+the host connects. Keys and values travel beside it, as files in the socket's folder, which is this user's alone.
+
+From Kvasir:
+    load        version, block (tokens in a block of our KV cache), arguments (for vLLM): first, once
+    generate    id, tokens, max_tokens, ends (ids that end the answer), sampling (None: the likeliest; else temperature,
+                top_p, top_k, seed), schema, logprobs (how many; 0: none), emit (None, or the position at which the
+                first block to give out begins), inject (None, or a file's name and its tokens)
+    abort       id
+From the host:
+    loaded      version, vllm (its release), device, shape (num_layers, kv_heads, head_dim, dtype)
+    refused     why: the model is not loaded, and the host ends
+    block       id, file, start, end: some blocks of the KV cache, one behind the other
+    tokens      id, tokens: the next ones of the answer; logprobs of the first if they were asked for; evaluated: how
+                many of the prompt's tokens vLLM was seen to schedule so far
+    done        id, evaluated
+    failed      id, kind ("kv", "schema" or "engine"), why
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+VERSION = 1
+LENGTH = struct.Struct("<I")
+MAX_BYTES = 64 << 20
+
+Message = dict[str, Any]
+
+
+class Garbled(Exception):
+    """What came is no message of this protocol."""
+
+
+def packed(message: Message) -> bytes:
+    """A message with its length in front."""
+    body: bytes = msgpack.packb(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def length_of(head: bytes) -> int:
+    """Bytes that follow these four. Raises Garbled."""
+    length: int = LENGTH.unpack(head)[0]
+    if length > MAX_BYTES:
+        raise Garbled(f"a message of {length:,} bytes")
+    return length
+
+
+def unpacked(body: bytes) -> Message:
+    """The message in these bytes. Raises Garbled."""
+    try:
+        message = msgpack.unpackb(body)
+    except ValueError as error:
+        raise Garbled(f"no msgpack: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+        raise Garbled("no map with an op")
+    return message
+
+
+def received(read: Callable[[int], bytes]) -> Message | None:
+    """The next message of a stream; None at its end. `read` gives as many bytes as asked for, fewer at the end."""
+    head = read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    length = length_of(head)
+    body = read(length)
+    return unpacked(body) if len(body) == length else None

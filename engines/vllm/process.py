@@ -1,0 +1,337 @@
+"""Runs the host process: starts it, starts it again if it dies, ends it with us; and the conversation with it.
+
+While it is down, whoever calls gets EngineUnavailable, and jobs are tried again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.llamacpp.start import make_slot_folder
+from engines.vllm import environment
+from engines.vllm.environment import Environment
+from engines.vllm.host import kvasir_vllm
+from engines.vllm.host.kvasir_vllm import wire
+from engines.vllm.host.kvasir_vllm.wire import Message
+from messages.errors import (
+    Cancelled,
+    ConfigError,
+    EngineUnavailable,
+    InvalidSchema,
+    KvasirError,
+    KVTransferFailed,
+)
+
+_log = logging.getLogger(__name__)
+
+_PROGRAM = "the vLLM host"
+_LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
+_POLL_S = 0.1
+_END_S = 10.0
+_LAST_WORDS = 40
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_STEADY_S = 60.0  # who ran this long after it was loaded did not die of starting
+_SHARED_MEMORY = Path("/dev/shm")
+_PATH = Path(kvasir_vllm.__file__).parents[1]
+# Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and all of vLLM's processes
+# must be too.
+_WATCHDOG = 'read -r _ || { kill -TERM -- "-$1"; sleep 5; kill -9 -- "-$1"; }'
+_KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
+_TELLING = ("error", "fail", "exception")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLaunch:
+    """What one host is to load: `arguments` for vLLM, block length of our KV cache, CPU threads (0: vLLM's choice)."""
+
+    environment: Environment
+    model: str  # for messages
+    arguments: dict[str, Any]
+    block: int
+    threads: int = 0
+
+
+class HostProcess:
+    """A vLLM host with its model loaded. Callable from any thread."""
+
+    def __init__(self, launch: HostLaunch) -> None:
+        """Returns once the model is loaded. Raises ConfigError with the reason if it isn't."""
+        self._launch = launch
+        self._said: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._up = threading.Event()
+        self._decided = threading.Event()  # the first start came to its end
+        self._connection: socket.socket | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self.loaded: Message = {}
+        shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
+        self.folder, self._remove_folder = make_slot_folder(_SHARED_MEMORY if shared else Path(tempfile.gettempdir()))
+        self._listener = self._listening()
+        atexit.register(self.close)
+        self._thread = threading.Thread(target=self._supervise, name="vllm-host", daemon=True)
+        self._thread.start()
+        self._decided.wait(_LOAD_S)
+        if not self.loaded:
+            why = self._last_words()
+            self.close()
+            raise ConfigError(f"vLLM can't load {launch.model}: {why or 'it said nothing'}{self._untested()}")
+
+    @property
+    def pid(self) -> int:
+        """Of the host that runs now, or ran last."""
+        assert self._process is not None
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it. Calls in progress raise EngineUnavailable. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        atexit.unregister(self.close)
+        self._listener.close()
+        self._end()
+        self._thread.join(2 * _END_S)
+        self._remove_folder()
+
+    def ask(self, stop: threading.Event | None, **request: Any) -> Generator[Message, None, None]:
+        """What comes back for one `generate`, the last of it `done`.
+
+        Raises Cancelled soon after `stop` is set, EngineUnavailable, KVTransferFailed, InvalidSchema.
+        """
+        self.check(stop)
+        key = uuid.uuid4().hex
+        inbox = self._inboxes[key] = queue.SimpleQueue()
+        finished = False
+        try:
+            self._send({"op": "generate", "id": key} | request)
+            while not finished:
+                try:
+                    message = inbox.get(timeout=_POLL_S)
+                except queue.Empty:
+                    self.check(stop)
+                    continue
+                self._check_taken(message, stop)
+                finished = message["op"] in ("done", "failed")
+                if message["op"] == "failed":
+                    raise _KINDS[message["kind"]](message["why"])
+                yield message
+        finally:
+            del self._inboxes[key]
+            if not finished:
+                with suppress(EngineUnavailable):
+                    self._send({"op": "abort", "id": key})
+            self._discard_files(inbox)
+
+    def check(self, stop: threading.Event | None) -> None:
+        """Raises EngineUnavailable once it is closed, and Cancelled once `stop` is set."""
+        if self._closing.is_set():
+            raise EngineUnavailable("the vllm engine was closed")
+        if stop is not None and stop.is_set():
+            raise Cancelled("cancelled while the engine was at work")
+
+    def _check_taken(self, message: Message, stop: threading.Event | None) -> None:
+        try:
+            self.check(stop)
+        except KvasirError:
+            self._discard(message)
+            raise
+
+    def _send(self, message: Message) -> None:
+        try:
+            with self._lock:
+                if self._connection is None or not self._up.is_set():
+                    raise EngineUnavailable(f"{_PROGRAM} is being started again")
+                self._connection.sendall(wire.packed(message))
+        except OSError as error:
+            raise EngineUnavailable(f"{_PROGRAM} is gone: {error}") from None
+
+    def _listening(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = self.folder / "host.sock"
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(1)
+        listener.settimeout(_POLL_S)
+        return listener
+
+    def _supervise(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._closing.is_set():
+            loaded_at = self._run_once()
+            if self._closing.is_set() or not self._decided.is_set():
+                break
+            steady = loaded_at is not None and time.monotonic() - loaded_at > _STEADY_S
+            pause_s = _FIRST_PAUSE_S if steady else pause_s
+            _log.warning("%s ended, and is started again in %.0f s: %s", _PROGRAM, pause_s, self._last_words())
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._decided.set()
+
+    def _run_once(self) -> float | None:
+        """One host's life; when it had its model loaded."""
+        if not self._spawn():
+            return None
+        process = self._process
+        assert process is not None
+        loaded_at = None
+        listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+        listener.start()
+        with _outlived_by_nobody(process.pid) as watchdog:
+            try:
+                connection = self._accepted(process)
+                if connection is not None:
+                    with connection:
+                        loaded_at = self._converse(connection)
+            finally:
+                self._up.clear()
+                with self._lock:
+                    self._connection = None
+                self._fail_all()
+                self._end()
+                process.wait()
+                assert watchdog.stdin is not None
+                with suppress(BrokenPipeError):
+                    watchdog.stdin.write(b"\n")
+        listener.join(_END_S)
+        return loaded_at
+
+    def _spawn(self) -> bool:
+        """Start it; False if it is no longer wanted."""
+        with self._lock:
+            if self._closing.is_set():
+                return False
+            self._process = subprocess.Popen(
+                [self._launch.environment.python, "-P", "-m", "kvasir_vllm.main", self.folder / "host.sock"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=surroundings(dict(os.environ), self._launch.threads),
+                start_new_session=True,  # so that its group holds vLLM's other processes, and Ctrl-C is ours to handle
+            )
+            return True
+
+    def _accepted(self, process: subprocess.Popen[str]) -> socket.socket | None:
+        """Its connection; None if it dies before."""
+        while process.poll() is None and not self._closing.is_set():
+            with suppress(TimeoutError, OSError):
+                connection, _ = self._listener.accept()
+                connection.settimeout(None)
+                return connection
+        return None
+
+    def _converse(self, connection: socket.socket) -> float | None:
+        """Load, then hand on what comes, until the connection ends. When the model was loaded; None: it wasn't."""
+        version = {"version": wire.VERSION, "block": self._launch.block, "arguments": self._launch.arguments}
+        connection.sendall(wire.packed({"op": "load"} | version))
+        loaded_at = None
+        with suppress(OSError, wire.Garbled), connection.makefile("rb") as stream:
+            while (message := wire.received(stream.read)) is not None:
+                if message["op"] == "loaded":
+                    loaded_at = time.monotonic()
+                    self._take_up(connection, message)
+                elif message["op"] == "refused":
+                    self._said.append(f"refused: {message['why']}")
+                else:
+                    self._hand_on(message)
+        return loaded_at
+
+    def _take_up(self, connection: socket.socket, message: Message) -> None:
+        with self._lock:
+            self._connection = connection
+        self.loaded = message
+        self._up.set()
+        self._decided.set()
+
+    def _hand_on(self, message: Message) -> None:
+        inbox = self._inboxes.get(str(message.get("id")))
+        if inbox is not None:
+            inbox.put(message)
+        else:
+            self._discard(message)
+
+    def _fail_all(self) -> None:
+        for inbox in list(self._inboxes.values()):
+            inbox.put({"op": "failed", "kind": "engine", "why": f"{_PROGRAM} died"})
+
+    def _discard_files(self, inbox: queue.SimpleQueue[Message]) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._discard(inbox.get_nowait())
+
+    def _discard(self, message: Message) -> None:
+        if message["op"] == "block":
+            (self.folder / message["file"]).unlink(missing_ok=True)
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._said.append(line.rstrip())
+                _log.debug("%s: %s", _PROGRAM, line.rstrip())
+
+    def _end(self) -> None:
+        """All processes of its group: first they may tidy up, for what they leave in shared memory nobody deletes."""
+        with self._lock:
+            process = self._process
+        if process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+            patience = time.monotonic() + _END_S
+            while time.monotonic() < patience:
+                process.poll()  # a process that nobody waits for is still there
+                os.killpg(process.pid, 0)
+                time.sleep(_POLL_S)
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def _last_words(self) -> str:
+        """What it refused, else its last lines that speak of an error, else its very last."""
+        lines = [line for line in self._said if line]
+        refused = [line.removeprefix("refused: ") for line in lines if line.startswith("refused: ")]
+        telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
+        return (refused[-1] if refused else " | ".join((telling or lines)[-3:]))[:600]
+
+    def _untested(self) -> str:
+        release = self._launch.environment.release
+        return "" if release == environment.TESTED else f" (vLLM {release}; tested with {environment.TESTED})"
+
+
+def surroundings(environ: dict[str, str], threads: int) -> dict[str, str]:
+    """The host's environment variables: no secret of ours, no module of ours, nothing told to anybody outside."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
+    kept |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}
+    kept |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    # Bound to cores, its threads would share them with those of whoever else binds to the same.
+    kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return kept | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+
+
+def _outlived_by_nobody(pid: int) -> subprocess.Popen[bytes]:
+    """A process that kills the group of `pid` when we die without telling it."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _WATCHDOG, "sh", str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

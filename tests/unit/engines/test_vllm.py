@@ -1,0 +1,102 @@
+"""What the vllm engine refuses before anything is started, and what it says to its host. No vLLM is needed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.registry import EngineOptions, open_engine
+from engines.vllm import environment
+from engines.vllm.host.kvasir_vllm import wire
+from engines.vllm.process import surroundings
+from kvasir import cli
+from messages.errors import ConfigError
+from tests.support.tiny_gguf import TinyModel, write_gguf
+from tests.support.tiny_hf import write_hf
+
+
+@pytest.fixture
+def a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python that says it has a vLLM: its version is all that is asked before the model's folder is looked at."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho vllm 0.31.7+cpu\n")
+    python.chmod(0o700)
+    monkeypatch.setenv(environment.VARIABLE, str(python))
+    return python
+
+
+def folder(tmp_path: Path, architecture: str = "qwen3", **changes: Any) -> Path:
+    model = TinyModel(architecture, layers=2)
+    made = write_hf(tmp_path / "model", write_gguf(tmp_path / "tiny.gguf", model), model)
+    config = json.loads((made / "config.json").read_text()) | changes
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "why"),
+    [
+        ("gpt-oss", {}, "a sliding window; run it with the llamacpp, mlx or transformers engine"),
+        ("qwen3", {"model_type": "deepseek_v3"}, "how a 'deepseek_v3' model keeps its keys is not known here"),
+        ("qwen3", {"model_type": "jamba"}, "the recurrent state of a 'jamba' model is not transferred"),
+        ("qwen3", {"architectures": None}, "states no architectures"),
+        ("qwen3", {"dtype": "float8_e4m3fn"}, "states the dtype 'float8_e4m3fn'; add ?dtype=bfloat16"),
+    ],
+)
+def test_what_is_not_transferred_is_refused_by_name(
+    architecture: str, changes: dict[str, Any], why: str, a_release: Path, tmp_path: Path
+) -> None:
+    weights = str(folder(tmp_path, architecture, **changes))
+    with pytest.raises(ConfigError) as refused:
+        open_engine("vllm", EngineOptions(weights, context=512, slots=1))
+    assert why in str(refused.value)
+
+
+def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="kvasir engines install vllm"):
+        open_engine("vllm", EngineOptions(str(folder(tmp_path))))
+    # And one that has no vLLM
+    monkeypatch.setenv(environment.VARIABLE, sys.executable)
+    with pytest.raises(ConfigError, match="has no vLLM: kvasir engines install vllm"):
+        environment.find()
+    assert cli.run(["engines", "install", "vllm"]) == 2  # somebody named it, so it is not ours to mend
+
+
+def test_another_release_than_the_tested_one_is_said(a_release: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = environment.find()
+    assert (found.release, found.cpu) == ("0.31.7", True)
+    assert cli.run(["engines", "install", "vllm"]) == 0
+    said = capsys.readouterr()
+    assert f"{environment.TESTED} was" in said.out + said.err
+    assert cli.run(["engines", "install", "mlx"]) == 2
+
+
+def test_the_host_gets_no_secret_and_tells_nobody_anything() -> None:
+    environ = {"KVASIR_BROKER_PASSWORD": "hidden", "KVASIR_API_KEY": "k", "PYTHONPATH": "/ours", "HOME": "/home/ada"}
+    given = surroundings(environ, 3)
+    assert "hidden" not in given.values()
+    assert not [name for name in given if name.startswith("KVASIR_")]
+    assert given["HOME"] == "/home/ada"
+    assert (given["VLLM_NO_USAGE_STATS"], given["HF_HUB_OFFLINE"], given["OMP_NUM_THREADS"]) == ("1", "1", "3")
+    # And of ours it finds the host's own package
+    assert os.listdir(given["PYTHONPATH"]).count("kvasir_vllm") == 1
+    assert not (Path(given["PYTHONPATH"]) / "engines").exists()
+
+
+def test_messages_survive_the_wire_and_nothing_else_is_taken_for_one() -> None:
+    message = {"op": "tokens", "id": "a", "tokens": [1, 2], "logprobs": None}
+    stream = io.BytesIO(wire.packed(message) * 2 + b"\x01\x00")
+    assert [wire.received(stream.read) for _ in range(3)] == [message, message, None]
+    cut = io.BytesIO(wire.packed(message)[:-1])
+    assert wire.received(cut.read) is None
+    for garbled in (b"\xff\xff\xff\xff", wire.LENGTH.pack(1) + b"\xc1", wire.LENGTH.pack(1) + b"\x05", wire.packed({})):
+        with pytest.raises(wire.Garbled):
+            wire.received(io.BytesIO(garbled).read)

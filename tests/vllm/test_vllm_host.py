@@ -1,0 +1,169 @@
+"""The host process: killed and started again, cancelled, given a file that it can't read, and left by its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.matrix_caches import prefilled
+from engines.registry import EngineOptions
+from engines.vllm.engine import VLLMEngine, open_engine
+from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
+from messages.jobs import Sampling
+from messages.kv import Record
+from tests.support.processes import ROOT
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.vllm
+
+WEIGHTS = f"{ROOT / 'examples/model/kvasir-demo'}?dtype=float32"
+GREEDY = Sampling(max_tokens=16, temperature=0)
+TOKENS = tuple(40 + number * 7 % 800 for number in range(900))
+RESTART_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[VLLMEngine]:
+    opened = open_engine(EngineOptions(WEIGHTS, context=8192, slots=2, threads=1))
+    yield opened
+    opened.close()
+
+
+def group_of(pid: int) -> list[int]:
+    """All living processes of the host's group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue
+        if entry.name.isdigit() and int(fields[2]) == pid and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def test_nobody_else_can_reach_socket_or_caches(engine: VLLMEngine) -> None:
+    folder = engine.host.folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    engine.decode(TOKENS, prefilled(engine, TOKENS), GREEDY)
+    assert not list(folder.glob("*.kv"))  # what was handed over is gone
+
+
+def test_a_prefill_in_chunks_gives_blocks_out_before_it_ends(engine: VLLMEngine) -> None:
+    seen: list[tuple[float, int]] = []
+    tokens = (TOKENS * 9)[:8000]
+
+    def emit(record: Record) -> None:
+        seen.append((time.monotonic(), record.start))  # type: ignore[union-attr]
+
+    engine.prefill(tokens, emit)
+    assert [start for _, start in seen] == list(range(0, 8000, 32))
+    assert seen[-1][0] - seen[0][0] > (time.monotonic() - seen[-1][0])
+
+
+def test_a_stop_word_ends_an_answer_and_the_count_is_known(engine: VLLMEngine) -> None:
+    # Given an answer, and a word from its middle
+    cache, long = prefilled(engine, TOKENS), Sampling(max_tokens=40, temperature=0)
+    whole = engine.decode(TOKENS, cache, long).text
+    word = whole[len(whole) // 2 :][:4]
+    # When it is told to stop there
+    answer = engine.decode(TOKENS, cache, replace(long, stop=(word,)))
+    # Then it does, and says what it evaluated
+    assert (answer.text, answer.finish_reason, answer.evaluated_tokens) == (whole[: whole.index(word)], "stop", 1)
+
+
+@pytest.mark.parametrize("what", ["prefill", "decode"])
+def test_work_that_is_cancelled_ends_within_a_second_and_leaves_nothing(engine: VLLMEngine, what: str) -> None:
+    stop, tokens = threading.Event(), (TOKENS * 9)[:8000]
+    timer = threading.Timer(0.3, stop.set)
+    timer.start()
+
+    def work() -> None:
+        while what == "prefill":  # however quick the machine is
+            engine.prefill(tokens, lambda _: None, stop=stop)
+        engine.decode(TOKENS, None, Sampling(max_tokens=7000, temperature=1.5, top_p=1), stop=stop)
+
+    with pytest.raises(Cancelled):
+        work()
+    ended = time.monotonic()
+    assert engine.decode(TOKENS[:64], None, GREEDY).evaluated_tokens == 64
+    assert time.monotonic() - ended < 5
+    wait_until(lambda: not list(engine.host.folder.glob("*.kv")), "the files are gone", 10)
+
+
+def test_a_cache_that_can_not_be_read_fails_its_job_and_no_other(engine: VLLMEngine) -> None:
+    # Given a job at work, and another whose cache is cut short in shared memory
+    cache, long = prefilled(engine, TOKENS), Sampling(max_tokens=400, temperature=0)
+    answers: list[int] = []
+    busy = threading.Thread(target=lambda: answers.append(engine.decode(TOKENS, None, long).evaluated_tokens))
+    busy.start()
+    host = engine.host.pid
+    with engine.imported(TOKENS, cache):
+        (path,) = engine.host.folder.glob("*.kv")
+        path.unlink()
+        path.write_bytes(b"short")
+        with pytest.raises(KVTransferFailed, match="could not be put in"):
+            engine.decode(TOKENS, cache, GREEDY)
+    busy.join()
+    # Then the engine serves on
+    assert answers == [len(TOKENS)]
+    assert engine.decode(TOKENS, cache, GREEDY).evaluated_tokens == 1
+    assert engine.host.pid == host
+
+
+@pytest.mark.parametrize("whom", ["host", "worker"])
+def test_a_killed_host_is_started_again_and_jobs_can_be_tried_again(engine: VLLMEngine, whom: str) -> None:
+    # Given an answer under way
+    cold = engine.decode(TOKENS, None, GREEDY)
+    cache, before = prefilled(engine, TOKENS), engine.host.pid
+    others = [pid for pid in group_of(before) if pid != before]
+    assert others
+
+    def kill(_: str) -> None:
+        os.kill(before if whom == "host" else others[-1], signal.SIGKILL)
+
+    # When one of its processes is killed
+    with pytest.raises(EngineUnavailable):
+        engine.decode(TOKENS, None, Sampling(max_tokens=3000, temperature=1.5, top_p=1), on_text=kill)
+    # Then what follows is told to try again, all of the old ones are gone, and the next one answers as the first
+    wait_until(lambda: engine.host.pid != before, "it is started again", RESTART_S)
+    assert group_of(before) == []
+
+    def tried() -> bool:
+        try:
+            answer = engine.decode(TOKENS, cache, GREEDY)
+        except EngineUnavailable:
+            return False
+        return (answer.text, answer.evaluated_tokens) == (cold.text, 1)
+
+    wait_until(tried, "it answers again", RESTART_S, 0.5)
+
+
+def test_a_model_that_vllm_can_not_load_is_refused_with_its_reason() -> None:
+    with pytest.raises(ConfigError, match=r"vLLM can't load .*max_model_len"):
+        open_engine(EngineOptions(WEIGHTS, context=1 << 20, slots=1, threads=1))
+
+
+def test_no_process_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom engines.registry import EngineOptions\nfrom engines.vllm.engine import open_engine\n"
+        f"engine = open_engine(EngineOptions({WEIGHTS!r}, context=1024, slots=1, threads=1))\n"
+        "print(engine.host.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
+        assert owner.stdout is not None
+        host = int(owner.stdout.readline())
+        assert len(group_of(host)) > 1
+        owner.kill()
+    wait_until(lambda: group_of(host) == [], "vLLM's processes are gone", 20)
