@@ -70,6 +70,7 @@ MESSAGES = {
         *((5, 6, 7), 2, QUESTIONS),
     ),
     "prefill-conversation": PrefillJob(*NAMES, TALK, Sampling(5)),
+    "prefill-tagged": replace(JOB, prompt=TALK[:-1] + (Part("user", "Und dann?", "conversation"),), tag="0a1b2c"),
     "prefill-tokenized": TOKENIZED,
     "prefill-questions": PrefillJob(*NAMES, user_prompt("Rubric.\n", "x <- 1"), Sampling(1), questions=QUESTIONS),
     "prefill-questions-tokenized": ASKED,
@@ -87,6 +88,10 @@ MESSAGES = {
     "result-answers": JobResult(
         *(*ENDED, "succeeded"),
         answers=(QuestionAnswer("yes", "stop", "succeeded", 9), QuestionAnswer("", "", "failed", 0)),
+    ),
+    "result-likelihoods": JobResult(
+        *(*ENDED, "succeeded"),
+        answers=(QuestionAnswer("1", "stop", "succeeded", 9, (0.25, 0.75, 0.0)), QuestionAnswer("2", "stop")),
     ),
     "result-failed": JobResult(*ENDED, "failed", error=JobError("decode", "InvalidSchema", "no schema")),
     "result-cancelled": JobResult(*ENDED, "cancelled"),
