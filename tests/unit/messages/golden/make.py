@@ -70,7 +70,7 @@ MESSAGES = {
         *((5, 6, 7), 2, QUESTIONS),
     ),
     "prefill-conversation": PrefillJob(*NAMES, TALK, Sampling(5)),
-    "prefill-tagged": replace(JOB, prompt=TALK[:-1] + (Part("user", "Und dann?", "conversation"),), tag="0a1b2c"),
+    "prefill-tagged": replace(JOB, prompt=(*TALK[:-1], Part("user", "Und dann?", "conversation")), tag="0a1b2c"),
     "prefill-tokenized": TOKENIZED,
     "prefill-questions": PrefillJob(*NAMES, user_prompt("Rubric.\n", "x <- 1"), Sampling(1), questions=QUESTIONS),
     "prefill-questions-tokenized": ASKED,
