@@ -40,6 +40,7 @@ KEYS = {
     "path": "spine executed statements",
     "batch": "batch",
     "sketches": "pairs mutations all_agree all_refused",
+    "scaling": "jobs decode_workers slots makespan_s ideal_s ratio_to_ideal jobs_per_s peak_MB grown_MB cpu_ms cpu_share",
     "fuzz": "seed batch_total batch_succeeded restarts bugs",
 }
 
@@ -70,6 +71,10 @@ def test_quick_ends_with_every_key(name: str, monkeypatch: pytest.MonkeyPatch, s
     assert set(KEYS[name].split()) <= set(found)
     assert set(client.scan_iter("kv*")) <= before, "keys were left behind"
     client.close()
+
+
+def test_every_benchmark_has_its_keys_here() -> None:
+    assert set(KEYS) == set(_names())
 
 
 def test_the_last_line_is_json_that_any_reader_takes(capsys: pytest.CaptureFixture[str]) -> None:
