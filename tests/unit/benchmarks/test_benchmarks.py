@@ -40,7 +40,8 @@ KEYS = {
     "path": "spine executed statements",
     "batch": "batch",
     "sketches": "pairs mutations all_agree all_refused",
-    "scaling": "jobs decode_workers slots makespan_s ideal_s ratio_to_ideal jobs_per_s peak_MB grown_MB cpu_ms cpu_share",
+    "scaling": "jobs decode_workers slots makespan_s ideal_s ratio_to_ideal jobs_per_s peak_MB grown_MB cpu_ms"
+    " cpu_share",
     "fuzz": "seed batch_total batch_succeeded restarts bugs",
 }
 
