@@ -156,7 +156,7 @@ class VLLMEngine:
         with ExitStack() as stack:
             inject = self._injected(stack, cache)
             replies = stack.enter_context(closing(self._ask(tokens, sampling, inject, stop)))
-            return self._answer(replies, sampling, on_text, called)
+            return self._answer(replies, sampling, on_text, stop, called)
 
     @contextmanager
     def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
@@ -218,6 +218,7 @@ class VLLMEngine:
         replies: Iterator[Message],
         sampling: Sampling,
         on_text: Callable[[str], None] | None,
+        stop: threading.Event | None,
         called: float,
     ) -> Answer:
         stream = TextStream(self._token_bytes, sampling.stop)
@@ -225,7 +226,8 @@ class VLLMEngine:
         first_token_s, evaluated = 0.0, 0
         for message in replies:
             evaluated = int(message.get("evaluated", evaluated))
-            for token in message.get("tokens", ()):
+            for token in message.get("tokens", ()):  # several, if we were slow to read
+                self._host.check(stop)
                 first_token_s = first_token_s or time.monotonic() - called
                 if token not in self._prompt.end_ids and not stream.stopped:
                     sampled.append(token)
