@@ -21,6 +21,7 @@ from producers.batch.batch import Batch, Counts, older_form
 from producers.batch.grade import Assignment, GradeRequest, RoleModel
 from producers.batch.runner import Progress, Runner
 from producers.batch.same_class import is_same
+from producers.charts import runs
 from producers.files.private import write_atomically
 from producers.grading.points import Grade
 from producers.report.graded import GradedClass, load_graded, save_graded
@@ -258,7 +259,7 @@ def report(batch: Batch, assignment: Assignment, worked: bool, notice: str = "")
     write_grades_csv(batch.folder / "grades.csv", made, assignment.rubric)
     graded = grade.graded_class(batch.batch_id, assignment, made, kept)
     save_graded(batch.folder, graded)
-    page = render_page(made, assignment.rubric, [*_about(graded), *facts(results)], notice)
+    page = render_page(made, assignment.rubric, [*_about(graded), *facts(results)], notice, runs.pictures(results))
     write_atomically(batch.folder / "report.html", page)
     mine = [one for one in made if assignment.request.again or one.item_id in (assignment.chosen or ())]
     return Outcome(

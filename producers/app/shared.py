@@ -7,7 +7,7 @@ import getpass
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from uuid import uuid4
 import streamlit as st
 
 from messages.errors import KvasirError
+from producers.charts.drawing import Picture
 from producers.desk.assignments import FILE, find_folders, read_inputs
 from producers.desk.backend import Backend
 from producers.desk.decisions import Decided, Decisions, Draft
@@ -186,6 +187,13 @@ def decider() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return ""
+
+
+def pictures(drawn: Iterable[Picture]) -> None:
+    """Pictures below each other, beside each other where there is room; light or dark as the page is."""
+    dark = st.context.theme.type == "dark"
+    cells = "".join(f'<div style="flex: 1 1 320px; max-width: 640px">{each.image(dark)}</div>' for each in drawn)
+    st.html(f'<div style="display: flex; flex-wrap: wrap; gap: 24px">{cells}</div>')
 
 
 def text(body: str) -> None:
