@@ -15,7 +15,7 @@ from messages.errors import UsageError
 from producers import export as out
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.export import Exported
+from producers.export import Exported, SinceLast
 from producers.files.private import open_private
 
 
@@ -49,16 +49,28 @@ class _Format:
 @click.option("--as", "file_kind", type=click.Choice(["md", "html"]), help="feedback: Markdown or HTML.")
 @click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
 @click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
+@click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; write nothing.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
 @gathered(wanted=_Format)
 @click.pass_obj
-def export(given: Globals, batch: Path, wanted: _Format, include_unreviewed: bool, yes: bool, to: Path | None) -> int:
+def export(
+    given: Globals,
+    batch: Path,
+    wanted: _Format,
+    include_unreviewed: bool,
+    yes: bool,
+    dry_run: bool,
+    to: Path | None,
+) -> int:
     """Write the grades of the batch in folder BATCH for Canvas, Moodle or a spreadsheet, or as feedback files.
 
     What failed, is incomplete or needs a person's look is left blank, never 0, and listed. Grades that the LMS's file
     holds are replaced, and a class that raises an alarm is given out, only with --yes.
     """
     _bring_up_to_date(given, batch)
+    since = _since_last(batch, wanted.kind, include_unreviewed)
+    if dry_run:
+        return 0
     makers: dict[str, Callable[[], Exported]] = {
         "canvas": lambda: out.export_canvas(
             batch,
@@ -86,7 +98,16 @@ def export(given: Globals, batch: Path, wanted: _Format, include_unreviewed: boo
         stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if made.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
-    return _write(made, batch, to)
+    done = _write(made, batch, to)
+    out.note_given(batch, since.now)
+    return done
+
+
+def _since_last(batch: Path, kind: str, include_unreviewed: bool) -> SinceLast:
+    """Said before anything is made."""
+    since = out.since_last(batch, kind, out.final_grades(batch, None, include_unreviewed)[1])
+    stderr.print("\n".join([since.said(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
+    return since
 
 
 def _bring_up_to_date(given: Globals, batch: Path) -> None:

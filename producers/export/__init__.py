@@ -17,6 +17,7 @@ been confirmed before the file is given out. Raises ExportError (a UsageError).
 from producers.export.canvas import assignment_columns, export_canvas, matching
 from producers.export.feedback import FeedbackKind, export_feedback
 from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades
+from producers.export.last import SinceLast, note_given, since_last
 from producers.export.moodle import export_moodle, export_moodle_feedback
 from producers.export.plain import export_csv
 from producers.export.tables import ExportError
@@ -27,6 +28,7 @@ __all__ = [
     "FeedbackKind",
     "FinalGrade",
     "LeftBlank",
+    "SinceLast",
     "assignment_columns",
     "export_canvas",
     "export_csv",
@@ -35,4 +37,6 @@ __all__ = [
     "export_moodle_feedback",
     "final_grades",
     "matching",
+    "note_given",
+    "since_last",
 ]

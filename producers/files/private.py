@@ -30,6 +30,7 @@ _KEPT = (
     "results.jsonl",
     "submitted.jsonl",
     "reviews.jsonl",
+    "exports.jsonl",
     "changes.jsonl",
     "bound.json",
     "bound.[0-9]*.json",
