@@ -30,6 +30,7 @@ class _Format:
     scale: bool
     worksheet: Path | None
     file_kind: str | None
+    times: Path | None
 
 
 @click.command()
@@ -47,9 +48,10 @@ class _Format:
 @click.option("--scale", is_flag=True, help="canvas: scale to the points possible there.")
 @click.option("--worksheet", type=path, help="moodle: the grading worksheet that you downloaded there.")
 @click.option("--as", "file_kind", type=click.Choice(["md", "html"]), help="feedback: Markdown or HTML.")
+@click.option("--times", type=path, help="CSV of submission and submitted_at, for a rubric with a rule on lateness.")
 @click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
 @click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
-@click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; make no file.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
 @gathered(wanted=_Format)
 @click.pass_obj
@@ -68,6 +70,12 @@ def export(
     holds are replaced, and a class that raises an alarm is given out, only with --yes.
     """
     _bring_up_to_date(given, batch)
+    times = _bytes(wanted.times)
+    if times is not None:
+        if out.final_grades(batch)[0].late is None:
+            why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
+            raise out.ExportError(why)
+        out.keep_times(batch, times)
     since = _since_last(batch, wanted.kind, include_unreviewed)
     if dry_run:
         return 0

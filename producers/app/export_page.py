@@ -32,6 +32,8 @@ def show(desk: Desk, folder: Path) -> None:
     unreviewed = st.checkbox("Include grades that need a review and have none", key="include unreviewed")
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
     kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
+    if view.rubric and view.rubric.late:
+        _times(folder)
     since = _since_last(desk, folder, _COMMANDS[str(kind)], unreviewed)
     what, make = _KINDS[str(kind)](folder, unreviewed, (desk.title(folder), view.rubric.title if view.rubric else ""))
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
@@ -46,12 +48,21 @@ def show(desk: Desk, folder: Path) -> None:
         _offer(folder, *kept[4:])
 
 
+def _times(folder: Path) -> None:
+    upload: Any = st.file_uploader("Times of submission (CSV: submission or student_id, submitted_at)", ["csv"])
+    if upload:
+        with sentences():
+            st.caption(f"{plural(export.keep_times(folder, upload.getvalue()), 'time')} read.")
+
+
 def _since_last(desk: Desk, folder: Path, kind: str, unreviewed: bool) -> SinceLast | None:
     """What this export would change, before it is made; None while that can't be said."""
     with sentences():
         view, _, decided = desk.rows(folder)
         graded = graded_class(view)
-        grades = [apply(one, decided.get(one.item_id, {}), unreviewed) for one in graded.grades] if graded else []
+        late = export.late_of(folder, graded.late if graded else None)
+        made = graded.grades if graded else ()
+        grades = [apply(one, decided.get(one.item_id, {}), unreviewed, late) for one in made]
         since = export.since_last(folder, kind, grades)
         st.write(escaped(since.said()))
         if since.changed:

@@ -27,6 +27,7 @@ from producers.desk.progress import Stages
 from producers.desk.rows import Row, rows
 from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
+from producers.export.late import FILE as TIMES
 
 REFRESH_S = 2.0
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
@@ -45,7 +46,7 @@ class Desk:
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _rows: dict[Path, tuple[tuple[int, int], list[Row]]] = field(default_factory=dict)
+    _rows: dict[Path, tuple[tuple[int, int, int], list[Row]]] = field(default_factory=dict)
     _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,7 +91,11 @@ class Desk:
         """The class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.views.of(folder), self.decisions(folder)
         decided = dict(decisions.refresh())
-        stamp = view.version, decisions.version  # before the rows: what comes in between makes them anew next time
+        stamp = (
+            view.version,
+            decisions.version,
+            _changed(folder / TIMES),
+        )  # before the rows: what comes in between makes them anew next time
         with self._lock:
             known = self._rows.get(folder)
         if known is None or known[0] != stamp:

@@ -23,7 +23,7 @@ def of_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
     step = min(criterion.step for criterion in rubric.criteria)
     reviewed = [row for row in graded if row.reviewed]
     made = [_columns("Submissions by points", [row.ai for row in graded], _now(graded), rubric.total, step, reviewed)]
-    pairs = [(row.ai, row.points) for row in reviewed]
+    pairs = [(row.ai, row.final.earned) for row in reviewed]
     both = Counter((float(ai), float(now)) for ai, now in pairs if ai is not None and now is not None)
     if both:
         made.append(points("Model and person", "points by the model", "points by the person", both, rubric.total))
@@ -64,8 +64,8 @@ def _known(found: Iterable[Points | None]) -> list[Points]:
 
 
 def _now(rows: Iterable[Row]) -> list[Points | None]:
-    """What counts; where a review is still open, what the model left."""
-    return [row.ai if row.points is None else row.points for row in rows]
+    """What counts, before lateness; where a review is still open, what the model left."""
+    return [row.ai if row.final.earned is None else row.final.earned for row in rows]
 
 
 def _points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:

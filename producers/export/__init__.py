@@ -18,6 +18,7 @@ from producers.export.canvas import assignment_columns, export_canvas, matching
 from producers.export.feedback import FeedbackKind, export_feedback
 from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades
 from producers.export.last import SinceLast, note_given, since_last
+from producers.export.late import keep_times, late_of
 from producers.export.moodle import export_moodle, export_moodle_feedback
 from producers.export.plain import export_csv
 from producers.export.tables import ExportError
@@ -36,6 +37,8 @@ __all__ = [
     "export_moodle",
     "export_moodle_feedback",
     "final_grades",
+    "keep_times",
+    "late_of",
     "matching",
     "note_given",
     "since_last",

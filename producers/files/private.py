@@ -31,6 +31,7 @@ _KEPT = (
     "submitted.jsonl",
     "reviews.jsonl",
     "exports.jsonl",
+    "times.csv",
     "changes.jsonl",
     "bound.json",
     "bound.[0-9]*.json",

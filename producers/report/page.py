@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
@@ -36,6 +36,7 @@ def render_page(
     facts: Iterable[tuple[str, str]],
     notice: str = "",
     pictures: Sequence[Picture] = (),
+    late: Mapping[str, str] | None = None,
 ) -> str:
     """The page as HTML.
 
@@ -44,6 +45,7 @@ def render_page(
         facts: (label, value) about the run, shown under the title.
         notice: a banner across the top; "" for none.
         pictures: of the run, after the criteria.
+        late: what is taken off for lateness, in words, by submission.
     """
     page = _template().render(
         grades=grades,
@@ -54,6 +56,7 @@ def render_page(
         criteria=[(criterion, *_given(grades, criterion)) for criterion in rubric.criteria],
         totals=_totals(grades, rubric),
         pictures=pictures,
+        late=late or {},
     )
     return _FORBIDDEN.sub("�", page)
 
