@@ -197,8 +197,9 @@ def decider() -> str:
 def pictures(drawn: Iterable[Picture]) -> None:
     """Pictures below each other, beside each other where there is room; light or dark as the page is."""
     dark = st.context.theme.type == "dark"
-    cells = "".join(f'<div style="flex: 1 1 320px; max-width: 640px">{each.image(dark)}</div>' for each in drawn)
-    st.html(f'<div style="display: flex; flex-wrap: wrap; gap: 24px">{cells}</div>')
+    cells = "".join(f"<div>{each.image(dark)}</div>" for each in drawn)
+    grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
+    st.html(f'<div style="{grid}">{cells}</div>')
 
 
 def text(body: str) -> None:
