@@ -76,8 +76,9 @@ def export(
             why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
             raise out.ExportError(why)
         out.keep_times(batch, times)
-    since = _since_last(batch, wanted.kind, include_unreviewed)
+    since = out.since_last(batch, wanted.kind, out.final_grades(batch, None, include_unreviewed)[1])
     if dry_run:
+        _say(since)
         return 0
     makers: dict[str, Callable[[], Exported]] = {
         "canvas": lambda: out.export_canvas(
@@ -101,6 +102,8 @@ def export(
         made = makers[wanted.kind]()
     except out.ExportError as error:
         raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
+    if since.last:
+        _say(since)
     if made.asks:
         lines = ("With --yes:" if yes else "Read this first:", *made.asks)
         stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
@@ -111,11 +114,8 @@ def export(
     return done
 
 
-def _since_last(batch: Path, kind: str, include_unreviewed: bool) -> SinceLast:
-    """Said before anything is made."""
-    since = out.since_last(batch, kind, out.final_grades(batch, None, include_unreviewed)[1])
+def _say(since: SinceLast) -> None:
     stderr.print("\n".join([since.said(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
-    return since
 
 
 def _bring_up_to_date(given: Globals, batch: Path) -> None:
