@@ -21,6 +21,9 @@ from producers.batch.batch import Batch, Counts, older_form
 from producers.batch.grade import Assignment, GradeRequest, RoleModel
 from producers.batch.runner import Progress, Runner
 from producers.batch.same_class import is_same
+from producers.charts import runs
+from producers.export.final import apply
+from producers.export.late import late_of
 from producers.files.private import write_atomically
 from producers.grading.points import Grade
 from producers.report.graded import GradedClass, load_graded, save_graded
@@ -258,7 +261,14 @@ def report(batch: Batch, assignment: Assignment, worked: bool, notice: str = "")
     write_grades_csv(batch.folder / "grades.csv", made, assignment.rubric)
     graded = grade.graded_class(batch.batch_id, assignment, made, kept)
     save_graded(batch.folder, graded)
-    page = render_page(made, assignment.rubric, [*_about(graded), *facts(results)], notice)
+    page = render_page(
+        made,
+        assignment.rubric,
+        [*_about(graded), *facts(results)],
+        notice,
+        runs.pictures(results),
+        _late(batch.folder, graded),
+    )
     write_atomically(batch.folder / "report.html", page)
     mine = [one for one in made if assignment.request.again or one.item_id in (assignment.chosen or ())]
     return Outcome(
@@ -282,6 +292,13 @@ def _kept(batch: Batch) -> GradedClass | None:
     with suppress(BatchError):
         return load_graded(batch.folder)
     return None
+
+
+def _late(folder: Path, graded: GradedClass) -> dict[str, str]:
+    """What is taken off for lateness, in words, by submission: of the models' points, as all of the report."""
+    late = late_of(folder, graded.late)
+    finals = [apply(grade, {}, include_unreviewed=True, late=late) for grade in graded.grades]
+    return {final.submission: final.penalty.words for final in finals if final.penalty}
 
 
 def _about(graded: GradedClass) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from messages.errors import UsageError
 from producers import export as out
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.export import Exported
+from producers.export import Exported, SinceLast
 from producers.files.private import open_private
 
 
@@ -30,6 +30,7 @@ class _Format:
     scale: bool
     worksheet: Path | None
     file_kind: str | None
+    times: Path | None
 
 
 @click.command()
@@ -47,18 +48,38 @@ class _Format:
 @click.option("--scale", is_flag=True, help="canvas: scale to the points possible there.")
 @click.option("--worksheet", type=path, help="moodle: the grading worksheet that you downloaded there.")
 @click.option("--as", "file_kind", type=click.Choice(["md", "html"]), help="feedback: Markdown or HTML.")
+@click.option("--times", type=path, help="CSV of submission and submitted_at, for a rubric with a rule on lateness.")
 @click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
 @click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
+@click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; make no file.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
 @gathered(wanted=_Format)
 @click.pass_obj
-def export(given: Globals, batch: Path, wanted: _Format, include_unreviewed: bool, yes: bool, to: Path | None) -> int:
+def export(
+    given: Globals,
+    batch: Path,
+    wanted: _Format,
+    include_unreviewed: bool,
+    yes: bool,
+    dry_run: bool,
+    to: Path | None,
+) -> int:
     """Write the grades of the batch in folder BATCH for Canvas, Moodle or a spreadsheet, or as feedback files.
 
     What failed, is incomplete or needs a person's look is left blank, never 0, and listed. Grades that the LMS's file
     holds are replaced, and a class that raises an alarm is given out, only with --yes.
     """
     _bring_up_to_date(given, batch)
+    times = _bytes(wanted.times)
+    if times is not None:
+        if out.final_grades(batch)[0].late is None:
+            why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
+            raise out.ExportError(why)
+        out.keep_times(batch, times)
+    since = out.since_last(batch, wanted.kind, out.final_grades(batch, None, include_unreviewed)[1])
+    if dry_run:
+        _say(since)
+        return 0
     makers: dict[str, Callable[[], Exported]] = {
         "canvas": lambda: out.export_canvas(
             batch,
@@ -81,12 +102,20 @@ def export(given: Globals, batch: Path, wanted: _Format, include_unreviewed: boo
         made = makers[wanted.kind]()
     except out.ExportError as error:
         raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
+    if since.last:
+        _say(since)
     if made.asks:
         lines = ("With --yes:" if yes else "Read this first:", *made.asks)
         stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if made.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
-    return _write(made, batch, to)
+    done = _write(made, batch, to)
+    out.note_given(batch, since.now)
+    return done
+
+
+def _say(since: SinceLast) -> None:
+    stderr.print("\n".join([since.said(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
 
 
 def _bring_up_to_date(given: Globals, batch: Path) -> None:

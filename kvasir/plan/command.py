@@ -13,10 +13,13 @@ from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.options import ClassFiles, Globals, Models, gathered
 from kvasir.plan import report, workload
+from kvasir.plan.chart import write_chart
 from kvasir.plan.cluster import fleet_of
 from kvasir.plan.fleet import PlannedJob, models_of
 from kvasir.plan.forecast import forecast
+from kvasir.plan.policy import Stealing
 from kvasir.plan.targets import targets
+from kvasir.plan.typical import typical
 from messages.errors import UsageError
 from producers.batch import grade
 from producers.submissions.tokens import estimate_tokens
@@ -60,10 +63,15 @@ class _Draw:
 )
 @click.option("--no-steal", is_flag=True, help="Decode workers serve their own model alone.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
+@click.option(
+    "--chart", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw who works when, as an SVG picture."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @gathered(work=_Work, models=Models, draw=_Draw)
 @click.pass_obj
-def plan(given: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, as_json: bool) -> int:
+def plan(
+    given: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, chart: Path | None, as_json: bool
+) -> int:
     """Predict makespan, busy shares, energy and cost of grading FOLDER, or --submissions N, and what limits it.
 
     Simulates the pipeline on the machines of kvasir.toml with the workers' own rules, calls no model, and ends with the
@@ -82,6 +90,8 @@ def plan(given: Globals, work: _Work, models: Models, draw: _Draw, no_steal: boo
     fleet = fleet_of(settings, models_of(jobs), steal=not no_steal)
     made = forecast(settings, fleet, jobs, work.submissions or len({job.name.split(".")[0] for job in jobs}))
     goals = targets(made, fleet, jobs)
+    if chart:
+        write_chart(chart, typical(fleet, jobs, Stealing))
     click.echo(json.dumps(report.as_json(made, goals))) if as_json else report.show(made, goals)
     return 0
 

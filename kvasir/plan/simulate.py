@@ -39,12 +39,23 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """What a prefill worker did for a job, from when to when."""
+
+    job: PlannedJob
+    machine: str
+    started_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedRun:
     """What was simulated."""
 
     makespan_s: float
     timings: tuple[Timing, ...]  # in the order of answers
     busy_s: Mapping[tuple[str, str], float]  # (stage, machine): seconds at work; of decode the mean of its slots
+    prefills: tuple[Prefill, ...] = ()  # in the order in which they began
 
     @property
     def steals(self) -> int:
@@ -106,6 +117,7 @@ class State:
         self._shared_at: dict[tuple[str, str], float] = {}
         self._busy: dict[tuple[str, str], float] = defaultdict(float)
         self._timings: list[Timing] = []
+        self._prefills: list[Prefill] = []
 
     def waiting(self, model: str) -> int:
         """Prefilled jobs of a model that no slot has taken."""
@@ -126,7 +138,10 @@ class State:
             self._start_prefills()
             self._fill_slots()
         return SimulatedRun(
-            max((t.ended_s for t in self._timings), default=0.0), tuple(self._timings), self._all_busy()
+            max((t.ended_s for t in self._timings), default=0.0),
+            tuple(self._timings),
+            self._all_busy(),
+            tuple(self._prefills),
         )
 
     def _at(self, when: float, what: Callable[..., None], *arguments: object) -> None:
@@ -147,6 +162,7 @@ class State:
         shared_at = self._shared_at.setdefault(prefix, self.now + job.shared_tokens / worker.tokens_per_s)
         end = max(self.now, shared_at) + own_s
         self._busy["prefill", worker.machine] += end - self.now
+        self._prefills.append(Prefill(job, worker.machine, self.now, end))
         self._at(end, self._prefilled, worker, job)
 
     def _prefilled(self, worker: Prefiller, job: PlannedJob) -> None:

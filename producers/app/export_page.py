@@ -13,7 +13,8 @@ from producers import export
 from producers.app.shared import Desk, sentences, text
 from producers.desk.rounds import graded_class
 from producers.desk.text import escaped
-from producers.export import Exported
+from producers.export import Exported, SinceLast
+from producers.export.final import apply
 from producers.report.graded import save_graded
 from producers.words import plural
 
@@ -31,6 +32,9 @@ def show(desk: Desk, folder: Path) -> None:
     unreviewed = st.checkbox("Include grades that need a review and have none", key="include unreviewed")
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
     kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
+    if view.rubric and view.rubric.late:
+        _times(folder)
+    since = _since_last(desk, folder, _COMMANDS[str(kind)], unreviewed)
     what, make = _KINDS[str(kind)](folder, unreviewed, (desk.title(folder), view.rubric.title if view.rubric else ""))
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=make is None) and make:
@@ -38,13 +42,38 @@ def show(desk: Desk, folder: Path) -> None:
             graded = graded_class(view)
             if graded:
                 save_graded(folder, graded)
-            st.session_state["exported"] = (folder, kind, unreviewed, what, make())
+            st.session_state["exported"] = (folder, kind, unreviewed, what, make(), since)
     kept = st.session_state.get("exported")
     if kept and kept[:4] == (folder, kind, unreviewed, what):
-        _offer(kept[4])
+        _offer(folder, *kept[4:])
 
 
-def _offer(made: Exported) -> None:
+def _times(folder: Path) -> None:
+    upload: Any = st.file_uploader("Times of submission (CSV: submission or student_id, submitted_at)", ["csv"])
+    if upload:
+        with sentences():
+            st.caption(f"{plural(export.keep_times(folder, upload.getvalue()), 'time')} read.")
+
+
+def _since_last(desk: Desk, folder: Path, kind: str, unreviewed: bool) -> SinceLast | None:
+    """What this export would change, before it is made; None while that can't be said."""
+    with sentences():
+        view, _, decided = desk.rows(folder)
+        graded = graded_class(view)
+        late = export.late_of(folder, graded.late if graded else None)
+        made = graded.grades if graded else ()
+        grades = [apply(one, decided.get(one.item_id, {}), unreviewed, late) for one in made]
+        since = export.since_last(folder, kind, grades)
+        st.write(escaped(since.said()))
+        if since.changed:
+            text("\n".join(since.lines()[:_SHOWN]))
+        if len(since.changed) > _SHOWN:
+            st.caption(f"The first {_SHOWN} of {len(since.changed)}.")
+        return since
+    return None
+
+
+def _offer(folder: Path, made: Exported, since: SinceLast | None) -> None:
     if made.asks:
         st.warning("Read this first:")
         text("\n".join(made.asks))
@@ -52,7 +81,9 @@ def _offer(made: Exported) -> None:
         asked = hashlib.sha256("\n".join(made.asks).encode("utf-8", "replace") + made.data).hexdigest()
         if not st.checkbox("I have read this, and this is the file that I want", key=f"confirmed {asked}"):
             return
-    st.download_button(f"Download {made.name}", made.data, made.name, made.media_type, on_click="ignore")
+    # Noted when it is taken, not when it is made: who thinks better of it has given out nothing.
+    noted = {"on_click": export.note_given, "args": (folder, since.now)} if since else {"on_click": "ignore"}
+    st.download_button(f"Download {made.name}", made.data, made.name, made.media_type, **noted)
     for note in made.notes:
         st.info(escaped(note))
     if made.left_blank:
@@ -112,6 +143,14 @@ def _feedback(folder: Path, unreviewed: bool, _names: Names) -> Make:
     return kind, lambda: export.export_feedback(folder, kind, include_unreviewed=unreviewed)
 
 
+# By the names that `kvasir export` has for them: both count as the same export.
+_COMMANDS = {
+    "Table (CSV)": "csv",
+    "Canvas gradebook": "canvas",
+    "Moodle worksheet": "moodle",
+    "Moodle feedback files": "moodle-feedback",
+    "One feedback file for each student": "feedback",
+}
 _KINDS: dict[str, Callable[[Path, bool, Names], Make]] = {
     "Table (CSV)": _table,
     "Canvas gradebook": _canvas,

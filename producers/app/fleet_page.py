@@ -7,7 +7,9 @@ from pathlib import Path
 
 import streamlit as st
 
-from producers.app.shared import REFRESH_S, Desk, live, sentences
+from messages.workers import WorkerInfo
+from producers.app.shared import REFRESH_S, Desk, live, pictures, sentences
+from producers.charts import runs
 from producers.desk import assignments
 from producers.desk.estimate import model_rates, per_hour
 from producers.desk.text import escaped
@@ -22,12 +24,25 @@ def show(desk: Desk, folder: Path) -> None:
             _rates(desk, folder)
 
     live(fleet, REFRESH_S)
+    with sentences():
+        _run(desk, folder)
+
+
+def _run(desk: Desk, folder: Path) -> None:
+    """Not in the part that draws itself anew: of a large class this is a lot to send."""
+    drawn = runs.pictures(desk.views.of(folder).results)
+    if drawn:
+        st.subheader("The run in pictures", anchor=False)
+        st.caption("Of the jobs that have an answer, each from when it was submitted; as of when this page was opened.")
+        pictures(drawn)
 
 
 def _workers(desk: Desk, folder: Path) -> None:
     if not desk.backend.is_cluster:
         record, alive = assignments.grading(folder).record(), assignments.grading(folder).alive
         st.write(f"Process {record.pid} on this machine is grading." if alive and record else "Nothing is running.")
+        if alive:
+            _in_hand(desk, folder)
         return
     seen = desk.fleet.look()
     if seen is None:
@@ -46,7 +61,7 @@ def _workers(desk: Desk, folder: Path) -> None:
                 "model": registration.model,
                 "engine": registration.engine,
                 "device": registration.device,
-                "busy": f"{registration.busy} of {registration.slots}",
+                "does": _does(registration),
                 "done": registration.done,
                 "tokens/s": round(registration.tokens_per_s, 1),
                 "up": f"{max(0.0, now - registration.started_at) / 3600:.1f} h",
@@ -57,6 +72,21 @@ def _workers(desk: Desk, folder: Path) -> None:
         hide_index=True,
     )
     st.dataframe([{"queue": name, "waiting": ready} for name, ready in (seen.waiting or {}).items()], hide_index=True)
+
+
+def _does(worker: WorkerInfo) -> str:
+    if not worker.busy:
+        return "nothing"
+    slots = f" in {worker.busy} of {worker.slots} slots" if worker.slots > 1 else ""
+    return f"{worker.role} of {worker.model}{slots}"
+
+
+def _in_hand(desk: Desk, folder: Path) -> None:
+    """What this machine's process works on at this moment."""
+    names = desk.views.of(folder).names()
+    rows = [{"stage": stage, "submission": names[job]} for job, stage in desk.stages(folder).in_hand() if job in names]
+    if rows:
+        st.dataframe(rows, hide_index=True)
 
 
 def _rates(desk: Desk, folder: Path) -> None:

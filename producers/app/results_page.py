@@ -8,9 +8,10 @@ from typing import Any
 import streamlit as st
 
 from producers.app.address import REVIEWED, go, keep
-from producers.app.shared import REFRESH_S, Desk, live, sentences
+from producers.app.shared import REFRESH_S, Desk, live, pictures, sentences
 from producers.desk import assignments
 from producers.desk.agreement import agreement
+from producers.desk.pictures import of_class, of_criteria
 from producers.desk.rows import ORDERS, Filter, Row, counters, page_count, page_of, select
 from producers.desk.text import escaped
 from producers.grading.alarms import class_alarms
@@ -32,6 +33,7 @@ def show(desk: Desk, folder: Path) -> None:
     live(table, 2 * REFRESH_S if running else None)
     with sentences():
         _agreement(desk, folder)
+        _pictures(desk, folder)
 
 
 def _table(desk: Desk, folder: Path) -> None:
@@ -88,6 +90,17 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
         **{id: show_points(points.get(id)) for id in criteria},
         "remarks": row.final.grade.reason or "; ".join(row.remarks),
     }
+
+
+def _pictures(desk: Desk, folder: Path) -> None:
+    view, rows, _ = desk.rows(folder)
+    drawn = of_class(view.rubric, rows) if view.rubric else []
+    if not drawn or not view.rubric:
+        return
+    st.subheader("The class in pictures", anchor=False)
+    pictures(drawn)
+    if st.toggle("Each criterion", key="criteria drawn"):
+        pictures(of_criteria(view.rubric, rows))
 
 
 def _act(chosen: list[Row], shown: list[Row]) -> None:

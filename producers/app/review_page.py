@@ -205,6 +205,8 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
             "By the model": show_points(row.ai) or "–",
         }
     )
+    if row.final.penalty:
+        said_of_it.caption(row.final.penalty.words)
     said_of_it.caption(_state(row))
     for remark in row.remarks:
         said_of_it.caption(f"remark: {remark}")

@@ -7,7 +7,7 @@ import getpass
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from uuid import uuid4
 import streamlit as st
 
 from messages.errors import KvasirError
+from producers.charts.drawing import Picture
 from producers.desk.assignments import FILE, find_folders, read_inputs
 from producers.desk.backend import Backend
 from producers.desk.decisions import Decided, Decisions, Draft
@@ -26,6 +27,7 @@ from producers.desk.progress import Stages
 from producers.desk.rows import Row, rows
 from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
+from producers.export.late import FILE as TIMES
 
 REFRESH_S = 2.0
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
@@ -44,7 +46,7 @@ class Desk:
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _rows: dict[Path, tuple[tuple[int, int], list[Row]]] = field(default_factory=dict)
+    _rows: dict[Path, tuple[tuple[int, int, int], list[Row]]] = field(default_factory=dict)
     _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -89,7 +91,11 @@ class Desk:
         """The class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.views.of(folder), self.decisions(folder)
         decided = dict(decisions.refresh())
-        stamp = view.version, decisions.version  # before the rows: what comes in between makes them anew next time
+        stamp = (
+            view.version,
+            decisions.version,
+            _changed(folder / TIMES),
+        )  # before the rows: what comes in between makes them anew next time
         with self._lock:
             known = self._rows.get(folder)
         if known is None or known[0] != stamp:
@@ -186,6 +192,14 @@ def decider() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return ""
+
+
+def pictures(drawn: Iterable[Picture]) -> None:
+    """Pictures below each other, beside each other where there is room; light or dark as the page is."""
+    dark = st.context.theme.type == "dark"
+    cells = "".join(f"<div>{each.image(dark)}</div>" for each in drawn)
+    grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
+    st.html(f'<div style="{grid}">{cells}</div>')
 
 
 def text(body: str) -> None:

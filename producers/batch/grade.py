@@ -335,7 +335,7 @@ def graded_class(
     by_models = [grade for grade in made if grade.state != "empty" and not grade.unreadable]
     earlier = kept and by_models and all(EARLIER in grade.remarks for grade in by_models)
     used = kept.versions if kept and earlier else dict(_versions(assignment))
-    return GradedClass(batch_id, rubric.title, rubric.total, tuple(made), used, class_alarms(made, rubric))
+    return GradedClass(batch_id, rubric.title, rubric.total, tuple(made), used, class_alarms(made, rubric), rubric.late)
 
 
 def _versions(assignment: Assignment) -> list[tuple[str, str]]:

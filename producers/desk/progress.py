@@ -48,3 +48,8 @@ class Stages:
                 self._stage[job] = _STAGE_AFTER[event]
         counts = Counter(self._stage.values())
         return {stage: counts[stage] for stage in STAGES}
+
+    def in_hand(self) -> list[tuple[str, str]]:
+        """(job, stage) of what is in prefill or in decode now."""
+        self.refresh()
+        return [(job, stage) for job, stage in list(self._stage.items()) if stage in ("in prefill", "in decode")]

@@ -10,6 +10,7 @@ from producers.desk.decisions import Decided
 from producers.desk.view import BatchView
 from producers.export import FinalGrade
 from producers.export.final import apply
+from producers.export.late import Late, late_of
 from producers.grading.points import Grade
 from producers.report.grades import outcome_of
 from producers.rubric.rubric import Points
@@ -83,11 +84,12 @@ class Counters:
 
 def rows(view: BatchView, decisions: Mapping[str, Decided]) -> list[Row]:
     """A row for each submission, in the batch's order."""
-    return [_row(number, grade, decisions) for number, grade in enumerate(view.grades)]
+    late = late_of(view.folder, view.rubric.late if view.rubric else None)
+    return [_row(number, grade, decisions, late) for number, grade in enumerate(view.grades)]
 
 
-def _row(number: int, grade: Grade, decisions: Mapping[str, Decided]) -> Row:
-    final = apply(grade, decisions.get(grade.item_id, {}))
+def _row(number: int, grade: Grade, decisions: Mapping[str, Decided], late: Late | None) -> Row:
+    final = apply(grade, decisions.get(grade.item_id, {}), late=late)
     return Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks)
 
 

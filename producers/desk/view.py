@@ -79,6 +79,11 @@ class BatchView:
         with self._lock:
             return [result for entry in self._entries if (result := self.result(entry.job_id))]
 
+    def names(self) -> dict[str, str]:
+        """The submission that each job belongs to."""
+        with self._lock:
+            return {job: self._grades[number].submission for job, number in self._items.items()}
+
     def item(self, number: int) -> Item:
         """The submission that the grade of this index belongs to."""
         assert self.assignment

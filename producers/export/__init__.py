@@ -17,6 +17,8 @@ been confirmed before the file is given out. Raises ExportError (a UsageError).
 from producers.export.canvas import assignment_columns, export_canvas, matching
 from producers.export.feedback import FeedbackKind, export_feedback
 from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades
+from producers.export.last import SinceLast, note_given, since_last
+from producers.export.late import keep_times, late_of
 from producers.export.moodle import export_moodle, export_moodle_feedback
 from producers.export.plain import export_csv
 from producers.export.tables import ExportError
@@ -27,6 +29,7 @@ __all__ = [
     "FeedbackKind",
     "FinalGrade",
     "LeftBlank",
+    "SinceLast",
     "assignment_columns",
     "export_canvas",
     "export_csv",
@@ -34,5 +37,9 @@ __all__ = [
     "export_moodle",
     "export_moodle_feedback",
     "final_grades",
+    "keep_times",
+    "late_of",
     "matching",
+    "note_given",
+    "since_last",
 ]

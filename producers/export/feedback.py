@@ -100,9 +100,13 @@ def _reason(final: FinalGrade) -> str:
     return one_line(final.grade.reason) if final.grade.state == "empty" and not final.reviewed else ""
 
 
+def _late(final: FinalGrade) -> str:
+    return f"Taken off: {final.penalty.words}" if final.penalty else ""
+
+
 def _markdown(title: str, final: FinalGrade) -> str:
     lines = [f"# {_escaped(title)}", "", f"**{_total(final)}**", ""]
-    for paragraph in (_reason(final), one_line(final.summary)):
+    for paragraph in (_reason(final), _late(final), one_line(final.summary)):
         lines += [_escaped(paragraph), ""] if paragraph else []
     for criterion in _shown_criteria(final):
         lines += [f"## {_escaped(criterion.title)}: {_of(criterion)}", ""]
@@ -120,7 +124,7 @@ def feedback_fragment(title: str, final: FinalGrade) -> str:
     """The same as a piece of HTML, for a field that takes it; `title` "" leaves the heading out."""
     body = [f"<h1>{html.escape(title)}</h1>"] if title else []
     body.append(f"<p><strong>{_total(final)}</strong></p>")
-    body += [f"<p>{html.escape(text)}</p>" for text in (_reason(final), one_line(final.summary)) if text]
+    body += [f"<p>{html.escape(text)}</p>" for text in (_reason(final), _late(final), one_line(final.summary)) if text]
     for criterion in _shown_criteria(final):
         body.append(f"<h2>{html.escape(criterion.title)}: {_of(criterion)}</h2>")
         body += [f"<p>{html.escape(_said(criterion))}</p>"] if _said(criterion) else []

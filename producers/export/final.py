@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from producers.export.late import UNKNOWN, Late, Penalty, late_of
 from producers.grading.points import CriterionGrade, Grade
 from producers.grading.reviews import Override, current, read_overrides
 from producers.report.graded import GradedClass, load_graded
 from producers.report.grades import one_line
-from producers.rubric.rubric import Points, add_points
+from producers.rubric.rubric import Points, add_points, exact, plain
 
 UNREVIEWED = "needs review"
 _SHOWN_CHANGES = 5
@@ -46,11 +47,19 @@ class FinalGrade:
     grade: Grade  # as the models left it
     criteria: tuple[CriterionGrade, ...]  # with what a person changed
     summary: str
-    points: Points | None
+    points: Points | None  # less the penalty
     why_blank: str
     reviewed: bool
     open_doubts: tuple[str, ...] = ()  # why it needs review: what no decision has settled
     reviewers: tuple[str, ...] = ()  # who decided: for files that stay with the instructor, as the submission's name
+    penalty: Penalty | None = None  # for lateness
+
+    @property
+    def earned(self) -> Points | None:
+        """The points before anything is taken off for lateness."""
+        if self.points is None or self.penalty is None:
+            return self.points
+        return plain(exact(self.points) + exact(self.penalty.points))
 
     @property
     def submission(self) -> str:
@@ -71,15 +80,18 @@ def final_grades(
     """
     graded = load_graded(folder)
     decided = read_overrides(folder) if overrides is None else list(overrides)
-    return graded, [apply(grade, current(decided, *_names(grade)), include_unreviewed) for grade in graded.grades]
+    late = late_of(folder, graded.late)
+    return graded, [apply(grade, current(decided, *_names(grade)), include_unreviewed, late) for grade in graded.grades]
 
 
 def _names(grade: Grade) -> set[str]:
     return {grade.item_id, grade.submission} - {""}
 
 
-def apply(grade: Grade, decided: Mapping[str | None, Override], include_unreviewed: bool = False) -> FinalGrade:
-    """One grade with the decisions about it."""
+def apply(
+    grade: Grade, decided: Mapping[str | None, Override], include_unreviewed: bool = False, late: Late | None = None
+) -> FinalGrade:
+    """One grade with the decisions about it. A total that a person set is final: nothing is taken off."""
     whole = decided.get(None)
     criteria = tuple(_decided(criterion, decided.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else _sum(grade, criteria)
@@ -87,15 +99,21 @@ def apply(grade: Grade, decided: Mapping[str | None, Override], include_unreview
     doubts = () if whole else _open_doubts(grade, decided)
     if points is not None and doubts and not include_unreviewed:
         why = f"{UNREVIEWED}: {'; '.join(doubts)}"
+    own_total = whole is not None and whole.points is not None
+    penalty = None
+    if late and points is not None and not own_total:
+        penalty = late.penalty(grade.submission, points, grade.max_points)
+        why = why or (UNKNOWN if points and late.unknown(grade.submission) else "")
     return FinalGrade(
         grade,
         criteria,
         whole.feedback if whole and whole.feedback is not None else grade.summary,
-        None if why else points,
+        None if why or points is None else plain(exact(points) - exact(penalty.points if penalty else 0)),
         why,
         bool(decided),
         doubts,
         tuple(dict.fromkeys(override.reviewer for override in decided.values() if override.reviewer)),
+        penalty,
     )
 
 

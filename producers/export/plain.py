@@ -12,7 +12,7 @@ from producers.report.grades import one_line, show_points
 from producers.submissions.lms_names import student_id
 
 FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", "max_points", "points_by_models")
-LAST = ("needs_review", "remarks", "left_blank_because", "reason")
+LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")
 
 
 def export_csv(
@@ -40,6 +40,7 @@ def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
         show_points(grade.max_points),
         show_points(grade.points),
         *(show_points(shown.get(id)) for id in ids),
+        final.penalty.words if final.penalty else "",
         one_line("; ".join(final.open_doubts)),
         one_line("; ".join(grade.remarks)),
         one_line(final.why_blank),

@@ -30,6 +30,8 @@ _KEPT = (
     "results.jsonl",
     "submitted.jsonl",
     "reviews.jsonl",
+    "exports.jsonl",
+    "times.csv",
     "changes.jsonl",
     "bound.json",
     "bound.[0-9]*.json",

@@ -13,6 +13,7 @@ from producers.files.private import read_ordinary, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.grading.points import Grade
 from producers.report.grades import summary
+from producers.rubric.late import LateRule
 from producers.rubric.rubric import Points
 
 FILE = "grades.json"
@@ -29,6 +30,7 @@ class GradedClass:
     grades: tuple[Grade, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
     alarms: tuple[str, ...] = ()  # about the class as a whole
+    late: LateRule | None = None
 
     def __repr__(self) -> str:
         return f"<GradedClass {self.title!r}: {summary(self.grades)}>"

@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from producers.charts.drawing import STYLE, Picture, columns
+from producers.charts.histogram import Bar, histogram
 from producers.grading.points import Grade
 from producers.report.grades import count_states, show_distribution, show_points
-from producers.report.histogram import Bar, histogram
 from producers.rubric.rubric import Criterion, Points, Rubric
 from producers.words import plural
 
@@ -29,13 +30,22 @@ _TEMPLATE = "report_page.html.j2"
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
-def render_page(grades: Sequence[Grade], rubric: Rubric, facts: Iterable[tuple[str, str]], notice: str = "") -> str:
+def render_page(
+    grades: Sequence[Grade],
+    rubric: Rubric,
+    facts: Iterable[tuple[str, str]],
+    notice: str = "",
+    pictures: Sequence[Picture] = (),
+    late: Mapping[str, str] | None = None,
+) -> str:
     """The page as HTML.
 
     Args:
         grades: in the order in which they are listed.
         facts: (label, value) about the run, shown under the title.
         notice: a banner across the top; "" for none.
+        pictures: of the run, after the criteria.
+        late: what is taken off for lateness, in words, by submission.
     """
     page = _template().render(
         grades=grades,
@@ -45,6 +55,8 @@ def render_page(grades: Sequence[Grade], rubric: Rubric, facts: Iterable[tuple[s
         lead=_lead(grades, rubric),
         criteria=[(criterion, *_given(grades, criterion)) for criterion in rubric.criteria],
         totals=_totals(grades, rubric),
+        pictures=pictures,
+        late=late or {},
     )
     return _FORBIDDEN.sub("�", page)
 
@@ -59,10 +71,15 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    ours: dict[str, object] = {"plural": plural, "reached": _reached, "distribution": show_distribution}
+    ours: dict[str, object] = {
+        "plural": plural,
+        "reached": _reached,
+        "distribution": show_distribution,
+        "drawn": lambda picture: Markup(picture.inline()),
+    }
     for name, kind in (("style", "css"), ("script", "js")):
-        source = (folder / f"report_page.{kind}").read_text("utf-8")
-        # The only texts that are not escaped: the page's own style and script.
+        source = (folder / f"report_page.{kind}").read_text("utf-8") + (STYLE if kind == "css" else "")
+        # Not escaped: the page's own style and script, and pictures, which escape what they hold.
         ours |= {name: Markup(source), f"{name}_hash": _source_hash(source)}
     return environment.get_template(_TEMPLATE, globals=ours)
 
@@ -91,11 +108,13 @@ def _given(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None,
     return (fmean(reached), histogram(reached, criterion.points, criterion.step)) if reached else (None, ())
 
 
-def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, tuple[Bar, ...]]:
-    """What all the graded submissions reached: in words, and as bars."""
+def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, Picture | None]:
+    """What all the graded submissions reached: in words, and as a picture."""
     reached = [grade.points for grade in grades if grade.state == "graded" and grade.points is not None]
     if not reached:
-        return "", ()
+        return "", None
     middle = f"median {median(reached):.3g}, mean {fmean(reached):.3g}"
     steps = min(criterion.step for criterion in rubric.criteria)
-    return f"{plural(len(reached), 'graded submission')}: {middle}", histogram(reached, rubric.total, steps)
+    bars = histogram(reached, rubric.total, steps)
+    drawn = columns("Submissions by points", "points", "submissions", {"model": bars})
+    return f"{plural(len(reached), 'graded submission')}: {middle}", drawn

@@ -12,6 +12,7 @@
         model: code                                                    # code | feedback
         guidance: A while loop is fine too.                            # optional; students never see it
         rulings: [Half the points where the loop never ends.]          # optional: on edge cases; part of the guidance
+    late: {due: 2026-11-03T23:59:00+01:00, percent: 10}               # optional: see producers/rubric/late.py
     checks: […]                                                        # optional: see producers/rubric/checks.py
 
 YAML or JSON, by the file's ending. Other people's formats are read too: see producers/rubric/formats.py.
@@ -37,6 +38,8 @@ from messages.errors import RubricError
 from producers.files.private import open_ordinary
 from producers.rubric.checks import Check, parse_checks
 from producers.rubric.formats import from_canvas, from_earlier_form, is_earlier_form
+from producers.rubric.late import KEYS as LATE_KEYS
+from producers.rubric.late import LateRule, parse_late
 
 Role = Literal["code", "feedback"]
 ROLES: tuple[Role, ...] = ("code", "feedback")
@@ -60,7 +63,7 @@ RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}\Z")
-_TOP_KEYS = ("title", "instructions", "criteria", "total", "checks", "feedback")
+_TOP_KEYS = ("title", "instructions", "criteria", "total", "checks", "feedback", "late")
 _CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step", "rulings")
 
 
@@ -88,7 +91,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Rubric:
-    """A checked rubric. `digest` (32 hex digits) changes with anything that a model or a student could notice."""
+    """A checked rubric. `digest` (32 hex digits) changes with anything that a model could notice."""
 
     title: str
     instructions: str
@@ -96,6 +99,7 @@ class Rubric:
     digest: str
     checks: tuple[Check, ...] = ()
     feedback: str = ""  # how the summary is to be written
+    late: LateRule | None = None  # no part of the digest
 
     @cached_property
     def total(self) -> Points:
@@ -139,9 +143,14 @@ def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
     checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
     feedback = _text(file, "feedback", top.get("feedback", ""), MAX_GUIDANCE)
     digest = _digest(title, instructions, criteria, checks, feedback)
-    rubric = Rubric(title, instructions, criteria, digest, checks, feedback)
+    late = _late(file, top["late"]) if "late" in top else None
+    rubric = Rubric(title, instructions, criteria, digest, checks, feedback, late)
     _check_total(file, top.get("total"), rubric.total)
     return rubric
+
+
+def _late(file: str, value: Any) -> LateRule:
+    return parse_late(file, _mapping(file, "late", value, LATE_KEYS, ("due", "percent")))
 
 
 def _data(file: str, text: str, suffix: str) -> Any:

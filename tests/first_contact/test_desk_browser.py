@@ -135,6 +135,14 @@ def test_a_reload_in_the_middle_of_any_page_stays_there(browser: Browser, desk: 
         assert browser.evaluate("new URLSearchParams(location.search).get('assignment')") == str(folder)
 
 
+def test_a_class_is_drawn_and_each_picture_says_what_it_shows(browser: Browser, desk: DeskPage) -> None:
+    browser.open(desk.at(graded_assignment(desk, 3), "Results"))
+    browser.wait_for("The class in pictures")
+    pictures = "[...document.querySelectorAll('img')].filter((e) => e.naturalWidth > 0).map((e) => e.alt)"
+    wait_until(lambda: browser.evaluate(pictures), "a picture is shown", PATIENCE_S)
+    assert browser.evaluate(pictures)[0].startswith("Submissions by points. by the model: 0 ×0")
+
+
 def test_a_reload_keeps_filters_and_page(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 30)
     browser.open(desk.at(folder, "Results"))

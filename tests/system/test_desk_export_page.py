@@ -100,7 +100,9 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     choose(browser, "Canvas gradebook")
     browser.upload(0, gradebook)
     wait_until_chosen(browser, "means (701)")
+    browser.wait_for("This would be the first export of this kind.")
     data = made(browser, "canvas-gradebook.csv")
+    browser.wait_for("Nothing would differ from the last export of this kind")
 
     found = lms.canvas_import(data, {"701"}, {"48102", "48103"})
     assert found.grades == {"701": {"48102": 3.0}}, "what can't be read stays blank, and is no 0"

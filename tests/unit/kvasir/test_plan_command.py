@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -47,6 +49,22 @@ def test_the_teams_machines_and_a_class_of_150(capsys: pytest.CaptureFixture[str
     assert found["steals"] > 0
     assert {busy["machine"] for busy in found["busy"]} == {"mac1", "mac2", "spark1", "spark2"}
     assert {row["machine"] for row in found["what_if"]} == {"mac1", "mac2", "spark1", "spark2"}
+
+
+def test_the_chart_shows_every_machine_and_every_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chart = tmp_path / "night.svg"
+
+    found = _plan(capsys, "--submissions", "30", "--chart", str(chart))
+
+    words = ElementTree.parse(chart).getroot().attrib["aria-label"]
+    assert {name for name in ("mac1", "mac2") if f"{name} · decode" in words} == {"mac1", "mac2"}
+    assert {name for name in ("spark1", "spark2") if f"{name} · prefill" in words} == {"spark1", "spark2"}
+    # Each job once in each stage.
+    assert sum(map(int, re.findall(r": (\d+) in \d+ at once", words))) == 2 * found["jobs"]
+
+
+def test_a_chart_that_cant_be_written_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "--chart" in _refused(capsys, "--submissions", "3", "--chart", str(tmp_path / "no" / "night.svg"))
 
 
 def test_every_target_has_a_verdict_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:

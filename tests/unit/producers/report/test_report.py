@@ -189,7 +189,7 @@ def test_the_page_draws_how_often_each_number_of_points_was_given() -> None:
     html = render_page([graded("s1"), graded("s2"), INCOMPLETE, EMPTY], RUBRIC, ())
 
     assert "Points of 2 graded submissions: median 1.5, mean 1.5" in html
-    assert "reached how many points: 0–0.5 ×0, 1–1.5 ×2, 2–2.5 ×0" in html  # 13 steps of half a point
+    assert "Submissions by points. model: 0–0.5 ×0, 1–1.5 ×2, 2–2.5 ×0" in html  # 13 steps of half a point
     assert "was given: 0 ×0, 0.5 ×0, 1 ×0, 1.5 ×2, 2 ×0" in html  # loops
     assert "was given: 0 ×2, 1 ×0, 2 ×0, 3 ×0, 4 ×1" in html  # words, the incomplete one too
     assert "<svg" not in render_page([FAILED, EMPTY], RUBRIC, ())
@@ -222,8 +222,8 @@ def test_nothing_anybody_wrote_becomes_markup(text: str) -> None:
     expected = [tag for tag, _ in page_of(plain, notice="n", facts=(("f", "v"),)).elements]
     page = page_of(hostile, notice="n" + text, facts=(("f" + text, "v" + text),))
 
-    extra_remarks = ["li"] * (len(hostile.remarks) - len(plain.remarks))
-    assert sorted(tag for tag, _ in page.elements) == sorted(expected + extra_remarks)
+    more = len(hostile.remarks) - len(plain.remarks) + len(hostile.doubts) - len(plain.doubts)  # each a line of a list
+    assert sorted(tag for tag, _ in page.elements) == sorted(expected + ["li"] * more)
     assert page.open == []
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
 

@@ -173,7 +173,7 @@ def test_a_mistake_in_the_whole_is_named(tmp_path: Path, data: Any, expected: st
         ("title: a\ntitle: b", "line 1: the key 'title' is there twice"),
         ("title: !!timestamp never", "not YAML that can be read"),
         ("? [a]\n: b", "line 1, column 3: not YAML"),
-        ("", "must be keys and values (title, instructions, criteria, total, checks, feedback), not nothing"),
+        ("", "must be keys and values (title, instructions, criteria, total, checks, feedback, late), not nothing"),
         ("a: &a [x]\nb: [" + "*a, " * 11 + "]", "11 YAML aliases (*name); at most 10 are read"),
     ],
 )

@@ -1,0 +1,61 @@
+"""What is taken off work that was handed in late: `late:` of a rubric.
+
+    late:
+      due: 2026-11-03T23:59:00+01:00
+      percent: 10            # of the points possible, for each day begun after the due time
+      grace_minutes: 15      # optional, 0: later than this costs, and then counts from the due time
+      most_percent: 50       # optional, 100
+
+No model is told of it and it is no part of the rubric's digest: another due time computes nothing again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+from messages.errors import RubricError
+
+KEYS = ("due", "percent", "grace_minutes", "most_percent")
+_CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True, slots=True)
+class LateRule:
+    """See the module. `due` as ISO 8601."""
+
+    due: str
+    percent: int | float
+    grace_minutes: int | float = 0
+    most_percent: int | float = 100
+
+    def days(self, submitted: datetime) -> int:
+        """Days begun after the due time; 0 within the grace. Raises TypeError if only one of both has an offset."""
+        late = submitted - datetime.fromisoformat(self.due)
+        return 0 if late <= timedelta(minutes=self.grace_minutes) else math.ceil(late / timedelta(days=1))
+
+    def off(self, days: int, possible: int | float) -> tuple[Decimal, Decimal]:
+        """(percent, points to two decimals) that so many days cost."""
+        percent = min(Decimal(str(self.percent)) * days, Decimal(str(self.most_percent)))
+        return percent, (Decimal(str(possible)) * percent / 100).quantize(_CENT, ROUND_HALF_UP)
+
+
+def parse_late(file: str, fields: Mapping[str, Any]) -> LateRule:
+    """The rule of a rubric. Raises RubricError."""
+    text = str(fields["due"])
+    try:
+        due = datetime.fromisoformat(text)
+    except ValueError:
+        due = None
+    if due is None or len(text) < len("2026-11-03T23:59"):
+        raise RubricError(f"{file}: late: 'due' must be a date and a time, as in 2026-11-03T23:59:00+01:00")
+    numbers = {"grace_minutes": 0, "most_percent": 100} | {key: fields[key] for key in KEYS[1:] if key in fields}
+    for key, most in (("percent", 100), ("grace_minutes", 10_080), ("most_percent", 100)):
+        value = numbers[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise RubricError(f"{file}: late: '{key}' must be a number from 0 to {most:,}")
+    return LateRule(due.isoformat(), **numbers)
