@@ -76,7 +76,7 @@ def export(
             why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
             raise out.ExportError(why)
         out.keep_times(batch, times)
-    since = out.since_last(batch, wanted.kind, out.final_grades(batch, None, include_unreviewed)[1])
+    since = out.since_last(batch, wanted.kind, out.final_grades(batch, include_unreviewed)[1])
     if dry_run:
         _say(since)
         return 0

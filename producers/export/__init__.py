@@ -10,8 +10,8 @@ never 0; only what was read and found empty gets 0.
     export_csv(folder)                             one row a submission
     export_feedback(folder, kind)                  zip of one file a student, "md" or "html"
 
-The decisions in the folder's reviews.jsonl count, unless `overrides` says others. What `Exported.asks` says must have
-been confirmed before the file is given out. Raises ExportError (a UsageError).
+The decisions in the folder's reviews.jsonl count. What `Exported.asks` says must have been confirmed before the file is
+given out. Raises ExportError (a UsageError).
 """
 
 from producers.export.canvas import assignment_columns, export_canvas, matching

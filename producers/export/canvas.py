@@ -28,7 +28,6 @@ from producers.export.tables import (
     with_cell,
     write_sheet,
 )
-from producers.grading.reviews import Override
 from producers.rubric.rubric import Points, exact, plain
 from producers.submissions.lms_names import canvas_id, canvas_name
 from producers.words import plural
@@ -64,7 +63,6 @@ def export_canvas(
     folder: Path,
     gradebook: bytes | None,
     assignment: str,
-    overrides: Iterable[Override] | None = None,
     *,
     include_unreviewed: bool = False,
     all_columns: bool = False,
@@ -81,7 +79,7 @@ def export_canvas(
 
     Raises ExportError, BatchError.
     """
-    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    graded, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
         made = _made(grades, graded.total, assignment)
         missing = [LeftBlank(final.submission, _NO_ID) for final in grades if not canvas_id(final.submission)]

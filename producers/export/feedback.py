@@ -6,13 +6,11 @@ import html
 import io
 import re
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades, left_blank
 from producers.grading.points import CriterionGrade
-from producers.grading.reviews import Override
 from producers.report.grades import one_line, show_points
 
 FeedbackKind = Literal["md", "html"]
@@ -30,7 +28,6 @@ _STYLE = (
 def export_feedback(
     folder: Path,
     kind: FeedbackKind = "md",
-    overrides: Iterable[Override] | None = None,
     *,
     include_unreviewed: bool = False,
 ) -> Exported:
@@ -38,7 +35,7 @@ def export_feedback(
 
     Who has no final grade has no file. Feedback that repeats what no student may see is withheld and listed.
     """
-    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    graded, grades = final_grades(folder, include_unreviewed)
     data = io.BytesIO()
     taken: set[str] = set()
     with zipfile.ZipFile(data, "w") as archive:

@@ -67,10 +67,8 @@ class FinalGrade:
         return self.grade.submission
 
 
-def final_grades(
-    folder: Path, overrides: Iterable[Override] | None = None, include_unreviewed: bool = False
-) -> tuple[GradedClass, list[FinalGrade]]:
-    """The class in `folder` and its grades with `overrides` (default: its reviews.jsonl) applied, in order.
+def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[GradedClass, list[FinalGrade]]:
+    """The class in `folder` and its grades with the decisions of its reviews.jsonl applied, in order.
 
     Args:
         include_unreviewed: give out complete grades that nobody has looked at although somebody should.
@@ -79,7 +77,7 @@ def final_grades(
     grades.
     """
     graded = load_graded(folder)
-    decided = read_overrides(folder) if overrides is None else list(overrides)
+    decided = read_overrides(folder)
     late = late_of(folder, graded.late)
     return graded, [apply(grade, current(decided, *_names(grade)), include_unreviewed, late) for grade in graded.grades]
 

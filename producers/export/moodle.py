@@ -29,7 +29,6 @@ from producers.export.tables import (
     write_sheet,
 )
 from producers.files.cells import safe_cell, safe_html
-from producers.grading.reviews import Override
 from producers.rubric.rubric import Points
 from producers.submissions.lms_names import moodle_id
 from producers.words import plural
@@ -44,12 +43,11 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same grades make the same bytes
 def export_moodle(
     folder: Path,
     worksheet: bytes,
-    overrides: Iterable[Override] | None = None,
     *,
     include_unreviewed: bool = False,
 ) -> Exported:
     """The downloaded grading worksheet with grades and feedback comments. Raises ExportError, BatchError."""
-    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    graded, grades = final_grades(folder, include_unreviewed)
     sheet = read_sheet(worksheet, "worksheet")
     header = sheet.rows[0]
     missing = [name for name in _NEEDED if column(header, name) < 0]
@@ -68,12 +66,11 @@ def export_moodle(
 def export_moodle_feedback(
     folder: Path,
     kind: FeedbackKind = "html",
-    overrides: Iterable[Override] | None = None,
     *,
     include_unreviewed: bool = False,
 ) -> Exported:
     """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
-    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    graded, grades = final_grades(folder, include_unreviewed)
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for final in grades:

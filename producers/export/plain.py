@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from producers.export.final import Exported, FinalGrade, final_grades, left_blank
 from producers.export.tables import Sheet, write_sheet
-from producers.grading.reviews import Override
 from producers.report.grades import one_line, show_points
 from producers.submissions.lms_names import student_id
 
@@ -15,11 +14,9 @@ FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", 
 LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")
 
 
-def export_csv(
-    folder: Path, overrides: Iterable[Override] | None = None, *, include_unreviewed: bool = False
-) -> Exported:
+def export_csv(folder: Path, *, include_unreviewed: bool = False) -> Exported:
     """A table of the class; columns FIRST, each criterion's points, LAST. Raises BatchError."""
-    graded, grades = final_grades(folder, overrides, include_unreviewed)
+    graded, grades = final_grades(folder, include_unreviewed)
     ids = [criterion.id for criterion in graded.grades[0].criteria] if graded.grades else []
     rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]
     return Exported(
