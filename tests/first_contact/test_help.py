@@ -48,7 +48,7 @@ def test_a_command_shows_an_example_that_it_understands(
             while True:
                 _, command, left = group.resolve_command(context, left)
                 assert command is not None
-                if not isinstance(command, click.Group):
+                if not isinstance(command, click.Group) or (command.invoke_without_command and not left):
                     break
                 group = command
             command.make_context(command.name, left, parent=context).close()
