@@ -209,8 +209,7 @@ class Settler:
         self._later(attempt, replace(envelope, attempts=attempts), level)
         self.observe(envelope.event(Step.RETRIED, error=type(error).__name__))
 
-    def _later(self, attempt: Attempt[Any], envelope: Envelope, seconds: int, lane: Lane | None = None) -> None:
-        level = min(topology.RETRY_LEVELS_S, key=lambda s: abs(s - seconds))
+    def _later(self, attempt: Attempt[Any], envelope: Envelope, level: int, lane: Lane | None = None) -> None:
         queue = topology.work_queue(_work_stage(envelope), envelope.model, lane or envelope.lane)
         self._publish(topology.retry(level, queue), envelope.seal(attempt.deliveries[-1].message.body))
         self._ack(attempt)
