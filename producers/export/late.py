@@ -16,6 +16,7 @@ from pathlib import Path
 from messages.errors import BatchError
 from producers.export.tables import ExportError, Sheet, cell, column, read_sheet
 from producers.files.private import open_ordinary, write_atomically
+from producers.report.graded import load_graded
 from producers.report.grades import one_line
 from producers.rubric.late import LateRule
 from producers.rubric.rubric import Points, exact, plain
@@ -47,12 +48,7 @@ class Late:
         submitted = self.times.get(submission) or self.times.get(student_id(submission))
         if submitted is None:
             return None
-        try:
-            days = self.rule.days(submitted)
-        except TypeError:
-            raise ExportError(
-                "due time and times of submission: write an offset (+01:00) in both, or in none"
-            ) from None
+        days = _days(self.rule, submitted)
         percent, taken = self.rule.off(days, possible)
         off = plain(min(taken, exact(points)))
         if not off:
@@ -80,13 +76,27 @@ def late_of(folder: Path, rule: LateRule | None) -> Late | None:
 
 
 def keep_times(folder: Path, data: bytes) -> int:
-    """Check a table of times, and keep it for the batch in `folder`; how many it holds. Raises ExportError."""
+    """Check a table of times, and keep it for the batch in `folder`; how many it holds.
+
+    Raises ExportError, also for times that can't be held against the class's rule, where its grades are written already.
+    """
     found = _times(data)
+    with suppress(BatchError):
+        if rule := load_graded(folder).late:
+            for time in found.values():
+                _days(rule, time)
     with suppress(FileNotFoundError), open_ordinary(folder / FILE) as file:
         if file.read() == data:
             return len(found)
     write_atomically(folder / FILE, data)
     return len(found)
+
+
+def _days(rule: LateRule, submitted: datetime) -> int:
+    try:
+        return rule.days(submitted)
+    except TypeError:
+        raise ExportError("due time and times of submission: write an offset (+01:00) in both, or in none") from None
 
 
 def _times(data: bytes) -> dict[str, datetime]:

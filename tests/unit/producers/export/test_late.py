@@ -154,12 +154,13 @@ def test_a_table_that_is_none_is_refused_and_not_kept(tmp_path: Path, data: byte
     assert not (tmp_path / "times.csv").exists()
 
 
-def test_times_without_an_offset_are_not_compared_with_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", [b"1,2026-11-04T08:00:00", b"1,2026-11-04T08:00+01:00\n2,2026-11-04T08:00"])
+def test_times_without_an_offset_are_not_compared_with_one_and_not_kept(tmp_path: Path, row: bytes) -> None:
     graded(tmp_path, grade(ADA))
-    keep_times(tmp_path, b"student_id,submitted_at\n1,2026-11-04T08:00:00")
 
     with pytest.raises(ExportError, match="offset"):
-        final_grades(tmp_path)
+        keep_times(tmp_path, b"student_id,submitted_at\n" + row)
+    assert not (tmp_path / "times.csv").exists()
 
 
 def test_the_command_takes_times_and_says_that_there_is_no_rule(
