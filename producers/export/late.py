@@ -78,7 +78,7 @@ def late_of(folder: Path, rule: LateRule | None) -> Late | None:
 def keep_times(folder: Path, data: bytes) -> int:
     """Check a table of times, and keep it for the batch in `folder`; how many it holds.
 
-    Raises ExportError, also for times that can't be held against the class's rule, where its grades are written already.
+    Raises ExportError, also for times that can't be compared with the rule's, where the class's grades are written.
     """
     found = _times(data)
     with suppress(BatchError):
