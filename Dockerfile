@@ -17,7 +17,8 @@ COPY --from=build /wheels /wheels
 RUN python -m venv /opt/kvasir \
     && wheel="$(ls /wheels/kvasir_inference-*.whl)" \
     && /opt/kvasir/bin/pip install --no-cache-dir "${wheel}[${EXTRAS}]" \
-    && useradd --create-home --uid 10001 kvasir
+    && useradd --create-home --uid 10001 kvasir \
+    && install --directory --owner=kvasir --mode=0700 /state
 ENV PATH=/opt/kvasir/bin:$PATH \
     PYTHONUNBUFFERED=1
 # Settings and passwords come when it runs: KVASIR_* variables, files, or a mounted kvasir.toml.

@@ -125,6 +125,21 @@ def test_a_worker_reaches_the_services_by_name_and_is_started_only_when_asked_fo
     assert service["cap_drop"] == ["ALL"]
 
 
+def test_the_gateways_command_is_one_and_its_state_is_a_volume_that_its_user_owns() -> None:
+    service = SERVICES["gateway"]
+    before, name, options = _command("gateway")
+    assert before == SERVICES["decode-worker"]["command"][:2]
+    context = cli.kvasir.commands[name].make_context(name, options)
+    assert (context.params["host"], context.params["port"]) == ("0.0.0.0", 8000)
+    assert f"gateway:{context.params['folder']}" in service["volumes"]
+    assert "gateway" in COMPOSE["volumes"]
+    assert f"--owner=kvasir --mode=0700 {context.params['folder']}" in DOCKERFILE
+    assert service["ports"][0].endswith(":8000:8000")
+    assert "http://127.0.0.1:8000/ready" in service["healthcheck"]["test"][-1]
+    assert service["build"]["args"] == {"EXTRAS": "gateway"}
+    assert (service["profiles"], service["read_only"]) == (["gateway"], True)
+
+
 def test_the_image_is_of_a_fixed_python_and_does_not_run_as_root() -> None:
     lines = [line for line in DOCKERFILE.splitlines() if line and not line.startswith("#")]
     assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"python:3.11-slim"}
