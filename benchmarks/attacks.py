@@ -9,6 +9,10 @@ same with languages, and with kinds of harmless text. The scorer's list of words
 languages of `train`, whichever are left out, and none of `unseen_languages`. `shipped`: the weights that come with the
 package, on `held_out` alone. `disguised`: the share of the attacks found there that is still found in a disguise.
 
+`--model M`: instead, the question of `--ask criteria`, whether a passage speaks to whoever grades, is put to a model of
+kvasir.toml about held-out texts, drawn by the seed. It counts if the model quotes something that stands in the work;
+answers that can't be read are counted apart.
+
 What this does not show: one author wrote both corpora, and students write otherwise.
 """
 
@@ -22,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks import harness
+from benchmarks.attacks_asked import asked
 from examples.attacks.corpus import Text, read
 from examples.attacks.train import train
 from producers.attacks.detection import strongest
@@ -81,8 +86,13 @@ def submissions_flagged(texts: Iterable[Text], table: Table | None) -> list[tupl
 
 def flagged(text: str, table: Table | None = None) -> bool:
     """Whether a small homework that holds this text is flagged. It is the same homework for the same text."""
+    return any(strongest(homework(text), table))
+
+
+def homework(text: str) -> tuple[str, str, str]:
+    """Code, text and output of the small homework that this text stands in."""
     before, said, after, output = random.Random(text).choice(HOMEWORK)
-    return any(strongest([before, f"{said}\n\n{text}\n{after}", output], table))
+    return before, f"{said}\n\n{text}\n{after}", output
 
 
 def left_out(
@@ -127,9 +137,14 @@ def _groups(names: Iterable[str], count: int) -> list[set[str]]:
 
 def main() -> int:
     """Measure, print a table, and end with one line of JSON."""
-    options = harness.options(__doc__)
+    parser = harness.parser(__doc__)
+    parser.add_argument("--model", help="ask this model of kvasir.toml instead, about the held-out texts")
+    parser.add_argument("--texts", type=int, default=200, help="with --model: of so many (default: %(default)s)")
+    options = parser.parse_args()
     began = time.perf_counter()
     seen, unseen = read("train"), read("held_out")
+    if options.model:
+        return _ask(options.model, unseen, 8 if options.quick else options.texts, options.seed)
     languages = {text.language for text in seen}
     count = QUICK_GROUPS if options.quick else GROUPS
     known = [text for text in unseen if text.language in languages]
@@ -173,6 +188,24 @@ def main() -> int:
         unseen_languages={"flagged": share(strange, True), "false_flags": share(strange, False)},
         disguised=disguised,
         submissions=len(found),
+    )
+    return 0
+
+
+def _ask(model: str, texts: list[Text], count: int, seed: int) -> int:
+    chosen = random.Random(seed).sample(texts, min(count, len(texts)))
+    answers = list(asked(model, chosen, homework, seed))
+    found = [(text, hit) for text, hit in answers if hit is not None]
+    _print(f"{model}, asked about texts that no training saw", found, _kind)
+    print(harness.machine())
+    harness.finish(
+        model=model,
+        asked=len(answers),
+        unusable=len(answers) - len(found),
+        flagged=share(found, True),
+        false_flags=share(found, False),
+        by_language=by(found, _language),
+        by_family={name: each["flagged"] for name, each in by([one for one in found if one[0].attack], _kind).items()},
     )
     return 0
 
