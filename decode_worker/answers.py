@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Thread
 
 from decode_worker.attempt import Slots
@@ -17,16 +18,24 @@ from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState
 from messages import codec
 from messages.errors import InvalidMessage, NewerMessage
-from messages.jobs import DecodeReport, JobResult, PrefillJob
+from messages.jobs import DecodeReport, JobResult, PrefillJob, QuestionAnswer
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer, and how likely each value was that it might have had, if that is known."""
+
+    answer: Answer
+    likelihoods: tuple[float, ...] = ()
 
 
 class Answers:
     """The `total` answers of a job. `give(n)` makes the n-th; it is called from several threads at once."""
 
     def __init__(
-        self, job: PrefillJob, total: int, give: Callable[[int], Answer], slots: Slots, cluster_state: ClusterState
+        self, job: PrefillJob, total: int, give: Callable[[int], Given], slots: Slots, cluster_state: ClusterState
     ) -> None:
         self._job = job
         self._give = give
@@ -37,7 +46,7 @@ class Answers:
         self._helpers: list[Thread] = []
         self._errors: list[BaseException] = []
 
-    def all(self) -> list[Answer]:
+    def all(self) -> list[Given]:
         """In order. The first of those left is given in the calling thread, whose slot nobody else is lent.
 
         Raises the first error that comes up, once those that had begun are through; what they noted stays.
@@ -50,7 +59,7 @@ class Answers:
             helper.join()
         if self._errors:
             raise self._errors[0]
-        return [answer for _, answer in sorted(self._given.items())]
+        return [given for _, given in sorted(self._given.items())]
 
     def _next(self) -> bool:
         """Give one more; whether there was one."""
@@ -61,8 +70,8 @@ class Answers:
         while self._left and (helper := self._slots.lend(self._next)):
             self._helpers.append(helper)
         try:
-            answer = self._given[number] = self._give(number)
-            self._cluster_state.note_answer(self._job.job_id, self._job.run, number, _encoded(self._job, answer))
+            given = self._given[number] = self._give(number)
+            self._cluster_state.note_answer(self._job.job_id, self._job.run, number, _encoded(self._job, given))
             log.debug("job %s: answer %d is noted", self._job.job_id, number)
             failpoint("decode.answered", self._job.job_id)
         except BaseException as error:  # noqa: BLE001  raised in the job's own thread
@@ -70,7 +79,7 @@ class Answers:
             self._left.clear()
         return True
 
-    def _noted(self, total: int) -> dict[int, Answer]:
+    def _noted(self, total: int) -> dict[int, Given]:
         found = {}
         noted = self._cluster_state.noted_answers(self._job.job_id, self._job.run)
         for number, body in noted.items():
@@ -82,8 +91,9 @@ class Answers:
         return found
 
 
-def _encoded(job: PrefillJob, answer: Answer) -> bytes:
+def _encoded(job: PrefillJob, given: Given) -> bytes:
     """A result with this answer alone."""
+    answer = given.answer
     report = DecodeReport(
         evaluated_tokens=answer.evaluated_tokens,
         completion_tokens=answer.completion_tokens,
@@ -91,11 +101,13 @@ def _encoded(job: PrefillJob, answer: Answer) -> bytes:
         decode_s=answer.seconds,
     )
     names = (job.job_id, job.run, job.batch_id, job.item_id, job.model)
-    return codec.encode(JobResult(*names, "succeeded", answer.text, answer.finish_reason, decode=report))
+    also = (QuestionAnswer(likelihoods=given.likelihoods),) if given.likelihoods else ()
+    return codec.encode(JobResult(*names, "succeeded", answer.text, answer.finish_reason, decode=report, answers=also))
 
 
-def _decoded(body: bytes) -> Answer:
+def _decoded(body: bytes) -> Given:
     one = codec.decode(body, JobResult)
     done = one.decode
     counts = (done.completion_tokens, one.finish_reason, done.evaluated_tokens)
-    return Answer(one.text, (), *counts, done.ttft_s, done.decode_s)
+    answer = Answer(one.text, (), *counts, done.ttft_s, done.decode_s)
+    return Given(answer, one.answers[0].likelihoods if one.answers else ())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, cast
 
-from decode_worker.answers import Answers
+from decode_worker.answers import Answers, Given
 from decode_worker.attempt import DecodeAttempt, Slots
 from decode_worker.fetching import Fetched, agreement, check_finite, fetch, stored_refs
 from decode_worker.kv_check import KVChecks
@@ -44,7 +44,6 @@ class Generation:
         self._job = attempt.job
         self._engine = attempt.loaded.engine
         self._rounded = False
-        self._likelihoods: dict[int, tuple[float, ...]] = {}
         self._kv = kv
         self._broker = broker
         self._cluster_state = cluster_state
@@ -90,11 +89,11 @@ class Generation:
         job = self._job.job if self._job.job.tokens else tokenized(self._engine, self._job.job)
         asks, cache = job.asks(), fetched.cache if fetched else None
         before_s = self._since_submission()
-        answers = (
-            self._several(asks, cache, before_s)
-            if asks[1:] or job.questions
-            else [self._first(asks[0], cache, before_s)]
-        )
+        if asks[1:] or job.questions:
+            given = self._several(asks, cache, before_s)
+        else:
+            given = [Given(self._first(asks[0], cache, before_s))]
+        answers = [one.answer for one in given]
         first, more = answers[0], tuple([answer.text for answer in answers[1:]])
         said: dict[str, Any] = {"text": first.text, "finish_reason": first.finish_reason, "more_texts": more}
         return JobResult(
@@ -107,7 +106,7 @@ class Generation:
             attempts=self._attempt.envelope.attempts + 1,
             prefill=self._job.prefill,
             decode=self._report(asks, answers, fetched, before_s, why_none),
-            **({"answers": self._to_questions(answers)} if job.questions else said),
+            **({"answers": tuple([_counted(one) for one in given])} if job.questions else said),
         )
 
     def drop_damaged(self) -> None:
@@ -131,34 +130,20 @@ class Generation:
             return False
         return True
 
-    def _several(self, asks: Sequence[Ask], cache: KVCache | None, before_s: float) -> list[Answer]:
+    def _several(self, asks: Sequence[Ask], cache: KVCache | None, before_s: float) -> list[Given]:
         """All of them, those left by a crash, in this slot and in those that idle."""
+        job, stop = self._job.job, self._attempt.stop
 
-        def give(number: int) -> Answer:
-            answer = self._answer(asks[number], cache) if number else self._first(asks[0], cache, before_s)
-            if not number or asks[number].prompt is not asks[number - 1].prompt:  # the first to its question
-                self._weigh(number, asks[number], cache, answer)
-            return answer
+        def give(number: int) -> Given:
+            ask = asks[number]
+            answer = self._answer(ask, cache) if number else self._first(ask, cache, before_s)
+            if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
+                return Given(answer)
+            return Given(answer, value_likelihoods(self._engine, ask, cache, answer.text, answer.tokens, stop))
 
-        answers = Answers(self._job.job, len(asks), give, self._slots, self._cluster_state)
+        answers = Answers(job, len(asks), give, self._slots, self._cluster_state)
         with self._engine.imported(asks[0].tokens, cache) if cache else nullcontext():
             return answers.all()
-
-    def _weigh(self, number: int, ask: Ask, cache: KVCache | None, answer: Answer) -> None:
-        """Look at what else an answer to a question might have said."""
-        if self._job.job.questions:
-            found = value_likelihoods(self._engine, ask, cache, answer.text, answer.tokens, self._attempt.stop)
-            self._likelihoods[number] = found
-
-    def _to_questions(self, answers: Sequence[Answer]) -> tuple[QuestionAnswer, ...]:
-        return tuple(
-            [
-                QuestionAnswer(
-                    one.text, one.finish_reason, "succeeded", one.evaluated_tokens, self._likelihoods.get(number, ())
-                )
-                for number, one in enumerate(answers)
-            ]
-        )
 
     def _first(self, ask: Ask, cache: KVCache | None, before_s: float) -> Answer:
         """The job's first answer, streamed to whoever reads along."""
@@ -209,6 +194,11 @@ class Generation:
 
     def _since_submission(self) -> float:
         return self._job.job.waited_s(self._cluster_state.now())
+
+
+def _counted(given: Given) -> QuestionAnswer:
+    one = given.answer
+    return QuestionAnswer(one.text, one.finish_reason, "succeeded", one.evaluated_tokens, given.likelihoods)
 
 
 class _Stream:

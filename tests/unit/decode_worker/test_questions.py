@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from decode_worker import fallback
-from engines.base import Tokenized
+from decode_worker.answers import Answers, Given
+from decode_worker.attempt import Slots
+from engines.base import Answer, Tokenized
 from engines.questions import tokenized
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
+from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import JobResult, Part, PrefillJob, Question, Sampling
 from messages.lifecycle import Step
@@ -264,3 +267,23 @@ def test_of_a_kv_cache_that_is_gone_the_noted_answers_stay(pipeline):
     assert len(decode.engine.decoded) == 4 + 1 + 2
     assert pipeline.steps(job).count(Step.KV_GONE) == 1
     assert pipeline.ready(work("decode")) == 0
+
+
+def test_what_a_crashed_worker_has_noted_is_taken_over_whole():
+    state, slots = MemoryClusterState(), Slots(1)
+    job = PrefillJob("j", "b", "i", "m:1b", (Part("user", "x"),), Sampling(16, answers=2))
+    one = Given(Answer("yes", (7,), 1, "stop", 3, 0.25, 0.5), (0.25, 0.75))
+
+    def dies(number: int) -> Given:
+        if number:
+            raise Died
+        return one
+
+    with pytest.raises(Died):
+        Answers(job, 2, dies, slots, state).all()
+    again = Answers(job, 2, lambda number: Given(Answer("no", (), 1, "stop", 3, 0.0, 0.0)), slots, state).all()
+
+    # Its ids are not kept: nobody goes on from a noted answer.
+    assert again[0] == replace(one, answer=replace(one.answer, tokens=()))
+    assert (again[1].answer.text, again[1].likelihoods) == ("no", ())
+    slots.close()
