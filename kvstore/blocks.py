@@ -52,10 +52,8 @@ def block_refs(
     """References to the blocks of the first `num_tokens` of `tokens`, in order.
 
     Blocks that lie wholly within the first `shared_tokens` are shared, by all producers with this `sketch`. With a
-    `tag` all other whole blocks are kept under it. Not in layouts with snapshots: those are of a sequence's end, and
-    the next turn could not go on from its middle.
+    `tag` all other whole blocks are kept under it.
     """
-    kept = bool(tag) and not layout.snapshots
     ids = np.asarray(tokens[:num_tokens], "<u4")
     refs = []
     chain = _hash(f"{fingerprint}/{layout.block_tokens}/{layout.dtype}{sketch and '/'}{sketch}".encode()).digest()
@@ -64,7 +62,7 @@ def block_refs(
         name = chain.hex()
         whole = end - start == layout.block_tokens
         shared = whole and end <= shared_tokens
-        tagged = whole and kept and not shared
+        tagged = whole and bool(tag) and not shared
         owner = "" if shared else f"{tag}." if tagged else f"{job_id}:"
         refs.append(BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, shared or tagged, tagged=tagged))
     return refs

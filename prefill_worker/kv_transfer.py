@@ -139,16 +139,21 @@ class _Transfer:
         self.report = changed(report, restored_tokens=covered)
         self._refs = block_refs(fingerprint, layout, job.tokens, covered, shared, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
-        # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut.
+        # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut. So is a
+        # turn's up to its last whole block, where the next turn goes on.
         self._stops_at_boundary = self._resumes and shared >= MIN_RESUME_TOKENS
+        kept = shared_boundary(layout, covered) if job.tag and layout.snapshots and self._resumes else 0
+        self._turn_end = kept if kept >= max(MIN_RESUME_TOKENS, shared + 1) else 0
         self.look: _Records | None = None  # what was absent a moment ago, until somebody else may have stored some
         self._repaired = False  # a stored start was damaged: once, it is computed anew
 
     def bytes_to_store(self) -> int:
         """About what its absent records will take in the store."""
         absent, shared = self.absent(self.kv.num_tokens), self.kv.shared_tokens
-        if self._stops_at_boundary and self.kv.layout.snapshots and shared < self.kv.num_tokens:
-            absent += [(type_, ref) for type_, ref in self.absent(shared) if type_ is not Block]
+        stops = (shared if self._stops_at_boundary and self.kv.layout.snapshots else 0, self._turn_end)
+        for stop in stops:
+            if 0 < stop < self.kv.num_tokens:
+                absent += [(type_, ref) for type_, ref in self.absent(stop) if type_ is not Block]
         return self._bytes(absent)
 
     def _bytes(self, absent: _Records) -> int:
@@ -184,6 +189,8 @@ class _Transfer:
             ) as ours:
                 if ours:
                     self._compute(self.kv.shared_tokens)
+        if self._turn_end:
+            self._compute(self._turn_end)
         self._compute(self.kv.num_tokens)
 
     def _compute(self, end: int) -> None:
@@ -263,10 +270,10 @@ class _Transfer:
         """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
 
         Sliding and recurrent layers keep the end of a sequence only, so with them only the class-wide part's end will
-        do. Raises KVTransferFailed if the start is damaged, or has just gone: all of it has been deleted then, since
-        what is there is not stored again.
+        do, or a turn's. Raises KVTransferFailed if the start is damaged, or has just gone: all of it has been deleted
+        then, since what is there is not stored again.
         """
-        ends = [self.kv.shared_tokens] if self.kv.layout.snapshots else [ref.end for ref in self._refs]
+        ends = [self.kv.shared_tokens, *self._turns(end)] if self.kv.layout.snapshots else [r.end for r in self._refs]
         start = max([position for position in ends if position <= end], default=0)
         if not self._resumes or start < MIN_RESUME_TOKENS:
             return None
@@ -276,3 +283,10 @@ class _Transfer:
         except KVTransferFailed:
             self._store.delete([ref for _, ref in self._records(start)])
             raise
+
+    def _turns(self, end: int) -> list[int]:
+        """Where earlier turns of the conversation left a whole snapshot, up to `end`."""
+        layout = self.kv.layout
+        at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.tagged and ref.end <= end}
+        missing = set(self._store.missing([ref for refs in at.values() for ref in refs])) if at else set()
+        return [position for position, refs in at.items() if missing.isdisjoint(refs)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,11 +86,6 @@ def test_a_conversations_whole_blocks_are_kept_under_its_tag_for_those_who_have_
     assert keys("job-1", "ada")[:6] == keys("job-2", "ada")[:6]
     assert set(keys("job-1", "ada")) & set(keys("job-1", "bob")) == {*keys("job-1", "ada")[:2], refs[-1].key}
     assert all(is_shared(key) for key in keys("job-1", "ada")[:6])
-
-
-def test_with_snapshots_nothing_is_kept_of_a_conversation_but_the_class_wide_part() -> None:
-    windowed = replace(LAYOUT, window=16, window_layers=(0,))
-    assert [ref.tagged for ref in block_refs(FINGERPRINT, windowed, IDS, 200, 64, "job-1", tag="ada")] == [False] * 7
 
 
 def test_a_window_record_has_a_key_of_its_own_at_its_blocks_end() -> None:

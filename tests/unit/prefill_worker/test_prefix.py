@@ -64,7 +64,8 @@ class Class:
     def refs(self, job: PrefillJob) -> list[BlockRef]:
         """The job's blocks, and at the end its window records and states, if it has any."""
         info, covered = self.engine.info, len(job.tokens) - 1
-        blocks = block_refs(info.fingerprint, info.layout, job.tokens, covered, self.boundary(job), job.job_id)
+        shared = self.boundary(job)
+        blocks = block_refs(info.fingerprint, info.layout, job.tokens, covered, shared, job.job_id, tag=job.tag)
         ends = [ref for ref in blocks if ref.end in (self.boundary(job), covered)]
         return blocks + [one for ref in ends for one in snapshot_refs(info.layout, ref)]
 
@@ -451,6 +452,28 @@ def test_blocks_alone_are_no_start_for_uneven_layers(uneven: Engine) -> None:
     # When it comes back, Then it is computed from the start, and what is missing is stored
     assert room.prefill(job).prefill.computed_tokens == len(job.tokens) - 1
     assert room.kv.stored == absent
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["after a class's part", "by itself"])
+def test_a_turn_goes_on_from_the_last_whole_block_of_the_one_before(uneven: Engine, shared: bool) -> None:
+    # Given a conversation's first turn
+    room = Class(uneven)
+    first = replace(room.job("it prints out " * 20), tag="ada")
+    first = first if shared else replace(first, shared_tokens=0)
+    room.prefill(first)
+    # When it goes on, by itself and with another's tag
+    answer = uneven.decode(first.tokens, room.cache(first), GREEDY)
+    second = replace(first, job_id="job-2", tokens=(*first.tokens, *answer.tokens, *first.tokens[-40:]))
+    done, others = room.prefill(second), room.prefill(replace(second, job_id="job-3", tag="bob"))
+    # Then what is computed is what is new, but for less than a block
+    step = uneven.info.layout.block_tokens
+    kept = (len(first.tokens) - 1) // step * step
+    assert done.prefill.restored_tokens == kept
+    assert others.prefill.restored_tokens == (room.boundary(second) if shared else 0)
+    # and the answer is that of a cold run
+    cold = uneven.decode(second.tokens, None, GREEDY)
+    warm = uneven.decode(second.tokens, room.cache(second), GREEDY)
+    assert (warm.text, warm.evaluated_tokens) == (cold.text, 1)
 
 
 def test_room_is_reserved_for_both_snapshots_of_a_hybrid_model() -> None:
