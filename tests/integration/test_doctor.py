@@ -87,7 +87,7 @@ def test_a_job_goes_through_every_live_pair_and_leaves_nothing(
         workers = [cluster.worker(role, model_name) for role in ("prefill", "decode", "decode")]
         prefill, *decodes = (worker.registration for worker in workers)
         with redis.Redis.from_url(store_url) as client:
-            before = list(client.scan_iter("result:*"))
+            before = set(client.scan_iter("result:*"))
         # When all pairs are tried
         done = cluster.run("doctor", "--try", "--json")
         # Then each was met, or is named; and all that ran transferred
@@ -103,7 +103,8 @@ def test_a_job_goes_through_every_live_pair_and_leaves_nothing(
         assert all(trial["put_bytes_per_s"] > 0 and trial["get_bytes_per_s"] > 0 for trial in trials)
         # And no job, no result and no record is left
         with redis.Redis.from_url(store_url) as client:
-            assert list(client.scan_iter("result:*")) == before
+            # Those of other tests may have gone meanwhile.
+            assert set(client.scan_iter("result:*")) <= before
         for worker in workers:
             worker.terminate()
         assert cluster.left_over() == {}
