@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from engines.openai.place import outside, stays
-from engines.remote import CONNECT_S, Calls
+from engines.remote import CONNECT_S, LIMITS, Calls
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
@@ -66,9 +66,8 @@ class OpenAIServer:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         # No proxy of the environment's, and no redirect is followed: prompts go to this address and no other.
-        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=LIMITS, trust_env=False)
         self._calls = Calls("openai", self._sorted_out, self._client.aclose)
 
     def models(self) -> list[dict[str, Any]]:

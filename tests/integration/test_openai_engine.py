@@ -74,6 +74,14 @@ def test_one_answer_after_the_other_comes_over_one_connection(engine: OpenAIEngi
     assert len(server.connections) - before <= 1
 
 
+def test_a_connection_that_may_be_closing_is_not_used_again(engine: OpenAIEngine, server: FakeOpenAI) -> None:
+    engine.decode_text(GO, SHORT)
+    before = len(server.connections)
+    time.sleep(1.5)  # servers keep an idle connection for 2 s at least
+    engine.decode_text(GO, SHORT)
+    assert len(server.connections) == before + 1
+
+
 def test_what_is_asked_means_the_same_as_in_every_engine(engine: OpenAIEngine, server: FakeOpenAI) -> None:
     talk = (
         Part("system", "Be brief.", "class"),
