@@ -16,6 +16,7 @@ from infra.config.settings import Settings, load_settings
 from messages.lifecycle import Event
 from monitoring import logs
 from monitoring.events import fan_out
+from monitoring.server import LOOPBACK
 from producers.batch.grade import ASK_FORMS, AskForm
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -157,6 +158,18 @@ def global_options(function: F) -> F:
 
 
 # What to grade, for `grade` and `submit`.
+page_options = together(
+    click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        envvar="KVASIR_METRICS_PORT",
+        help="Serve /metrics, /health, /ready and /status here; 0: on a free port [default: nowhere].",
+    ),
+    click.option(
+        "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Listen there for that."
+    ),
+)
+
 grading_options = together(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),

@@ -22,7 +22,7 @@ ENGINES = ("llamacpp", "mlx", "ollama", "openai", "simulated", "transformers", "
 PLATFORMS = ("linux", "linux-cuda", "macos")
 SUPERVISORS = ("launchd", "plain", "systemd")
 WORKER_ROLES = ("decode", "prefill")
-ROLES = (*WORKER_ROLES, "app", "broker", "grafana", "prometheus", "store")
+ROLES = (*WORKER_ROLES, "app", "broker", "gateway", "grafana", "prometheus", "store")
 SAMPLING = ("max_tokens", "temperature", "top_p")
 
 # What would begin a new line, or worse, in a unit file.
@@ -204,6 +204,7 @@ class Role:
     weights: Place = ""  # as that machine sees it; "": the model's own for this engine
     slots: Slots = 0  # 0: the model's
     memory_gb: Amount = 0.0  # what a store may use; 0: no limit of ours
+    port: Annotated[int, _whole(1, 65535)] = 8000  # of a gateway
 
     def __post_init__(self) -> None:
         for key in ("model", "engine") if self.role in WORKER_ROLES else ():

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from infra.config.settings import MachineSettings, Settings
 from infra.config.urls import Secret, put_hosts, put_user
 from infra.deploy.permissions import PERMISSIONS, Role
-from infra.deploy.units import Unit, WorkerRole
+from infra.deploy.units import Unit, UnitRole
 from messages.errors import UsageError
 
 Service = Literal["broker", "store"]
@@ -76,7 +76,7 @@ def has_roles(settings: Settings, service: Service) -> bool:
     return bool(files) and all(file and file.exists() for file in files)
 
 
-def login(settings: Settings, service: Service, role: WorkerRole) -> Login | None:
+def login(settings: Settings, service: Service, role: UnitRole) -> Login | None:
     """A worker's login; None if the service wants no password."""
     url, own = getattr(settings.services, service), _operators(settings, service)
     if own is None:

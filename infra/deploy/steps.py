@@ -72,6 +72,19 @@ def write(says: str, place: Place, config: bytes, secrets: Mapping[str, bytes]) 
     return DeployStep(says, files=files)
 
 
+def key_files(place: Place, units: Sequence[Unit]) -> list[DeployStep]:
+    """A file of API keys for each gateway, empty at first: until somebody adds one, it lets nobody in."""
+    steps = []
+    for unit in units:
+        if unit.role == "producer":
+            state = f"{place.folder}/{unit.name.removeprefix('kvasir-')}"
+            quoted = shlex.quote(state)
+            script = f"umask 077; mkdir -p {quoted}; [ -e {quoted}/keys.json ] || echo '[]' > {quoted}/keys.json"
+            add = f"{place.folder}/current/bin/kvasir keys add NAME --state {state}"
+            steps.append(DeployStep(f"keep the gateway's API keys in {state}; there, {add} makes one", script))
+    return steps
+
+
 def forget(place: Place, names: Sequence[str]) -> list[DeployStep]:
     """Delete passwords that nobody on the machine needs any more."""
     paths = " ".join(shlex.quote(f"{place.folder}/secrets/{name}") for name in names)
@@ -100,8 +113,9 @@ def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Sw
 
 
 def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
-    """A script that ends when the worker answers /ready, or fails with what it answers instead."""
-    attempt = f"urllib.request.urlopen('http://{_in_url(unit.host)}:{unit.port}/ready',timeout=5)"
+    """A script that ends when the unit is ready (see Unit), or fails with what it answers instead."""
+    path = "health" if unit.role == "producer" else "ready"
+    attempt = f"urllib.request.urlopen('http://{_in_url(unit.host)}:{unit.port}/{path}',timeout=5)"
     if unit.role is None:
         attempt = f"socket.create_connection(({unit.host!r},{unit.port}),5).close()"
     program = (

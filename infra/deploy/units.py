@@ -19,7 +19,7 @@ from infra.config.settings import MachineSettings, Role
 from messages.errors import ConfigError
 
 Supervisor = Literal["systemd", "launchd", "plain"]
-WorkerRole = Literal["prefill", "decode"]
+UnitRole = Literal["prefill", "decode", "producer"]  # as which it logs in
 
 SUPERVISORS: tuple[Supervisor, ...] = ("systemd", "launchd", "plain")
 LOOPBACK = "127.0.0.1"
@@ -32,7 +32,8 @@ _UNSAFE = re.compile(r"[^a-z0-9]+")
 class Unit:
     """What a machine keeps running. In `words` {folder} stands for the machine's folder.
 
-    It is ready when `http://HOST:PORT/ready` answers 200 (a worker), or when PORT takes connections (a service).
+    It is ready when `http://HOST:PORT/ready` answers 200 (a worker), when `/health` does (a gateway, which may be there
+    before its workers), or when PORT takes connections (a service).
     """
 
     name: str
@@ -41,7 +42,7 @@ class Unit:
     port: int
     host: str = LOOPBACK
     environment: tuple[tuple[str, str], ...] = ()  # on top of the machine's
-    role: WorkerRole | None = None  # None: a service, which has no page
+    role: UnitRole | None = None  # None: a service, which has no page
 
     def command(self, place: Place) -> list[str]:
         """As it is run there."""
@@ -69,8 +70,9 @@ class Place:
 
 
 def units_of(machine: MachineSettings) -> list[Unit]:
-    """The workers of a machine, in the order of its roles."""
+    """The workers of a machine, in the order of its roles, and its gateways after them."""
     roles = [role for role in machine.roles if role.role in WORKER_ROLES]
+    gateways = [role for role in machine.roles if role.role == "gateway"]
     seen: dict[str, int] = {}
     units = []
     for index, role in enumerate(roles):
@@ -78,7 +80,16 @@ def units_of(machine: MachineSettings) -> list[Unit]:
         seen[name] = seen.get(name, 0) + 1
         name = name if seen[name] == 1 else f"{name}-{seen[name]}"
         units.append(_worker(name, role, machine.metrics_port + index, _page_host(machine), machine.hours))
+    for index, role in enumerate(gateways, len(roles)):
+        units.append(_gateway(role.port, machine.metrics_port + index, _page_host(machine)))
     return units
+
+
+def _gateway(port: int, page: int, host: str) -> Unit:
+    words = ["{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info"]
+    words += ["serve", "--host", host, "--port", str(port), "--state", f"{{folder}}/gateway-{port}"]
+    words += ["--metrics-port", str(page), "--metrics-host", host]
+    return Unit(f"kvasir-gateway-{port}", f"gateway at port {port}", tuple(words), page, host, role="producer")
 
 
 def _worker(name: str, role: Role, port: int, host: str, hours: str) -> Unit:

@@ -48,11 +48,12 @@ class WheelTarget:
 
 
 def extras_of(machine: MachineSettings) -> list[str]:
-    """What its workers' engines need installed, and on NVIDIA machines the figures of their GPUs.
+    """What its gateway and its workers' engines need installed, and on NVIDIA machines the figures of their GPUs.
 
     There llama.cpp is `llama-server` from PATH: the wheel that pip chooses computes on the CPU.
     """
     extras = {_EXTRAS[role.engine] for role in machine.roles if role.engine in _EXTRAS}
+    extras |= {role.role for role in machine.roles if role.role == "gateway"}
     if machine.platform == "linux-cuda":
         extras = extras - {"llamacpp"} | {"nvml"}
     return sorted(extras)

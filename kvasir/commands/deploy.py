@@ -113,7 +113,8 @@ def _chosen(settings: Settings, names: Sequence[str], services: bool) -> list[Ma
         raise UsageError("no machine in the configuration runs a service: give one the role broker or store")
     if not chosen:
         raise UsageError(
-            "no machine in the configuration runs a worker: add [machines.NAME] with roles (docs/deployment.md)"
+            "no machine in the configuration runs a worker or a gateway: "
+            "add [machines.NAME] with roles (docs/deployment.md)"
         )
     return chosen
 
@@ -164,6 +165,7 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
     yield steps.write("write kvasir.toml and the passwords of its roles", place, order.config.read_bytes(), secrets)
     if order.manner.services:
         yield _service_files(order, site)
+    yield from steps.key_files(place, site.units)
     yield from steps.register(place, supervisor, site.units)
     yield from steps.switch(place, supervisor, site.units, "restart")
     yield from steps.forget(place, _outdated(order, site))

@@ -12,8 +12,9 @@ import click
 
 from infra.config.sources import user_data_dir
 from kvasir.connect import connect, is_cluster
-from kvasir.options import Globals, json_option
+from kvasir.options import Globals, gathered, json_option, page_options
 from kvasir.terminal import say, stderr, table
+from kvasir.worker.page import PageOptions
 from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError
 from producers.gateway import keys as key_file
@@ -41,8 +42,10 @@ _state = click.option(
     "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
 )
 @_state
+@page_options
+@gathered(page=PageOptions)
 @click.pass_obj
-def serve(given: Globals, host: str, port: int, models: tuple[str, ...], folder: Path) -> None:
+def serve(given: Globals, host: str, port: int, models: tuple[str, ...], folder: Path, page: PageOptions) -> None:
     """Answer OpenAI's and Ollama's clients over HTTP: they need another URL and nothing else.
 
     Without a broker the models run in this process. Ctrl-C ends it; streams under way have ten seconds.
@@ -59,7 +62,8 @@ def serve(given: Globals, host: str, port: int, models: tuple[str, ...], folder:
     if not is_cluster(settings):
         stderr.print(f"no broker is configured: loading {plural(len(chosen), 'model')} into this process")
     with connect(settings, list(chosen), given.observer(), "serve") as client:
-        server.serve(client, chosen, (host, port), folder, _say_where)
+        watched = None if page.metrics_port is None else (page.metrics_host, page.metrics_port)
+        server.serve(client, chosen, (host, port), folder, _say_where, watched)
 
 
 def _say_where(url: str) -> None:

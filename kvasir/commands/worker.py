@@ -7,13 +7,12 @@ from typing import Any
 import click
 
 from infra.config.hours import Hours
-from kvasir.options import Globals, gathered, id_list, together
+from kvasir.options import Globals, gathered, id_list, page_options, together
 from kvasir.worker.page import PageOptions
 from kvasir.worker.process import DecodeOptions, EngineChoice, WorkerOptions, serve
 from messages.errors import InvalidMessage
 from messages.workers import Role
 from monitoring import logs
-from monitoring.server import LOOPBACK
 
 
 def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> Hours:
@@ -39,16 +38,7 @@ _worker_options = together(
         callback=_hours,
         help="Take jobs in these hours only, by this machine's clock; several: with commas [default: always].",
     ),
-    click.option(
-        "--metrics-port",
-        "port",
-        type=click.IntRange(0, 65535),
-        envvar="KVASIR_METRICS_PORT",
-        help="Serve /metrics, /health, /ready and /status here; 0: on a free port [default: nowhere].",
-    ),
-    click.option(
-        "--metrics-host", "host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Listen there for that."
-    ),
+    page_options,
     gathered(choice=EngineChoice, page=PageOptions),
 )
 

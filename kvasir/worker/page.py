@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """Where the page is; `port` None: nowhere, 0: on a free port, which the log then names."""
+    """Where the page is; `metrics_port` None: nowhere, 0: on a free port, which the log then names."""
 
-    port: int | None = None
-    host: str = LOOPBACK
+    metrics_port: int | None = None
+    metrics_host: str = LOOPBACK
 
 
 class WorkerPage:
@@ -106,12 +106,12 @@ def worker_page(
     """A page, served while the block lasts; counting goes on without a server too. Raises ConfigError."""
     page = WorkerPage(role, model, settings.models if "all" in steal else steal)
     with ExitStack() as stack:
-        if options.port is not None:
+        if options.metrics_port is not None:
             watts = _declared_watts(settings)
             registry = page.metrics.registry
             registry.register(GpuCollector(socket.gethostname()))
             stack.enter_context(PowerMeter(registry, socket.gethostname(), page.is_busy, watts, nvml_watts()))
-            server = stack.enter_context(PageServer(page.page(), options.host, options.port))
+            server = stack.enter_context(PageServer(page.page(), options.metrics_host, options.metrics_port))
             page.url = server.url
             log.info("metrics, health, readiness and status are at %s", server.url)
         yield page

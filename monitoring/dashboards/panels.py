@@ -346,6 +346,41 @@ _FLEET = PanelRow(
         ),
     ),
 )
+_GATEWAY = PanelRow(
+    "Gateway",
+    (
+        _panel(
+            "Requests answered, by HTTP status",
+            "suffix: requests/s",
+            "By every gateway. 429 and 503: its clients are told to come back later; 401: somebody has no key.",
+            ("sum by (status) (rate(kvasir_gateway_requests_total[$__rate_interval]))", "{{status}}"),
+        ),
+        _panel(
+            "Requests under way",
+            "suffix: requests",
+            "Streams among them. At 128 a gateway refuses more.",
+            ("sum by (instance) (kvasir_gateway_open_requests)", "{{instance}}"),
+        ),
+        _panel(
+            "To a stream's first text and to the result, 95th percentile",
+            SECONDS,
+            "From the request, queues included. The first should be little more than the time to first token.",
+            (_quantile(0.95, "kvasir_gateway_first_text_seconds", "model"), "{{model}} first text"),
+            (_quantile(0.95, "kvasir_gateway_answer_seconds", "model"), "{{model}} result"),
+        ),
+        _panel(
+            "Prompt tokens that a conversation had stored, share",
+            RATIO,
+            "Of its clients' prompts: tokens of earlier turns, and of beginnings that many share.",
+            (
+                'sum by (model) (rate(kvasir_gateway_tokens_total{model=~"$model", kind="cached"}[$__rate_interval]))'
+                ' / (sum by (model) (rate(kvasir_gateway_tokens_total{model=~"$model", kind="prompt"}'
+                "[$__rate_interval])) > 0)",
+                "{{model}}",
+            ),
+        ),
+    ),
+)
 _BATCH = PanelRow(
     "Batches",
     (
@@ -372,5 +407,5 @@ _BATCH = PanelRow(
     ),
 )
 
-ROWS = (_WAITING, _THROUGHPUT, _PREFILL, _TRANSFER, _DECODE, _STEALING, _FAILURES, _FLEET, _BATCH)
+ROWS = (_WAITING, _THROUGHPUT, _PREFILL, _TRANSFER, _DECODE, _STEALING, _FAILURES, _FLEET, _GATEWAY, _BATCH)
 PANELS = tuple(panel for row in ROWS for panel in row.panels)

@@ -165,10 +165,26 @@ class Gateway:
 
     async def why_not_ready(self) -> list[str]:
         """Sentences; none: a request could be answered now."""
+        return self._reasons(await self.workers())
+
+    def why_not_ready_now(self) -> list[str]:
+        """The same outside the event loop."""
+        try:
+            return self._reasons(self.client.workers())
+        except KvasirError as error:
+            return [str(error)]
+
+    def status(self) -> dict[str, Any]:
+        """What operators are told of this gateway, outside the event loop."""
+        reasons = self.why_not_ready_now()
+        known = {"role": "gateway", "models": [*self.models], "uptime_s": round(time.time() - self.started, 1)}
+        return known | {"ready": not reasons, "reasons": reasons}
+
+    def _reasons(self, workers: Sequence[WorkerInfo]) -> list[str]:
         reasons = ["the gateway is stopping"] if self.stopping else []
         if not self.dispatch.works:
             reasons.append("the broker can't be reached")
-        served = {worker.model for worker in await self.workers() if worker.role == "decode"}
+        served = {worker.model for worker in workers if worker.role == "decode"}
         return reasons + ([] if served.intersection(self.models) else ["no worker serves any model"])
 
     def _waiting(self, model: str, lane: Lane) -> int:

@@ -18,6 +18,7 @@ import uvicorn
 
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError
+from monitoring.server import Page, PageServer
 from producers.client import Client
 from producers.gateway.app import make_app
 from producers.gateway.batches import Batches
@@ -49,10 +50,12 @@ def serve(
     address: tuple[str, int],
     folder: Path,
     on_ready: Callable[[str], None],
+    page: tuple[str, int] | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; streams have ten seconds to end then. `on_ready` is told the URL.
 
-    `folder` holds what the gateway keeps: keys, files, batches.
+    `folder` holds what the gateway keeps: keys, files, batches. `page`: host and port of a page such as the workers',
+    for Prometheus and supervisors, which have no key.
 
     Raises ConfigError, BatchError.
     """
@@ -64,7 +67,7 @@ def serve(
         with closing(Dispatch(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
             gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
             server = GatewayServer(gateway)
-            with _outlived(server):
+            with _outlived(server), _watched(gateway, page):
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
                 server.run([listener])
 
@@ -96,6 +99,17 @@ class GatewayServer(uvicorn.Server):
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().call_soon_threadsafe(self._gateway.stop)
         super().handle_exit(sig, frame)
+
+
+@contextmanager
+def _watched(gateway: Gateway, address: tuple[str, int] | None) -> Iterator[None]:
+    """The gateway's page, served meanwhile."""
+    if address is None:
+        return (yield)
+    page = Page(gateway.figures.registry, lambda: {"status": "ok"}, gateway.why_not_ready_now, gateway.status)
+    with PageServer(page, *address) as served:
+        log.info("metrics, health, readiness and status are at %s", served.url)
+        yield
 
 
 @contextmanager

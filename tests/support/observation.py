@@ -61,6 +61,7 @@ class World:
         self._stack = ExitStack()
         self._numbers = itertools.count(1)
         self._ports: dict[Worker, int] = {}
+        self._pages: list[int] = []  # of gateways
         try:
             self._start(folder, models)
         except BaseException:
@@ -111,7 +112,7 @@ class World:
         engine = ("--engine", "simulated", "--weights", weights, "--metrics-port", str(port))
         worker = self.cluster.launch(role, model, *engine, *options)
         self._ports[worker] = port
-        self.prometheus.watch(list(self._ports.values()))
+        self.prometheus.watch([*self._ports.values(), *self._pages])
         return worker
 
     def pair(self, model: str, prefill: str, decode: str, *options: str) -> list[Worker]:
@@ -124,12 +125,25 @@ class World:
         """The same, not ready yet: several pairs start in the time of one."""
         return [self.launch("prefill", model, prefill), self.launch("decode", model, decode, *options)]
 
+    def gateway(self, folder: Path) -> str:
+        """A gateway that Prometheus watches too; its URL."""
+        page = free_port()
+        words = ("--port", "0", "--state", str(folder), "--metrics-port", str(page))
+        running = self.cluster.start("serve", *words)
+        self._pages.append(page)
+        self.prometheus.watch([*self._ports.values(), *self._pages])
+        wait_until(lambda: "answers at" in running.text() or not running.alive, "the gateway serves", 60)
+        self.until(f'count(kvasir_gateway_open_requests{{instance="{HOST}:{page}"}})', at_least=1)
+        found = re.search(r"answers at (\S+) ", running.text())
+        assert found, running.text()
+        return found[1]
+
     def forget(self, *workers: Worker) -> None:
         """End these workers, and have Prometheus look for them no longer."""
         for worker in workers:
             worker.kill()
             del self._ports[worker]
-        self.prometheus.watch(list(self._ports.values()))
+        self.prometheus.watch([*self._ports.values(), *self._pages])
 
     def forget_all(self) -> None:
         """End all workers."""

@@ -12,8 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+import openai
 
 from monitoring.dashboards.panels import PANELS, Panel
 from tests.support.diagnosis import Situation, diagnose
@@ -59,7 +61,7 @@ class PanelSeen:
         return [name for name in names if abs(self.loaded.get(name, 0.0) - self.idle.get(name, 0.0)) > 1e-9]
 
 
-def watch_panels(world: World) -> list[PanelSeen]:
+def watch_panels(world: World, folder: Path) -> list[PanelSeen]:
     """Two models' workers idle, then under load and with faults injected, of which every panel has to tell something.
 
     m1's decode worker may steal from m2, whose own is slow. While a figure is waited for nobody can work it away: the
@@ -71,9 +73,11 @@ def watch_panels(world: World) -> list[PanelSeen]:
         *world.launch_pair("m2", FAST, DECODE_SLOW),
     ]
     world.wait_for(*workers)
+    url = world.gateway(folder)
     thief, slow = workers[1], workers[3]
     idle = world.window(_IDLE_S)
     start = time.time()
+    _talk(url)
     world.submit("m2", 60)
     world.submit("m1", 40)
     world.submit("m1", 1, max_tokens=40_000)  # more than the context
@@ -93,6 +97,16 @@ def watch_panels(world: World) -> list[PanelSeen]:
         click.echo(error, err=True)
     world.window(3)
     return seen_in(world, idle, Window(start, time.time()))
+
+
+def _talk(url: str) -> None:
+    """A conversation of some turns through the gateway, streamed, with a real client."""
+    messages: list[Any] = [{"role": "user", "content": "Explain recursion, please. " * 200}]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        for _turn in range(4):
+            stream = client.chat.completions.create(model="m1", messages=messages, stream=True, max_tokens=40)
+            text = "".join(event.choices[0].delta.content or "" for event in stream if event.choices)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
 
 
 def seen_in(world: World, idle: Window, loaded: Window) -> list[PanelSeen]:
@@ -152,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
             click.echo(situations_table(seen))
             return int(any(diagnose(panels) != what for what, panels in seen.items()))
         with World(Path(folder) / "world", MODELS) as world:
-            panels = watch_panels(world)
+            panels = watch_panels(world, Path(folder) / "gateway")
     print_panels(panels)
     return int(not all(one.moved for one in panels))
 

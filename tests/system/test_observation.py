@@ -35,10 +35,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def panels(world: World) -> dict[str, PanelSeen]:
+def panels(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PanelSeen]:
     """What each panel showed idle and under load; its workers are gone afterwards, however it went."""
     try:
-        return {one.panel.title: one for one in watch_panels(world)}
+        return {one.panel.title: one for one in watch_panels(world, tmp_path_factory.mktemp("gateway"))}
     finally:
         world.clear()
 

@@ -21,6 +21,7 @@ from monitoring.dashboards.panels import PANELS, ROWS, Panel
 from monitoring.energy import PowerMeter
 from monitoring.metrics import Metrics
 from monitoring.worker_metrics import RegistrationCollector
+from producers.gateway.figures import Figures
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "monitoring/prometheus"
@@ -60,7 +61,7 @@ def through_grafana(document: dict[str, Any]) -> set[str]:
 
 
 def made_figures() -> set[str]:
-    """Names of the samples that a worker's page has."""
+    """Names of the samples that pages of workers and gateways have."""
     metrics = Metrics()
     registration = WorkerInfo("w", "decode", "m", "simulated", "cpu", "", "", 1, 1, "h", 1, 0.0)
     metrics.registry.register(RegistrationCollector(lambda: registration))
@@ -68,7 +69,11 @@ def made_figures() -> set[str]:
     for role in ("prefill", "decode"):
         metrics.prepare("m", "prefill" if role == "prefill" else "decode")
     metrics.prepare_steals(["m"])
-    samples = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    figures = Figures(["m"])
+    figures.requests.labels("200")
+    figures.tokens.labels("m", "prompt")
+    registries = (metrics.registry, figures.registry)
+    samples = {sample.name for one in registries for family in one.collect() for sample in family.samples}
     gpu = {f"kvasir_gpu_{figure}" for figure in ("busy_ratio", "memory_used_bytes", "memory_total_bytes")}
     return samples | gpu | {"kvasir_taken_submitted_timestamp_seconds"}  # nothing was taken yet, and there is no GPU
 
