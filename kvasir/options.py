@@ -157,7 +157,6 @@ def global_options(function: F) -> F:
     return with_globals  # type: ignore[return-value]
 
 
-# What to grade, for `grade` and `submit`.
 page_options = together(
     click.option(
         "--metrics-port",
@@ -170,6 +169,7 @@ page_options = together(
     ),
 )
 
+# What to grade, for `grade` and `submit`.
 grading_options = together(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),

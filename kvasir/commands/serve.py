@@ -16,7 +16,7 @@ from kvasir.options import Globals, gathered, json_option, page_options
 from kvasir.terminal import say, stderr, table
 from kvasir.worker.page import PageOptions
 from kvstore.redis.forget import forget_named
-from messages.errors import ConfigError
+from messages.errors import ConfigError, KvasirError
 from producers.gateway import keys as key_file
 from producers.words import plural
 
@@ -113,7 +113,11 @@ def revoke(given: Globals, name: str, folder: Path) -> None:
     gone = key_file.revoke_key(key_file.file_in(folder), name)
     say(f"The key {name} opens nothing any more.")
     if is_cluster(settings):
-        deleted = forget_named(settings.store_url_with_secret(), {gone.tag})
+        try:
+            deleted = forget_named(settings.store_url_with_secret(), {gone.tag})
+        except KvasirError:  # a producer's login may not, for one
+            stderr.print("its conversations' KV caches stay in the store until they expire, a day at most:")
+            raise
         say(f"KV caches of its conversations deleted from the store: {plural(deleted, 'record')}")
 
 

@@ -40,9 +40,14 @@ class Figures:
         self.tokens = Counter(
             "kvasir_gateway_tokens", "Tokens of answered jobs", ["model", "kind"], registry=self.registry
         )
+        # They are there from the start at 0: Prometheus sees no rate in a series' first value.
+        self.requests.labels("200")
         for model in models:
             self.first_text.labels(model)
             self.seconds.labels(model)
+            self.ended.labels(model, "succeeded")
+            for kind in ("prompt", "cached", "completion"):
+                self.tokens.labels(model, kind)
 
     def answered(self, result: JobResult, seconds: float) -> None:
         """Count a result."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from infra.config.settings import load_settings
@@ -131,7 +132,8 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
     there.mkdir(parents=True, exist_ok=True)
     (mine / "broker").write_text("of-last-year\n"), (there / "broker").write_text("of-last-year\n")
     config = site.folder / "services.toml"
-    workers = (f'{{ role = "{role}", model = "{MODEL}", engine = "simulated" }}' for role in ("prefill", "decode"))
+    workers = [f'{{ role = "{role}", model = "{MODEL}", engine = "simulated" }}' for role in ("prefill", "decode")]
+    gateway = f'{{ role = "gateway", port = {free_port()} }}'
     config.write_text(
         f'[services]\nbroker = "amqp://teacher@{URL_HOST}:{broker}/"\nstore = "redis://teacher@{URL_HOST}:{store}/0"\n'
         'broker_password_file = "new/broker"\nstore_password_file = "new/store"\n'
@@ -139,7 +141,7 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
         + MACHINE.format(
             name="one",
             port=free_port(),
-            roles=", ".join(['{ role = "broker" }, { role = "store", memory_gb = 1 }', *workers]),
+            roles=", ".join(['{ role = "broker" }, { role = "store", memory_gb = 1 }', *workers, gateway]),
         )
     )
     variables = environment(site.folder) | {"PATH": os.environ["PATH"]}
@@ -166,7 +168,7 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
         assert {file.stat().st_mode & 0o777 for file in mine.iterdir() if file.name != "broker"} == {0o600}
         assert len({file.read_text() for file in mine.iterdir()}) == 2 * len(PERMISSIONS)
         # And the machine has its roles' passwords, not the operator's
-        roles = {f"{name}.{role}" for name in ("broker", "store") for role in ("prefill", "decode")}
+        roles = {f"{name}.{role}" for name in ("broker", "store") for role in ("prefill", "decode", "producer")}
         assert {file.name for file in there.iterdir()} == roles
         assert {file.stat().st_mode & 0o777 for file in there.iterdir()} == {0o600}
         # And a job goes from a producer through both workers, while a monitor looks on
@@ -175,6 +177,14 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
         assert asked.json()["state"] == "succeeded"
         assert kvasir("status", role="monitor").code == 0
         assert kvasir("dead", "list", role="monitor").code == 2
+        # And through the gateway, once somebody has a key
+        port = int(gateway.split()[-2])
+        assert _chat(port, "nobody").status_code == 401
+        state = site.machines[0].home / "kvasir" / f"gateway-{port}"
+        made = kvasir("keys", "add", "ada", "--state", str(state))
+        key = re.findall(r"kv-\S{43}", made.stdout)[0]
+        wait_until(lambda: _chat(port, key).status_code == 200, "the gateway knows the key")
+        assert _chat(port, key).json()["choices"][0]["message"]["content"]
         # And no password is in a log or a unit's file
         passwords = [file.read_text().strip() for file in mine.iterdir()]
         said = [file.read_text("utf-8") for name in ("log", "env") for file in (there.parent / name).rglob("*.*")]
@@ -214,6 +224,12 @@ def test_the_tests_own_services_listen_on_loopback_alone() -> None:
         found = sockets.listening(sockets.processes_of(broker.folder) | {store.pid})
     assert {broker.port, broker.metrics_port, store.port} <= {port for _host, port in found}
     assert [one for one in found if one[0] not in ("127.0.0.1", "::1")] == []
+
+
+def _chat(port: int, key: str) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Are you there?"}]}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    return httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
 
 def _as(role: str, broker: int, store: int, passwords: Path) -> dict[str, str]:

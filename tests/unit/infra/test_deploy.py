@@ -101,11 +101,12 @@ def test_a_broker_and_a_store_know_nobody_but_the_accounts_and_keep_no_password(
     assert b"maxmemory 128000000000" in files["/home/k/kvasir/services/redis.conf"].content
 
 
-def _settings_with(folder: Path, store: str = "redis://teacher@s:6379/0") -> Settings:
+def _settings_with(folder: Path, store: str = "redis://teacher@s:6379/0", more: str = "") -> Settings:
     config = folder / "kvasir.toml"
     config.write_text(
         f'[services]\nbroker = "amqp://teacher@b:5672/?heartbeat=9"\nstore = "{store}"\n'
-        'broker_password_file = "broker"\nstore_password_file = "store"\n[models.m]\n[machines.one]\nroles = ['
+        'broker_password_file = "broker"\nstore_password_file = "store"\n[models.m]\n[machines.one]\n'
+        f"roles = [{more}"
         '{role = "prefill", model = "m", engine = "simulated"}, {role = "decode", model = "m", engine = "simulated"}]\n'
     )
     return load_settings(config=config, environ={})
@@ -150,6 +151,31 @@ def test_a_machine_s_workers_are_told_its_own_addresses_of_the_services(tmp_path
         _ = [secret.make() for secret in passwords(settings, service).values()]
     both = dict(linked(logged_in(unit, settings), settings, machine).environment)
     assert both["KVASIR_BROKER_URL"] == "amqp://kvasir-prefill@fast:5672,b:5672/?heartbeat=9"
+
+
+def test_a_gateway_is_installed_with_its_packages_logs_in_as_a_producer_and_lets_nobody_in_at_first(
+    tmp_path: Path,
+) -> None:
+    settings = _settings_with(tmp_path, more='{role = "gateway", port = 8123}, ')
+    for service in SERVICES:
+        (tmp_path / service).write_text("old")
+        _ = [secret.make() for secret in passwords(settings, service).values()]
+    machine = _machine(settings, "one")
+    units = units_of(machine)
+    assert [(unit.name, unit.port) for unit in units][2:] == [("kvasir-gateway-8123", 9103)]
+    assert "gateway" in wheelhouse.extras_of(machine)
+    variables = dict(logged_in(units[2], settings).environment)
+    assert variables["KVASIR_BROKER_URL"] == "amqp://kvasir-producer@b:5672/?heartbeat=9"
+
+    # Its keys' file is made once, and what stands in it later is kept
+    place = dataclasses.replace(PLACE, folder=str(tmp_path / "there"))
+    (step,) = steps.key_files(place, units)
+    keys = tmp_path / "there" / "gateway-8123" / "keys.json"
+    assert str(keys.parent) in units[2].command(place)
+    for kept in ("[]\n", '[{"name": "ada"}]'):
+        subprocess.run(["sh", "-c", step.script], check=True)
+        assert (keys.read_text(), keys.stat().st_mode & 0o777) == (kept, 0o600)
+        keys.write_text('[{"name": "ada"}]')
 
 
 @pytest.mark.parametrize(

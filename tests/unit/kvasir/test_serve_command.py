@@ -17,6 +17,7 @@ import pytest
 
 from kvasir import cli
 from tests.support.processes import SIMULATED, Model, Running, config_text, environment
+from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 MODEL = "tiny:1b"
@@ -78,6 +79,22 @@ def test_from_one_process_curl_gets_answers_and_sigterm_ends_it_in_good_order(
         assert [line for line in stream if line][-1] == "data: [DONE]"
     assert serving.wait() == 0
     assert "Traceback" not in serving.text()
+
+
+def test_its_own_page_needs_no_key_and_counts_what_the_gateway_answered(folder: Path) -> None:
+    assert cli.run(["keys", "add", "ada"]) == 0
+    page = f"http://127.0.0.1:{free_port()}"
+    command = ["serve", "--port", "0", "--model", MODEL, "--metrics-port", page.rpartition(":")[2]]
+    running = Running(command, environment(folder), folder)
+    try:
+        refused = json.loads(curl(f"{url_of(running)}/v1/models"))
+        assert refused["error"]["code"] == "invalid_api_key"
+        assert 'kvasir_gateway_requests_total{status="401"} 1.0' in curl(f"{page}/metrics")
+        assert json.loads(curl(f"{page}/ready"))["ready"]
+        status = json.loads(curl(f"{page}/status"))
+        assert (status["role"], status["models"], status["reasons"]) == ("gateway", [MODEL], [])
+    finally:
+        running.kill()
 
 
 def test_killed_at_any_time_a_batch_is_answered_once_line_by_line(

@@ -1,0 +1,53 @@
+"""LiteLLM's client at the gateway, by another URL and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import litellm_env
+from tests.support.processes import SIMULATED, Running, config_text, environment
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+MODEL = "tiny:1b"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
+    command = ["--config", str(tmp_path / "kvasir.toml"), "serve", "--port", "0", "--state", str(tmp_path / "state")]
+    gateway = Running(command, environment(tmp_path), tmp_path)
+    try:
+        found = wait_until(lambda: re.search(r"answers at (\S+) ", gateway.text()), "it says where it is", 30)
+        yield str(found[1])
+    finally:
+        gateway.kill()
+
+
+def test_litellm_chats_streams_completes_and_reads_what_is_refused(url: str, tmp_path: Path) -> None:
+    command = [str(litellm_env.python()), str(litellm_env.CLIENT), url, MODEL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["whole"]
+    assert found["finish"] in ("stop", "length")
+    assert found["streamed"] == found["asynchronous"] == found["ollama"] == found["whole"]
+    assert len(found["two"]) == 2
+    assert found["completed"]
+    counts = {key: found["usage"][key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert counts["total_tokens"] == counts["prompt_tokens"] + counts["completion_tokens"] > 0
+    assert {key: found["streamed_usage"][key] for key in counts} == counts
+    # Errors are of the class that its users catch, and say what to do
+    kind, said = found["unknown"]
+    assert (kind, "gpt-4o" in said) == ("NotFoundError", True)
+    kind, said = found["refused"]
+    assert (kind, "tools" in said) == ("BadRequestError", True)
