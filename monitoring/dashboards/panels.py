@@ -352,8 +352,10 @@ _GATEWAY = PanelRow(
         _panel(
             "Requests answered, by HTTP status",
             "suffix: requests/s",
-            "By every gateway. 429 and 503: its clients are told to come back later; 401: somebody has no key.",
+            "By every gateway; and their jobs, without those of batches, by how they ended. "
+            "429 and 503: its clients are told to come back later; 401: somebody has no key.",
             ("sum by (status) (rate(kvasir_gateway_requests_total[$__rate_interval]))", "{{status}}"),
+            ('sum by (state) (rate(kvasir_gateway_jobs_total{model=~"$model"}[$__rate_interval]))', "jobs {{state}}"),
         ),
         _panel(
             "Requests under way",
