@@ -575,7 +575,7 @@ def _answers(rubric: Rubric, item: Item, answered: Sequence[tuple[Task, JobResul
     """What the jobs that ask a role's questions have answered together."""
     criteria: dict[str, CriterionAnswer] = {}
     missing: dict[str, str] = {}
-    summary = passage = ""
+    summary, passage = "", None
     for task, result in answered:
         if result is None:
             return WAITING
@@ -586,7 +586,7 @@ def _answers(rubric: Rubric, item: Item, answered: Sequence[tuple[Task, JobResul
                 elif name == SUMMARY:
                     summary = parse_summary(answers[0].text)
                 elif name == PASSAGE:
-                    passage = parse_passage(answers[0].text)
+                    passage = parse_passage(answers[0].text, answers[0].likelihoods)
                 else:
                     asked = next(each for each in rubric.criteria if each.id == name)
                     criteria[name] = parse_criterion_samples(answers, asked)

@@ -26,6 +26,7 @@ from producers.prompts.answers import (
     AnswerError,
     CriterionAnswer,
     ParsedAnswer,
+    Passage,
     answer_schema,
     max_answer_tokens,
     parse_answer,
@@ -296,8 +297,12 @@ def _summary(answers: Mapping[Role, ParsedAnswer | str]) -> tuple[str, list[str]
 def _passages(answers: Mapping[Role, ParsedAnswer | str], shown: Shown) -> list[Doubt]:
     """What a model takes to speak to whoever grades, if it stands in the work: models make quotes up."""
     said = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
-    there = [quote for quote in said if quote and evidence_state(quote, shown) == "found"]
-    return [Doubt("", f"a passage seems to speak to whoever grades: “{quote}”") for quote in there]
+    there = [passage for passage in said if passage and evidence_state(passage.quote, shown) == "found"]
+    return [Doubt("", f"a passage seems to speak to whoever grades{_sure(each)}: “{each.quote}”") for each in there]
+
+
+def _sure(passage: Passage) -> str:
+    return "" if passage.likelihood is None else f" (the model's own likelihood: {passage.likelihood:.0%})"
 
 
 def _state(criteria: Sequence[CriterionGrade]) -> GradeState:

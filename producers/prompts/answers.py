@@ -34,6 +34,14 @@ class CriterionAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """Of the work, what speaks to whoever grades, says the model; `likelihood`: of its yes; None: not known."""
+
+    quote: str
+    likelihood: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedAnswer:
     """A whole answer: one entry for each criterion asked for, in order."""
 
@@ -41,7 +49,7 @@ class ParsedAnswer:
     summary: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)  # criteria that were asked about in vain, and why
     no_summary: str = ""  # why there is none
-    passage: str = ""  # of the work, that speaks to whoever grades, says the model
+    passage: Passage | None = None  # None: the model says that there is none
 
 
 # --- the schema ---
@@ -152,13 +160,19 @@ def parse_summary(text: str) -> str:
     return _said("the summary", data["summary"])
 
 
-def parse_passage(text: str) -> str:
-    """The passage that speaks to whoever grades, says the model; "" if it says there is none. Raises AnswerError."""
+def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> Passage | None:
+    """What the model took to speak to whoever grades; None if nothing. Raises AnswerError.
+
+    likelihoods: of no and yes, where they are known; they decide then, whatever of the two was drawn.
+    """
     data = _load_object(text)
     _check_keys("the answer", data, ("quote", "addressed"))
     if data["addressed"] not in ("yes", "no"):
         raise AnswerError(f"addressed is {data['addressed']!r:.40}; allowed are yes and no")
-    return _text_field("the quote", data["quote"]) if data["addressed"] == "yes" else ""
+    quote = _text_field("the quote", data["quote"])
+    likelihood = likelihoods[1] if len(likelihoods) == 2 else None
+    said = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
+    return Passage(quote, likelihood) if said and quote else None
 
 
 def _load_object(text: str) -> dict[str, Any]:

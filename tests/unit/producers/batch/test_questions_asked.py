@@ -159,6 +159,19 @@ def test_a_passage_that_speaks_to_the_grader_needs_review_if_it_stands_in_the_wo
     assert (first.state, first.points) == ("graded", 4)
 
 
+@pytest.mark.parametrize(("drawn", "shares"), [("yes", (0.2, 0.8)), ("no", (0.2, 0.8)), ("yes", (0.8, 0.2))])
+def test_where_the_model_tells_how_likely_its_yes_is_that_decides_and_is_shown(
+    request_: GradeRequest, tmp_path: Path, drawn: str, shares: tuple[float, ...]
+) -> None:
+    with Batch(tmp_path / "out") as batch:
+        said = {"quote": "# Student 0", "addressed": drawn}
+        answer(batch, prepared(batch, request_).tasks, shares=shares, passage=said)
+        first, *_ = graded(batch, request_)
+    found = [doubt.why for doubt in first.doubts if "speak to whoever grades" in doubt.why]
+    shown = "a passage seems to speak to whoever grades (the model's own likelihood: 80%): “# Student 0”"
+    assert found == ([shown] if shares[1] == 0.8 else [])
+
+
 def test_an_edited_criterion_is_asked_about_alone(request_: GradeRequest, tmp_path: Path) -> None:
     with Batch(tmp_path / "out") as batch:
         before = prepared(batch, request_)
