@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from engines.base import Answer, Capabilities, Prefilled, Tokenized
 from messages.errors import (
     Cancelled,
@@ -36,7 +34,7 @@ CAPABILITIES = Capabilities(prefill=False, decode=True, exports_kv=False, import
 CONNECT_S = 10.0
 # Idle connections serve the next request for a second and no longer. Servers close theirs after 2 s (gunicorn's), 5 s
 # (llama.cpp's, uvicorn's) or more, and a request that meets the closing is lost without an answer.
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=1.0)
+IDLE_S = 1.0
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 _POLL_S = 0.1
 # No prompt has this much more text to a token than the sample: one that was counted lower was cut.

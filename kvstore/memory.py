@@ -75,10 +75,11 @@ class Expiring:
             value, _ = self._entries.pop(key, (b"", 0.0))
             self._used -= len(value)
 
-    def under(self, prefix: str) -> list[bytes | None]:
-        """The values of all keys that begin with `prefix`."""
+    def values(self) -> list[bytes]:
+        """All that are alive."""
+        now = self._clock()
         with self._lock:
-            return [self.get(key) for key in self._entries if key.startswith(prefix)]
+            return [value for value, expires in self._entries.values() if now < expires]
 
     def oldest_first(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
         """(key, bytes) of the wanted keys, those first that expire first."""
@@ -161,10 +162,13 @@ class MemoryKVStore(KVStore):
 
 
 class MemoryClusterState(ClusterState):
-    """The cluster state in memory, under the same keys as in Redis."""
+    """The cluster state in memory."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._values = Expiring(clock=clock)
+        # Read whole and often, so they are not looked for among everybody's results.
+        self._workers = Expiring(clock=clock)
+        self._reservations = Expiring(clock=clock)
         self._claims = threading.Lock()
 
     def now(self) -> float:
@@ -173,15 +177,15 @@ class MemoryClusterState(ClusterState):
 
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
-        self._values.put(f"card:{registration.worker_id}", codec.encode(registration), ttl_s)
+        self._workers.put(registration.worker_id, codec.encode(registration), ttl_s)
 
     def registrations(self) -> list[WorkerInfo]:
         """See ClusterState."""
-        return readable_registrations(self._values.under("card:"))
+        return readable_registrations(self._workers.values())
 
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""
-        self._values.delete(f"card:{worker_id}")
+        self._workers.delete(worker_id)
 
     def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
@@ -250,21 +254,20 @@ class MemoryClusterState(ClusterState):
 
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
         """See ClusterState."""
-        key = f"reservation:{name}"
         with self._claims:
-            self._values.delete(key)
+            self._reservations.delete(name)
             if self.reserved_bytes() + size_bytes > room_bytes:
                 return False
-            self._values.put(key, str(size_bytes).encode(), ttl_s)
+            self._reservations.put(name, str(size_bytes).encode(), ttl_s)
             return True
 
     def unreserve(self, name: str) -> None:
         """See ClusterState."""
-        self._values.delete(f"reservation:{name}")
+        self._reservations.delete(name)
 
     def reserved_bytes(self) -> int:
         """See ClusterState."""
-        return sum(int(value) for value in self._values.under("reservation:") if value is not None)
+        return sum(map(int, self._reservations.values()))
 
     def close(self) -> None:
         """See ClusterState."""

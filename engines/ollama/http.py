@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import ollama
 
-from engines.remote import CONNECT_S, LIMITS, Calls
+from engines.remote import CONNECT_S, IDLE_S, Calls
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
@@ -35,7 +35,8 @@ class OllamaServer:
         """`host` is a URL, or "" for what OLLAMA_HOST says, else this machine."""
         # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        transport = _NeverCut(limits=LIMITS, trust_env=False)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=IDLE_S)
+        transport = _NeverCut(limits=limits, trust_env=False)
         self._client = ollama.AsyncClient(host or None, timeout=timeout, transport=transport)
         self.host = host or "this machine"
         # Not the client's own `close` itself: it has no annotations.

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
+import certifi
 
 from engines.openai.place import outside, stays
-from engines.remote import CONNECT_S, LIMITS, Calls
+from engines.remote import CONNECT_S, IDLE_S, Calls
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
@@ -63,12 +66,8 @@ class OpenAIServer:
         self.host = base
         self._key = api_key
         self._may_be_called = allow_external or (stays(base) and not outside(base))
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
-        timeout = httpx.Timeout(None, connect=CONNECT_S)
-        # No proxy of the environment's, and no redirect is followed: prompts go to this address and no other.
-        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, limits=LIMITS, trust_env=False)
-        self._calls = Calls("openai", self._sorted_out, self._client.aclose)
+        self._session: aiohttp.ClientSession | None = None
+        self._calls = Calls("openai", self._sorted_out, self._close)
 
     def models(self) -> list[dict[str, Any]]:
         """What the server lists under /models."""
@@ -85,10 +84,11 @@ class OpenAIServer:
 
     async def _list(self) -> list[Any]:
         await self._check_place()
-        response = await self._client.get(f"{self.host}/models")
-        self._check(response)
+        async with self._opened().get(f"{self.host}/models", allow_redirects=False) as response:
+            body = await response.read()
+        self._check(response, body)
         try:
-            listed = response.json()["data"]
+            listed = json.loads(body)["data"]
         except (ValueError, KeyError, TypeError):
             listed = None
         if not isinstance(listed, list):
@@ -107,14 +107,13 @@ class OpenAIServer:
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:
         await self._check_place()
-        async with self._client.stream("POST", f"{self.host}/chat/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                await response.aread()
-            self._check(response)
+        post = self._opened().post(f"{self.host}/chat/completions", json=body, allow_redirects=False)
+        async with post as response:
+            if response.status != HTTPStatus.OK:
+                self._check(response, await response.read())
             if "event-stream" not in response.headers.get("content-type", ""):
                 raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
-            lines = response.aiter_lines()
-            async for line in lines:
+            async for line in _lines(response.content):
                 kind, _, value = line.partition(":")
                 if kind != "data":
                     continue
@@ -123,8 +122,28 @@ class OpenAIServer:
                 yield self._event(value)
             with suppress(TimeoutError):  # read to its end, the connection serves the next request too
                 async with asyncio.timeout(_END_S):
-                    async for _ in lines:
-                        pass
+                    await response.content.read()
+
+    def _opened(self) -> aiohttp.ClientSession:
+        """The session; it belongs to the loop on which the requests run."""
+        if self._session is None:
+            secure = ssl.create_default_context(cafile=certifi.where())
+            # Names are looked up again each time, as `_check_place` does.
+            connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # No proxy of the environment's, and no redirect is followed: prompts go to this address and no other.
+                trust_env=False,
+            )
+        return self._session
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
 
     def _event(self, value: str) -> dict[str, Any]:
         try:
@@ -137,17 +156,17 @@ class OpenAIServer:
             raise self._refused(500, event)
         return event
 
-    def _check(self, response: httpx.Response) -> None:
-        status = response.status_code
-        if status == httpx.codes.OK:
+    def _check(self, response: aiohttp.ClientResponse, read: bytes) -> None:
+        status = response.status
+        if status == HTTPStatus.OK:
             return
         wait = _seconds(response.headers.get("retry-after", ""))
-        if status == httpx.codes.TOO_MANY_REQUESTS and wait is not None and wait <= _LONGEST_WAIT_S:
+        if status == HTTPStatus.TOO_MANY_REQUESTS and wait is not None and wait <= _LONGEST_WAIT_S:
             raise _Busy(wait)
         try:
-            body = response.json()
+            body = json.loads(read)
         except ValueError:
-            body = response.text
+            body = read.decode(errors="replace")
         raise self._refused(status, body)
 
     def _refused(self, status: int, body: Any) -> Refused:
@@ -170,15 +189,14 @@ class OpenAIServer:
         """What a failed request means for the job."""
         if isinstance(error, Refused) and error.status in _NEVER:
             said = error.said.lower()
-            if error.status == httpx.codes.REQUEST_ENTITY_TOO_LARGE or any(words in said for words in _TOO_LONG):
+            if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or any(words in said for words in _TOO_LONG):
                 return ContextExceeded(f"the server refused the prompt: {error.said:.300}")
             return error
         if isinstance(error, KvasirError):
             return error
         if isinstance(error, _Busy):
             return EngineUnavailable(f"the server at {self.host} is busy for {error.seconds:.0f} s more")
-        what = str(error) or type(error).__name__
-        return EngineUnavailable(f"the server at {self.host} does not answer: {what:.300}")
+        return EngineUnavailable(f"the server at {self.host} does not answer: {_words(error):.300}")
 
 
 def never(refused: Refused) -> KvasirError:
@@ -188,6 +206,23 @@ def never(refused: Refused) -> KvasirError:
     if any(word in f"{refused.said} {refused.param}".lower() for word in _NO_SCHEMA):
         return InvalidSchema(f"the JSON schema can't be made a constraint: {refused.said:.300}")
     return InvalidPrompt(str(refused))
+
+
+def _words(error: BaseException) -> str:
+    """Without what aiohttp's own words have besides: a TLS context's address in memory, the URL again."""
+    cause = getattr(error, "os_error", error)
+    said = getattr(cause, "strerror", "") or getattr(cause, "message", "") or str(cause) or type(cause).__name__
+    return " ".join(str(said).split())
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[str]:
+    """As they are complete, without their ends; aiohttp's own have a greatest length."""
+    rest = b""
+    async for piece in content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace").rstrip("\r")
+    yield rest.decode(errors="replace")
 
 
 def _seconds(retry_after: str) -> float | None:

@@ -19,11 +19,11 @@ from producers.gateway.refusal import Refused, of_error, of_validation
 
 def make_app(gateway: Gateway) -> FastAPI:
     """The application of a gateway."""
-    app = FastAPI(title="Kvasir", description="OpenAI's and Ollama's APIs in front of Kvasir's queues.", redoc_url=None)
+    # Routes and not routers: an included router is compared with its own routes again at every request.
+    routes = [route for api in (openai_api, batches_api, ollama_api) for route in api.router.routes]
+    what = "OpenAI's and Ollama's APIs in front of Kvasir's queues."
+    app = FastAPI(title="Kvasir", description=what, redoc_url=None, routes=routes)
     app.state.gateway = gateway
-    app.include_router(openai_api.router)
-    app.include_router(batches_api.router)
-    app.include_router(ollama_api.router)
     app.add_api_route("/", _hello, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/health", _health, tags=["operators"])
     app.add_api_route("/ready", _ready, tags=["operators"])

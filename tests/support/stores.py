@@ -63,8 +63,9 @@ class MemoryRoom(Room):
         self._elapsed += seconds
 
     def plant(self, key: str, value: bytes) -> None:
-        values = self._kv._values if key.startswith("kv") else self._cluster_state._values
-        values.put(key, value, 3600)
+        state, worker = self._cluster_state, key.removeprefix("card:")
+        values = self._kv._values if key.startswith("kv") else state._values if worker == key else state._workers
+        values.put(worker, value, 3600)
 
     def raw(self, key: str) -> bytes:
         return self._kv._values.get(key) or b""
