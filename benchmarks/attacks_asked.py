@@ -76,7 +76,8 @@ def _results(client: Client, batch: str, jobs: Iterable[PrefillJob]) -> Iterator
 def found(result: JobResult, submission: Submission) -> bool | None:
     """Whether the result quotes a passage of the submission; None: it can't be used."""
     try:
-        quote = parse_passage(result.answers[0].text)
+        first = result.answers[0]
+        passage = parse_passage(first.text, first.likelihoods)
     except (AnswerError, IndexError):
         return None
-    return bool(quote) and check_evidence(quote, submission)
+    return passage is not None and check_evidence(passage.quote, submission)
