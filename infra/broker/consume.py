@@ -25,6 +25,7 @@ from messages.errors import BrokerUnavailable, NoQueue
 log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.2
+_TICK_S = 0.5
 _DEATHS_EVERY_S = 5.0  # between looks for deaths and for deleted queues
 
 
@@ -153,17 +154,19 @@ class ConsumerLoop:
     def _keep_house(self, source: JobSource, handler: Handler) -> None:
         control = None
         heard = {"wakeup": source.ring, "cancel": handler.on_cancel, "pause": self._on_pause, "resume": self._on_resume}
-        next_look = time.monotonic()
+        next_look = next_tick = time.monotonic()
         while not self._stopping.is_set():
             try:
                 control = control or ControlListener(self._broker, self._name, heard)
-                control.poll(0.5)
+                control.poll(_TICK_S)
                 if time.monotonic() > next_look:
                     self._restore_queues()
                     answer_deaths(self._broker, self._settler, self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
                 self._stopping.wait(0.5)  # it reconnects by itself; what was deleted is declared again at the next look
-            handler.tick()
+            if time.monotonic() >= next_tick:  # not at every wakeup: those come as often as jobs
+                handler.tick()
+                next_tick = time.monotonic() + _TICK_S
         if control:
             control.close()

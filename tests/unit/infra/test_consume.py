@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import msgpack
@@ -135,6 +136,16 @@ def test_the_now_lane_goes_first_and_bulk_in_the_order_it_came(site: Site) -> No
     site.took("now", "bulk-1")
     site.desk.settle()
     site.took("now", "bulk-1", "bulk-2")
+
+
+def test_wakeups_which_come_as_often_as_jobs_cause_no_more_ticks(site: Site) -> None:
+    site.open()
+    began, before = time.monotonic(), site.desk.ticks
+    for _ in range(200):
+        ring(site.broker, NOW)
+    announce_cancel(site.broker, "the last that it hears")
+    wait_until(lambda: site.desk.cancelled, "it has heard all of it")
+    assert site.desk.ticks - before <= 2 + 2 * (time.monotonic() - began)
 
 
 def test_a_full_worker_is_given_no_more_than_its_prefetch(site: Site) -> None:
