@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ class TorchModel:
         self._model = _load(weights)
         self.config = self._model.config.get_text_config(decoder=True)
         self.device = self._model.device
+        # What `forward` calls the cache; transformers 5.24 renamed `past_key_values`.
+        self._cache = "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
         self._local = threading.local()
         self._require_cache(weights.folder)
         for layer in getattr(self._model.base_model, "layers", ()):
@@ -171,7 +174,7 @@ class TorchModel:
         try:
             check()
             with torch.inference_mode():
-                yield {"input_ids": ids, "past_key_values": run.past, "use_cache": True}
+                yield {"input_ids": ids, self._cache: run.past, "use_cache": True}
         except RuntimeError as error:
             raise EngineUnavailable(f"PyTorch failed on {self.device}: {_first_line(error)}") from error
         finally:

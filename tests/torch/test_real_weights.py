@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.matrix_caches import prefilled
-from benchmarks.matrix_forced import Forced, Likeliest, agreement, choices, forced
+from benchmarks.matrix_forced import Forced, Likeliest, agreement, choices, forced, shifts
 from benchmarks.matrix_models import REAL, weights_for
 from benchmarks.matrix_mutations import MUTATIONS, spoiled
-from benchmarks.matrix_real import AGREEMENT, MARGIN, cold_margin
+from benchmarks.matrix_real import AGREEMENT, MARGIN, bound, cold_margin, spread
 from engines.base import Answer
 from engines.family import in_family
 from engines.registry import Engine, EngineOptions, open_engine
@@ -69,6 +69,21 @@ class Side:
         """Of runs that are made to say the cold answers."""
         return self.said_again(self.cold_starts)
 
+    @cached_property
+    def bound(self) -> float:
+        """At which leads of its own choice it may be parted from it, as `benchmarks.matrix_real` says.
+
+        llama.cpp moves them by itself where a prompt's tokens come one by one, on some processors by more than MARGIN.
+        """
+        if self.engine.info.engine != "llamacpp":
+            return MARGIN
+        compared = zip(self.prompts, self.cold, self.cold_steps, strict=True)
+        return bound(spread([each for one in compared for each in self._moved_alone(*one)]))
+
+    def _moved_alone(self, tokens: Sequence[int], cold: Answer, steps: list[Likeliest]) -> list[float]:
+        said = self.run(tokens[:2], None, [*tokens[2:], *cold.tokens])
+        return shifts(steps, said[-len(steps) :])
+
     def answers(self, caches: Sequence[KVCache | None]) -> list[Answer]:
         with ThreadPoolExecutor(len(ASKED)) as pool:
             return list(pool.map(lambda tokens, cache: self.engine.decode(tokens, cache, GREEDY), self.prompts, caches))
@@ -115,7 +130,7 @@ def test_a_transfer_changes_an_answer_only_where_the_receiver_was_undecided(
     side, caches = sides[receiver], sides[sender].caches
     warm = side.answers(caches)
     assert [answer.evaluated_tokens for answer in warm] == [1] * len(ASKED)
-    assert max(leads(side, warm), default=0.0) <= MARGIN, ([answer.text for answer in warm], side.cold)
+    assert max(leads(side, warm), default=0.0) <= side.bound, ([answer.text for answer in warm], side.cold)
     assert agreed(side, caches) >= AGREEMENT
 
 
