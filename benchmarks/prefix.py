@@ -155,7 +155,7 @@ class PrefixFleet:
             shared = shared_boundary(info.layout, prompt.shared)
             refs = block_refs(info.fingerprint, info.layout, prompt.ids, shared, shared, job.job_id)
             self._kv.delete([*refs, *(one for last in refs[-1:] for one in snapshot_refs(info.layout, last))])
-            self._redis.delete(f"result:{job.job_id}:{job.run}")
+            self._redis.delete(f"result:{{{job.job_id}:{job.run}}}")
 
     def _start(self, role: Role) -> Engine:
         slots = self._slots if role == "decode" else 1

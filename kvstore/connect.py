@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore.base import ClusterState, KVStore
 from kvstore.memory import MemoryClusterState, MemoryKVStore
-from kvstore.redis.client import errors_mapped, open_client, place
+from kvstore.redis.client import errors_mapped, is_cluster, open_client, place
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError
@@ -30,10 +30,12 @@ class Stores:
 
 
 def connect(url: str) -> Stores:
-    """The store and cluster state at `memory://` (new, and only this process's) or redis://, rediss://, unix://.
+    """The store and cluster state at `memory://` (new, and only this process's), a Redis, or a Redis Cluster.
+
+    Those are redis://, rediss://, unix://, redis+cluster:// and rediss+cluster://.
 
     Raises:
-        ConfigError: the URL can't be used, or the server is too old.
+        ConfigError: the URL can't be used, or the server is too old, or a cluster's where the URL says it is none.
         StoreUnavailable: it can't be reached, or refuses the login.
     """
     if url.startswith(MEMORY):
@@ -57,3 +59,8 @@ def _check_server(url: str) -> None:
     if not major.isdigit() or int(major) < OLDEST_REDIS:
         found = f"Redis {version}" if version else "no Redis"
         raise ConfigError(f"the store at {where} is {found}; Redis {OLDEST_REDIS} or newer is needed")
+    if server.get("redis_mode") == "cluster" and not is_cluster(url):
+        raise ConfigError(
+            f"the store at {where} is a node of a Redis Cluster: "
+            "its URL begins with redis+cluster:// (or rediss+cluster://) then"
+        )

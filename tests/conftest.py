@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support import services
+from tests.support.servers import RedisCluster
 
 # How long an example takes says more about the machine than about the code. In CI the examples are the same each
 # time: what a new one finds is found at a developer's desk, and holds up nobody else's change.
@@ -69,6 +70,13 @@ def store_url() -> Iterator[str]:
     """URL of a Redis that all tests of the run share: keys of one test must not be those of another."""
     with services.store() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url() -> Iterator[str]:
+    """URL of a Redis Cluster of three primaries, shared as `store_url` is."""
+    with RedisCluster() as cluster:
+        yield cluster.url
 
 
 @pytest.fixture

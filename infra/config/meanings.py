@@ -20,7 +20,8 @@ TABLES = {
 
 MEANINGS = {
     "services.broker": "RabbitMQ: `amqp://USER@HOST:5672/VHOST` or `amqps://…`; `local` for none",
-    "services.store": "Redis: `redis://HOST:6379/0`, `rediss://…`, `unix://…`; `local` for none. Set both or neither",
+    "services.store": "Redis: `redis://HOST:6379/0`, `rediss://…`, `unix://…`; nodes of a Redis Cluster: "
+    "`redis+cluster://HOST,HOST`; `local` for none. Set both or neither",
     "services.broker_password_file": "File that holds the broker's password and nothing else",
     "services.store_password_file": "File that holds the store's password and nothing else",
     "services.broker_ca_file": "PEM file of who signed the broker's certificate (amqps); empty: whom the system trusts",

@@ -96,18 +96,18 @@ class Settings:
     def store_url_with_secret(self) -> str:
         """The store's URL to connect with; "" if there is none. Raises ConfigError on an unreadable password file."""
         url = _with_secret(self.services.store, self.services.store_secret)
-        ca_file = self._ca_file("store", "rediss")
+        ca_file = self._ca_file("store", "rediss", "rediss+cluster")
         return put_option(url, "ssl_ca_certs", ca_file) if ca_file else url
 
     def broker_ca_file(self) -> str:
         """The file to check the broker's certificate with; "": the system's. Raises ConfigError if it is of no use."""
         return self._ca_file("broker", "amqps")
 
-    def _ca_file(self, service: str, scheme: str) -> str:
+    def _ca_file(self, service: str, *schemes: str) -> str:
         url, path = getattr(self.services, service), getattr(self.services, f"{service}_ca_file")
         origin = self.origin(f"services.{service}_ca_file")
-        if url and path and not url.startswith(f"{scheme}://"):
-            raise ConfigError(f"{origin}: a CA file is set, but the {service}'s URL is not {scheme}://…")
+        if url and path and url.partition("://")[0] not in schemes:
+            raise ConfigError(f"{origin}: a CA file is set, but the {service}'s URL is not {schemes[0]}://…")
         if url and path and not os.access(path, os.R_OK):
             raise ConfigError(f"{origin}: can't read the CA file {path}")
         return str(path) if url else ""

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 from messages.errors import ConfigError, InvalidMessage
 
 BROKER_SCHEMES = ("amqp", "amqps")
-STORE_SCHEMES = ("redis", "rediss", "unix")
+STORE_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 _UNESCAPED = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
 LOCAL = "local"  # instead of a URL: run it in this process, whatever a file of lower rank says
 

@@ -85,7 +85,7 @@ STORE_RULES: Mapping[Role, str] = MappingProxyType(
         # SCAN shows names of keys, to find the shared blocks that make way; it shows no value.
         "prefill": (
             f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} "
-            "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:prefix-* +evalsha +get +set +del) "
+            "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:{prefix-* +evalsha +get +set +del) "
             "(~reservations +evalsha +hgetall +hset +hdel +pexpireat)"
         ),
         # It renews a block's time to live, and deletes; it writes none.

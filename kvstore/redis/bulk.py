@@ -39,6 +39,12 @@ RENEWALS_AHEAD = 256
 GETS_AHEAD = 2  # the server and the network work while a value is checked; a third reply in the making slows both down
 
 _YES, _NO = b":1\r\n", b":0\r\n"
+
+
+class Redirected(exceptions.ResponseError):
+    """A node of a cluster says that a key lies, or will lie, elsewhere."""
+
+
 _ERRORS: dict[str, type[exceptions.RedisError]] = {
     "OOM": exceptions.OutOfMemoryError,
     "NOAUTH": exceptions.AuthenticationError,
@@ -46,6 +52,9 @@ _ERRORS: dict[str, type[exceptions.RedisError]] = {
     "NOPERM": exceptions.NoPermissionError,
     "LOADING": exceptions.BusyLoadingError,
     "READONLY": exceptions.ReadOnlyError,
+    "MOVED": Redirected,
+    "ASK": Redirected,
+    "TRYAGAIN": Redirected,
 }
 
 
@@ -77,13 +86,13 @@ class Bulk:
         self._links = links
         self._timeout_s = links.timeout_s(timeout_s)
         self._lock = threading.Lock()
-        self._idle: list[_Connection] = []
-        self._arena = _Arena()
+        self._idle: list[Connection] = []
+        self._arena = Arena()
 
     def put(self, items: Iterable[tuple[str, bytes, memoryview]], ttl_s: int) -> int:
         """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
         total = unread = 0
-        with self._connection() as connection:
+        with self.connection() as connection:
             for key, prefix, payload in items:
                 connection.send_set(key, prefix, payload, ttl_s)
                 total += len(prefix) + len(payload)
@@ -97,23 +106,23 @@ class Bulk:
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
         """The value of each key, in order, or None; TTLs are renewed."""
-        with self._connection() as connection:
+        with self.connection() as connection:
             for key in keys[:GETS_AHEAD]:
-                connection.send(_command("GETEX", key, "EX", str(ttl_s)))
-            values = _Values(self._arena)
+                connection.send(command("GETEX", key, "EX", str(ttl_s)))
+            values = Values(self._arena)
             for index in range(len(keys)):
                 value = connection.read_value(values, len(keys) - index)
                 if index + GETS_AHEAD < len(keys):
-                    connection.send(_command("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s)))
+                    connection.send(command("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s)))
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
         """Give each key its TTL anew; whether it was there."""
         renewed: list[bool] = []
-        with self._connection() as connection:
+        with self.connection() as connection:
             for start in range(0, len(keys), RENEWALS_AHEAD):
                 ahead = keys[start : start + RENEWALS_AHEAD]
-                connection.send(*(_command("EXPIRE", key, str(ttl_s)) for key in ahead))
+                connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in ahead))
                 renewed += connection.read_flags(len(ahead))
         return renewed
 
@@ -129,7 +138,8 @@ class Bulk:
             connection.close()
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[_Connection]:
+    def connection(self) -> Iterator[Connection]:
+        """A connection that nobody else uses; closed after a failure, kept else."""
         connection = self._take_idle() or self._links.first(self._open)
         try:
             yield connection
@@ -139,13 +149,13 @@ class Bulk:
         with self._lock:
             self._idle.append(connection)
 
-    def _open(self, index: int) -> _Connection:
+    def _open(self, index: int) -> Connection:
         target = bulk_target(self._links.urls[index])
         if target is None:
             raise exceptions.ConnectionError("its URL has options")  # of all, or none: seen before
-        return _Connection(target, self._timeout_s, index, self._links.several)
+        return Connection(target, self._timeout_s, index, self._links.several)
 
-    def _take_idle(self) -> _Connection | None:
+    def _take_idle(self) -> Connection | None:
         while True:
             with self._lock:
                 if not self._idle:
@@ -156,12 +166,15 @@ class Bulk:
             connection.close()
 
 
-def _command(*words: str) -> bytes:
+def command(*words: str) -> bytes:
+    """A command as Redis reads it."""
     encoded = [word.encode() for word in words]
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
 
 
-class _Connection:
+class Connection:
+    """One socket, logged in. Every method raises what redis-py raises, or OSError; only Redirected leaves it usable."""
+
     def __init__(self, target: BulkTarget, timeout_s: float, index: int, glance: bool) -> None:
         self.index = index
         self._socket = _connect(target, timeout_s, glance)
@@ -173,10 +186,10 @@ class _Connection:
 
     def _log_in(self, target: BulkTarget) -> None:
         if target.password:
-            self.send(_command("AUTH", *([target.username] if target.username else []), target.password))
+            self.send(command("AUTH", *([target.username] if target.username else []), target.password))
             self.read_ok()
         if target.db:
-            self.send(_command("SELECT", str(target.db)))
+            self.send(command("SELECT", str(target.db)))
             self.read_ok()
 
     def quiet(self) -> bool:
@@ -190,9 +203,11 @@ class _Connection:
         return False
 
     def send(self, *commands: bytes) -> None:
+        """Send, and read nothing."""
         self._socket.sendall(b"".join(commands))
 
     def send_set(self, key: str, prefix: bytes, payload: memoryview, ttl_s: int) -> None:
+        """Send a SET whose value is `prefix` and `payload` joined."""
         name, ttl = key.encode(), b"%d" % ttl_s
         size = len(prefix) + len(payload)
         head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(name), name, size, prefix)
@@ -209,6 +224,7 @@ class _Connection:
                 left[0] = left[0][sent:]
 
     def read_ok(self) -> None:
+        """A reply that must be +OK."""
         if (line := self._line()) != b"+OK":
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
 
@@ -223,7 +239,8 @@ class _Connection:
             raise exceptions.InvalidResponse(f"unexpected reply {self._line(error + line + end)[:40]!r}")
         return [flag == _YES for flag in flags]
 
-    def read_value(self, values: _Values, values_left: int) -> memoryview | None:
+    def read_value(self, values: Values, values_left: int) -> memoryview | None:
+        """A reply that is a value, or None for no such key; `values_left`: this one and those to come."""
         line = self._line()
         if line == b"$-1":
             return None
@@ -258,10 +275,11 @@ class _Connection:
             done += received
 
     def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
 
-class _Arena:
+class Arena:
     """Chunks of memory for values. One is used again as soon as no block in it is alive: without page faults."""
 
     def __init__(self) -> None:
@@ -295,10 +313,10 @@ def _fresh_chunk() -> mmap.mmap:
     return chunk
 
 
-class _Values:
+class Values:
     """Places for the values of one `get`."""
 
-    def __init__(self, arena: _Arena) -> None:
+    def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._free = memoryview(b"")
 

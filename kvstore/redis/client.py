@@ -11,13 +11,18 @@ from urllib.parse import urlsplit
 import redis
 from redis import exceptions
 from redis.backoff import ConstantBackoff
+from redis.cluster import ClusterNode
 from redis.retry import Retry
 
 from kvstore.redis.links import GLANCE_S, Links, addresses, connection_class
 from messages.errors import ConfigError, StoreUnavailable
 
-SCHEMES = ("redis", "rediss", "unix")
+Client = redis.Redis | redis.RedisCluster
+
+CLUSTER = "+cluster"  # ends the scheme of a URL that names nodes of a Redis Cluster
+SCHEMES = ("redis", "rediss", "unix", f"redis{CLUSTER}", f"rediss{CLUSTER}")
 CONNECT_TIMEOUT_S = 5.0
+NODE_TIMEOUT_S = 1.0  # of a cluster
 TIMEOUT_S = 15.0  # without any progress; what is asked for at once takes well under a second
 
 _REFUSED_LOGIN = (
@@ -27,29 +32,70 @@ _REFUSED_LOGIN = (
 )
 
 
-def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = None) -> redis.Redis:
-    """A client for `url`; nothing is sent yet. Raises ConfigError if the URL can't be used.
+def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = None) -> Client:
+    """A client for `url`. Raises ConfigError if the URL can't be used.
 
+    Nothing is sent yet, except to a cluster, which is asked where its slots are: raises StoreUnavailable.
     `links`: of this URL, of somebody who will close them: a better address is then looked for.
     """
-    place(url)
-    used = links or Links(url)
-    more: dict[str, Any] = {"connection_class": connection_class(used)} if used.several else {}
+    where = place(url)
     try:
-        client = redis.Redis.from_url(
-            used.urls[0],
-            socket_timeout=used.timeout_s(timeout_s),
-            socket_connect_timeout=GLANCE_S if used.several else CONNECT_TIMEOUT_S,
-            protocol=2,  # redis-py trips over a strange answer to RESP3's HELLO
-            # One more try: a pooled connection may have died with its server. All commands used here are idempotent.
-            retry=Retry(ConstantBackoff(0.1), 1),
-            **more,
-        )
+        if is_cluster(url):
+            return _open_cluster(url, where)
+        return _open_single(url, timeout_s, links)
     except (ValueError, TypeError):  # its text may hold a piece of the password
         raise ConfigError("the store URL can't be read; it looks like redis://:password@host:6379/0") from None
+
+
+def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis:
+    used = links or Links(url)
+    more: dict[str, Any] = {"connection_class": connection_class(used)} if used.several else {}
+    client = redis.Redis.from_url(
+        used.urls[0],
+        socket_timeout=used.timeout_s(timeout_s),
+        socket_connect_timeout=GLANCE_S if used.several else CONNECT_TIMEOUT_S,
+        protocol=2,  # redis-py trips over a strange answer to RESP3's HELLO
+        # One more try: a pooled connection may have died with its server. All commands used here are idempotent.
+        retry=Retry(ConstantBackoff(0.1), 1),
+        **more,
+    )
     if links and links.several:
         links.on_change.append(partial(client.connection_pool.disconnect, inuse_connections=False))
     return client
+
+
+def is_cluster(url: str) -> bool:
+    """Whether a URL names nodes of a Redis Cluster."""
+    return url.partition("://")[0].endswith(CLUSTER)
+
+
+def node_urls(url: str) -> list[str]:
+    """A plain URL for each node that a cluster's URL names."""
+    scheme, _, rest = url.partition("://")
+    return addresses(f"{scheme.removesuffix(CLUSTER)}://{rest}")
+
+
+def _open_cluster(url: str, where: str) -> redis.RedisCluster:
+    urls = node_urls(url)
+    hosts = [urlsplit(each) for each in urls]
+    node: Any = ClusterNode
+    try:
+        return redis.RedisCluster.from_url(
+            urls[0],
+            startup_nodes=[node(host.hostname or "localhost", host.port or 6379) for host in hosts],
+            # A node that is frozen is given up within the time that the others take to replace it.
+            socket_timeout=NODE_TIMEOUT_S,
+            socket_connect_timeout=GLANCE_S,
+            protocol=2,
+            # The map of slots is asked for anew before each of them.
+            retry=Retry(ConstantBackoff(0.1), 2),
+            # The slots of a lost node without a replica are nobody's; the others' are as good as before.
+            require_full_coverage=False,
+        )
+    except (exceptions.RedisClusterException, exceptions.RedisError, OSError) as error:
+        if "Cluster mode is not enabled" in str(error):
+            raise ConfigError(f"the store at {where} is no Redis Cluster: its URL begins with redis:// then") from None
+        raise StoreUnavailable(sentence(error, where)) from error
 
 
 def place(url: str) -> str:
@@ -64,8 +110,11 @@ def place(url: str) -> str:
         ) from None
     if parts.scheme not in SCHEMES:
         raise ConfigError(
-            f"the store URL begins with {parts.scheme!r}; it must be redis://, rediss://, unix:// or memory://"
+            f"the store URL begins with {parts.scheme!r}; it must be redis://, rediss://, redis+cluster://, "
+            "rediss+cluster://, unix:// or memory://"
         )
+    if is_cluster(url):
+        return ", ".join(hosts)
     return parts.path if parts.scheme == "unix" else " or ".join(hosts)
 
 
@@ -81,6 +130,12 @@ def errors_mapped(where: str) -> Iterator[None]:
 
 def sentence(error: Exception, where: str) -> str:
     """What happened, and what to do about it."""
+    if isinstance(error, exceptions.RedisClusterException):
+        if isinstance(error.__cause__, Exception):  # why no node told where the slots are
+            return sentence(error.__cause__, where)
+        return f"no node of the store at {where} serves a slot that is needed"  # its text may hold the command
+    if str(error).startswith("CLUSTERDOWN"):
+        return f"the store at {where} lacks a primary, and no replica has taken over"
     if isinstance(error, exceptions.OutOfMemoryError):
         return f"the store at {where} is full (Redis reached its maxmemory): nothing more can be stored for now"
     if isinstance(error, _REFUSED_LOGIN):

@@ -1,10 +1,15 @@
 """The cluster state over Redis 7 or newer.
 
-    card:<worker id>      an encoded WorkerInfo        cards    index of the live ones (sorted set: expiry in ms)
-    result:<job>:<run>    an encoded JobResult         cancelled:<batch>    tombstone
-    claim:<job>:<run>     worker id                reservations   hash: name -> "bytes expiry in ms"
+    card:{cards}:<worker id>   an encoded WorkerInfo   cards    index of the live ones (sorted set: expiry in ms)
+    result:{<job>:<run>}  an encoded JobResult         cancelled:<batch>    tombstone
+    claim:{<job>:<run>}   worker id                reservations   hash: name -> "bytes expiry in ms"
     takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
     answers:<job>:<run>   hash: number -> one answer of several, while the others are not complete
+
+A cluster keeps keys with equal text in braces in one slot, so that one script may use them. The slot of `cards` has the
+registrations, and its primary's clock is the store's. When that primary is lost without a replica, workers register
+anew within a second once the slot is served again; reservations that were lost let more be put than there is room for,
+which putting shows.
 
 All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its registration
 or storing a result, which take a few bytes.
@@ -12,8 +17,10 @@ or storing a result, which take a few bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import redis
 
 from kvstore.base import TTL_S, ClusterState, Run
 from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
@@ -21,6 +28,8 @@ from kvstore.redis.links import Links
 from kvstore.workers import readable_registrations
 from messages import codec
 from messages.workers import WorkerInfo
+
+R = TypeVar("R")
 
 _INDEX = "cards"
 _RESERVATIONS = "reservations"
@@ -123,23 +132,32 @@ class RedisClusterState(ClusterState):
         self._place = place(url)
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        script = self._client.register_script
         self._set, self._register, self._claim, self._release, self._reserve, self._reserved = (
-            script(_LUA + text) for text in (_SET, _PUT_REGISTRATION, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
+            self._script(text) for text in (_SET, _PUT_REGISTRATION, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
         )
         self._take_up, self._finish, self._count_crashes, self._note_answer = (
-            script(_LUA + text) for text in (_TAKE_UP, _FINISH, _COUNT_CRASHES, _NOTE_ANSWER)
+            self._script(text) for text in (_TAKE_UP, _FINISH, _COUNT_CRASHES, _NOTE_ANSWER)
         )
+
+    def _script(self, text: str) -> Callable[[Sequence[str], Sequence[Any]], Any]:
+        """What calls a script with keys and arguments."""
+        client = self._client
+        if isinstance(client, redis.Redis):
+            return client.register_script(_LUA + text)
+        # By its text, which a node that is new or came back knows: loading it would need every primary.
+        return lambda keys, arguments: client.eval(_LUA + text, len(keys), *keys, *arguments)
 
     def now(self) -> float:
         """See ClusterState."""
         with errors_mapped(self._place):
-            time: Any = self._client.time()
+            client: Any = self._client
+            where = {} if isinstance(client, redis.Redis) else {"target_nodes": client.get_node_from_key(_INDEX)}
+            time = client.time(**where)
         return float(time[0] + time[1] / 1e6)
 
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
-        keys = [f"card:{registration.worker_id}", _INDEX]
+        keys = [_card(registration.worker_id), _INDEX]
         with errors_mapped(self._place):
             self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
 
@@ -147,39 +165,45 @@ class RedisClusterState(ClusterState):
         """See ClusterState."""
         with errors_mapped(self._place):
             names: Any = self._client.zrange(_INDEX, 0, -1)
-            bodies: Any = self._client.mget([b"card:" + name for name in names]) if names else []
+            bodies: Any = self._client.mget([_card(name.decode()) for name in names]) if names else []
         return readable_registrations(bodies)
 
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""
         with errors_mapped(self._place), self._client.pipeline() as pipeline:
-            pipeline.delete(f"card:{worker_id}")
+            pipeline.delete(_card(worker_id))
             pipeline.zrem(_INDEX, worker_id)
             pipeline.execute()
 
     def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
         with errors_mapped(self._place):
-            self._set([f"result:{job_id}:{run}"], [body, _milliseconds(ttl_s)])
+            self._set([_run_key("result", job_id, run)], [body, _milliseconds(ttl_s)])
 
     def get_result(self, job_id: str, run: int) -> bytes | None:
         """See ClusterState."""
         with errors_mapped(self._place):
-            body: Any = self._client.get(f"result:{job_id}:{run}")
+            body: Any = self._client.get(_run_key("result", job_id, run))
         return None if body is None else bytes(body)
 
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """See ClusterState."""
-        keys = _results_and_claims(runs)
+        arguments = [worker_id, _milliseconds(ttl_s)]
         with errors_mapped(self._place):
-            answers: Any = self._take_up(keys, [worker_id, _milliseconds(ttl_s)])
+            calls = [self._take_up(_results_and_claims(some), arguments) for some in self._at_once(runs)]
+        answers = [answer for call in calls for answer in call]
         return [(answer, False) if isinstance(answer, bytes) else (None, bool(answer)) for answer in answers]
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        keys = _results_and_claims([(job_id, run) for job_id, run, _ in results])
         with errors_mapped(self._place):
-            self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in results)])
+            for some in self._at_once(results):
+                keys = _results_and_claims([(job_id, run) for job_id, run, _ in some])
+                self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in some)])
+
+    def _at_once(self, runs: Sequence[R]) -> list[Sequence[R]]:
+        """Those whose keys one script may use: all of them, or on a cluster each by itself."""
+        return [runs] if isinstance(self._client, redis.Redis) else [[run] for run in runs]
 
     def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
@@ -210,12 +234,12 @@ class RedisClusterState(ClusterState):
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
         """See ClusterState."""
         with errors_mapped(self._place):
-            return bool(self._claim([f"claim:{job_id}:{run}"], [worker_id, _milliseconds(ttl_s)]))
+            return bool(self._claim([_run_key("claim", job_id, run)], [worker_id, _milliseconds(ttl_s)]))
 
     def release(self, job_id: str, run: int, worker_id: str) -> None:
         """See ClusterState."""
         with errors_mapped(self._place):
-            self._release([f"claim:{job_id}:{run}"], [worker_id])
+            self._release([_run_key("claim", job_id, run)], [worker_id])
 
     def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
         """See ClusterState."""
@@ -248,7 +272,7 @@ class RedisClusterState(ClusterState):
     def reserved_bytes(self) -> int:
         """See ClusterState."""
         with errors_mapped(self._place):
-            total: Any = self._reserved([_RESERVATIONS])
+            total: Any = self._reserved([_RESERVATIONS], [])
         return int(total)
 
     def close(self) -> None:
@@ -258,7 +282,15 @@ class RedisClusterState(ClusterState):
 
 
 def _results_and_claims(runs: Sequence[Run]) -> list[str]:
-    return [f"{what}:{job_id}:{run}" for job_id, run in runs for what in ("result", "claim")]
+    return [_run_key(what, job_id, run) for job_id, run in runs for what in ("result", "claim")]
+
+
+def _run_key(what: str, job_id: str, run: int) -> str:
+    return f"{what}:{{{job_id}:{run}}}"
+
+
+def _card(worker_id: str) -> str:
+    return f"card:{{{_INDEX}}}:{worker_id}"
 
 
 def _milliseconds(ttl_s: float) -> int:

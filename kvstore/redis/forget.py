@@ -38,5 +38,5 @@ def forget_named(url: str, names: Collection[str]) -> int:
 def _names_in(key: bytes | str) -> set[str]:
     """The parts of a key among which a job's id or a tag may be."""
     text = key.decode("ascii", "replace") if isinstance(key, bytes) else key
-    parts = text.split(":")[1:]
+    parts = text.replace("{", "").replace("}", "").split(":")[1:]
     return {*parts, parts[-1].partition(".")[0]}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate, islice
+from math import inf
 from typing import Any, Protocol, TypeVar
 
 import redis
@@ -13,7 +14,8 @@ from kvstore.base import TTL_S, KVStore, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import decode_block, decode_state, decode_window, encode
 from kvstore.redis.bulk import Bulk, bulk_target
-from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
+from kvstore.redis.client import TIMEOUT_S, Client, errors_mapped, node_urls, open_client, place
+from kvstore.redis.cluster_bulk import ClusterBulk
 from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import Block, KVLayout, Record, State, Window
@@ -39,6 +41,9 @@ class Transport(Protocol):
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
         """Give each key its TTL anew; whether it was there."""
 
+    def prepare(self) -> None:
+        """Have memory ready for the first `get`. Returns when it is."""
+
     def close(self) -> None:
         """Close connections."""
 
@@ -47,11 +52,18 @@ class RedisKVStore(KVStore):
     """Blocks as Redis strings. Payloads go over a socket of our own where that is possible, else through redis-py."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, bulk: bool = True) -> None:
+        """Of a cluster it asks where the slots are: raises StoreUnavailable then."""
         self._place = place(url)
+        first_url = node_urls(url)[0]
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        plain = bulk and bulk_target(self._links.urls[0])
-        self._transport: Transport = Bulk(self._links, timeout_s) if plain else Pipelines(self._client)
+        self._transport: Transport
+        if not bulk or not bulk_target(first_url):
+            self._transport = Pipelines(self._client)
+        elif isinstance(self._client, redis.RedisCluster):
+            self._transport = ClusterBulk(self._client, first_url)
+        else:
+            self._transport = Bulk(self._links, timeout_s)
 
     def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
@@ -86,30 +98,37 @@ class RedisKVStore(KVStore):
 
     def prepare(self) -> None:
         """See KVStore."""
-        if isinstance(self._transport, Bulk):
-            self._transport.prepare()
+        self._transport.prepare()
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
         if refs:
             with errors_mapped(self._place):
-                self._client.unlink(*(ref.key for ref in refs))  # frees off the server's main thread
+                self._unlink([ref.key for ref in refs])
 
     def free_shared(self, size_bytes: int) -> int:
-        """See KVStore. The time to live that is left says how recently a record was used: every use sets it anew."""
-        freed = 0
+        """See KVStore. The time to live that is left says how recently a record was used: every use sets it anew.
+
+        On a cluster an equal share on each primary, since each of them fills by itself.
+        """
         with errors_mapped(self._place):
-            keys = self._least_recent_shared()
-            for start in range(0, len(keys), DELETES_AT_ONCE):
-                if freed >= size_bytes:
-                    break
-                freed += self._unlink_until(keys[start : start + DELETES_AT_ONCE], size_bytes - freed)
+            primaries = self._primaries()
+            return sum(self._free_shared(where, -(-size_bytes // len(primaries))) for where in primaries)
+
+    def _free_shared(self, where: Mapping[str, Any], size_bytes: int) -> int:
+        freed = 0
+        keys = self._least_recent_shared(where)
+        for start in range(0, len(keys), DELETES_AT_ONCE):
+            if freed >= size_bytes:
+                break
+            freed += self._unlink_until(keys[start : start + DELETES_AT_ONCE], size_bytes - freed)
         return freed
 
-    def _least_recent_shared(self) -> list[bytes]:
+    def _least_recent_shared(self, where: Mapping[str, Any]) -> list[bytes]:
         found: dict[bytes, None] = {}
         for pattern in ("kv:*", "kvw:*"):
-            found.update((key, None) for key in self._client.scan_iter(pattern, 1000) if is_shared(key.decode()))
+            keys = self._client.scan_iter(pattern, 1000, **where)
+            found.update((key, None) for key in keys if is_shared(key.decode()))
         with self._client.pipeline(transaction=False) as pipeline:
             for key in found:
                 pipeline.pttl(key)
@@ -122,14 +141,36 @@ class RedisKVStore(KVStore):
             sizes = pipeline.execute()
         sums = list(accumulate(sizes))
         enough = next((number for number, total in enumerate(sums, 1) if total >= size_bytes), len(keys))
-        self._client.unlink(*keys[:enough])
+        self._unlink(keys[:enough])
         return int(sums[enough - 1])
 
+    def _unlink(self, keys: Sequence[str | bytes]) -> None:
+        """Delete; the memory is freed off the server's main thread."""
+        client: Any = self._client
+        if isinstance(client, redis.Redis):
+            client.unlink(*keys)
+            return
+        # redis-py makes of one command for many keys one for each slot, one after the other.
+        with client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.unlink(key)
+            pipeline.execute()
+
     def usage(self) -> StoreUsage:
-        """See KVStore."""
+        """See KVStore. Of a cluster that of the fullest primary, times their number.
+
+        Records spread evenly over slots, and the primary that is full first refuses first.
+        """
         with errors_mapped(self._place):
-            memory: Any = self._client.info("memory")
-        return StoreUsage(int(memory["used_memory"]), int(memory["maxmemory"]))
+            found: list[Any] = [self._client.info("memory", **where) for where in self._primaries()]
+        usages = [StoreUsage(int(memory["used_memory"]), int(memory["maxmemory"])) for memory in found]
+        fullest = max(usages, key=lambda usage: usage.used_bytes / (usage.max_bytes or inf))
+        return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)
+
+    def _primaries(self) -> list[dict[str, Any]]:
+        """What redis-py takes to ask every primary, one after the other."""
+        client: Any = self._client
+        return [{}] if isinstance(client, redis.Redis) else [{"target_nodes": node} for node in client.get_primaries()]
 
     def close(self) -> None:
         """See KVStore."""
@@ -147,7 +188,7 @@ def _present(value: bytes | memoryview | None, ref: BlockRef) -> bytes | memoryv
 class Pipelines:
     """Values through redis-py: works with every URL that it takes, TLS included."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
@@ -178,6 +219,9 @@ class Pipelines:
             for key in keys:
                 pipeline.expire(key, ttl_s)
             return [bool(there) for there in _execute(pipeline)]
+
+    def prepare(self) -> None:
+        """redis-py makes each value's memory."""
 
     def close(self) -> None:
         """The client belongs to the store."""

@@ -158,7 +158,7 @@ class _Tokens:
         for job_id, pieces in self._heard.items():
             if pieces.ended or not 3 <= pieces.last_index <= 60:
                 continue
-            claimed = str(self._store.get(f"claim:{job_id}:1") or "")
+            claimed = str(self._store.get(f"claim:{{{job_id}:1}}") or "")
             holders = [worker for worker in workers if f".{worker.pid}." in claimed and worker.registration.busy]
             if holders:
                 return job_id, holders[0]

@@ -16,10 +16,9 @@ from tests.support.stores import Room, open_room
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "cluster"])
 def room(request: pytest.FixtureRequest) -> Iterator[Room]:
-    url = "" if request.param == "memory" else request.getfixturevalue("store_url")
-    room = open_room(request.param, url)
+    room = open_room(request.param, request)
     yield room
     immortal = room.immortal()
     for registration in _mine(room):
@@ -86,8 +85,8 @@ def test_a_worker_that_leaves_takes_its_registration_along(room: Room) -> None:
 def test_registrations_that_cannot_be_read_are_left_out(room: Room) -> None:
     newer = msgpack.packb({**msgpack.unpackb(codec.encode(_registration(room, "newer"))), "v": codec.VERSION + 1})
     room.cluster_state.register(_registration(room, "a"), ttl_s=30)
-    room.plant(f"card:newer.{room.token}", newer)
-    room.plant(f"card:noise.{room.token}", b"\xff noise")
+    room.plant(f"card:{{cards}}:newer.{room.token}", newer)
+    room.plant(f"card:{{cards}}:noise.{room.token}", b"\xff noise")
 
     assert _mine(room) == [_registration(room, "a")]
 

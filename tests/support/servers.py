@@ -22,8 +22,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import redis
 
@@ -51,6 +52,15 @@ _SMALL_NODE = {
     "raft.wal_max_size_bytes": "33554432",
     "cluster_formation.peer_discovery_backend": "rabbit_peer_discovery_classic_config",
 }
+
+
+_SLOTS = 16384
+_SMALL_REDIS_NODE = (
+    "cluster-enabled yes",
+    "cluster-node-timeout 2000",
+    "cluster-require-full-coverage no",
+    "repl-diskless-sync-delay 0",
+)
 
 
 class ServerFailed(RuntimeError):
@@ -238,9 +248,12 @@ class Server(ABC):
 class RedisServer(Server):
     """Redis without persistence: what is killed is empty when it starts again."""
 
-    def __init__(self, port: int | None = None, max_memory: str = "0", options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, port: int | None = None, max_memory: str = "0", options: Sequence[str] = (), password: str = ""
+    ) -> None:
         """`max_memory` as Redis writes it ("64mb"; "0": no limit); `options` are more lines of its configuration."""
         super().__init__("redis", port)
+        self.password = password or self.password
         lines = [
             f"port {self.port}",
             f"bind {HOST}",
@@ -263,6 +276,115 @@ class RedisServer(Server):
 
     def _answers(self) -> bool:
         return redis_answers(self.url)
+
+
+class RedisCluster:
+    """Three primaries, or more, on loopback, each with `replicas` replicas: `nodes`, the primaries first.
+
+    A node keeps its slots over a kill, and nothing of what it held.
+
+    with RedisCluster() as cluster:
+        connect(cluster.url)         # all addresses
+        cluster.nodes[0].kill()
+    """
+
+    def __init__(self, primaries: int = 3, replicas: int = 0, max_memory: str = "0") -> None:
+        """Nothing runs yet. `max_memory`: of each node."""
+        password = secrets.token_hex(8)
+        lines = [*_SMALL_REDIS_NODE, f"masterauth {password}"]
+        self._buses = [free_port() for _ in range(primaries * (1 + replicas))]
+        self.nodes = [
+            RedisServer(max_memory=max_memory, options=[f"cluster-port {bus}", *lines], password=password)
+            for bus in self._buses
+        ]
+        self._primaries = primaries
+
+    @property
+    def url(self) -> str:
+        """Every address."""
+        hosts = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+        return f"redis+cluster://:{self.nodes[0].password}@{hosts}"
+
+    def primaries(self) -> list[RedisServer]:
+        """The nodes that have slots now, as the first one that answers says."""
+        asked = next(node for node in self.nodes if node.alive and redis_answers(node.url))
+        ports = {int(slots[2][1]) for slots in self.ask(asked, "SLOTS")}
+        return [node for node in self.nodes if node.port in ports]
+
+    def ask(self, node: RedisServer, *words: str | int) -> Any:
+        """What a node answers to CLUSTER and these words."""
+        with closing(redis.Redis.from_url(node.url)) as client:
+            client.set_response_callback("CLUSTER SLOTS", lambda reply, **_: reply)
+            return client.execute_command(f"CLUSTER {words[0]}", *words[1:])
+
+    def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        """A slot is on its way from now on: each key is where it was, or, once it was moved, at the target."""
+        self.ask(target, "SETSLOT", slot, "IMPORTING", self.ask(source, "MYID"))
+        self.ask(source, "SETSLOT", slot, "MIGRATING", self.ask(target, "MYID"))
+
+    def move_keys(self, slot: int, source: RedisServer, target: RedisServer, count: int = 1 << 30) -> None:
+        """Move so many keys of a slot that is on its way."""
+        keys = self.ask(source, "GETKEYSINSLOT", slot, count)
+        with closing(redis.Redis.from_url(source.url)) as client:
+            for key in keys:
+                client.execute_command("MIGRATE", HOST, target.port, key, 0, 5000, "AUTH", target.password)
+
+    def end_move(self, slot: int, target: RedisServer) -> None:
+        """All of the slot's keys were moved: it is the target's."""
+        name = self.ask(target, "MYID")
+        for node in (target, *(node for node in self.primaries() if node is not target)):
+            self.ask(node, "SETSLOT", slot, "NODE", name)
+
+    def wait_until_whole(self, timeout_s: float = 60.0) -> None:
+        """Return when every node answers and says that all slots are served, by nodes that answer."""
+
+        def whole() -> bool:
+            return all(redis_answers(node.url) and self._sees_all(node) for node in self.nodes)
+
+        wait_until(whole, "every node of the Redis Cluster sees all others", timeout_s)
+
+    def _sees_all(self, node: RedisServer) -> bool:
+        with closing(redis.Redis.from_url(node.url)) as client:
+            info = client.execute_command("CLUSTER INFO")
+            flags = [other["flags"] for other in client.execute_command("CLUSTER NODES").values()]
+            synced = client.info("replication").get("master_link_status", "up") == "up"
+        served = info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(_SLOTS)
+        replicas = sum("slave" in flag for flag in flags)
+        return served and synced and replicas == len(self.nodes) - self._primaries and "fail" not in "".join(flags)
+
+    def __enter__(self) -> Self:
+        try:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(RedisServer.start, self.nodes))
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _join(self) -> None:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(closing(redis.Redis.from_url(node.url))) for node in self.nodes]
+            share = _SLOTS // self._primaries
+            for number, (client, node, bus) in enumerate(zip(clients, self.nodes, self._buses, strict=True)):
+                clients[0].execute_command("CLUSTER MEET", HOST, node.port, bus)
+                if number < self._primaries:
+                    last = _SLOTS if number == self._primaries - 1 else (number + 1) * share
+                    client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last - 1)
+            names = [client.execute_command("CLUSTER MYID").decode() for client in clients]
+            known = [lambda client=client: len(client.execute_command("CLUSTER NODES")) for client in clients]
+            wait_until(lambda: all(count() == len(names) for count in known), "every node knows all others", 30)
+            for number, client in enumerate(clients[self._primaries :]):
+                client.execute_command("CLUSTER REPLICATE", names[number % self._primaries])
+        self.wait_until_whole()
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill every node and remove its folder."""
+        for node in self.nodes:
+            node.close()
 
 
 class RabbitMQServer(Server):

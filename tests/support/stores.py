@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
+from typing import Any
 
-import redis
+import pytest
 
 from kvstore.base import ClusterState, KVStore
 from kvstore.memory import MemoryClusterState, MemoryKVStore
+from kvstore.redis.client import is_cluster, open_client
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 
-KINDS = ("memory", "redis", "redis-py")  # redis-py: no sockets of our own
+# redis-py: no sockets of our own.
+KINDS = ("memory", "redis", "redis-py", "cluster", "cluster-redis-py")
 
 
 class Room(ABC):
@@ -24,6 +27,7 @@ class Room(ABC):
 
     kv: KVStore
     cluster_state: ClusterState
+    primaries = 1  # servers that fill and are emptied each by itself
 
     def __init__(self) -> None:
         self.token = uuid.uuid4().hex[:12]
@@ -63,7 +67,7 @@ class MemoryRoom(Room):
         self._elapsed += seconds
 
     def plant(self, key: str, value: bytes) -> None:
-        state, worker = self._cluster_state, key.removeprefix("card:")
+        state, worker = self._cluster_state, key.removeprefix("card:{cards}:")
         values = self._kv._values if key.startswith("kv") else state._values if worker == key else state._workers
         values.put(worker, value, 3600)
 
@@ -82,9 +86,10 @@ class RedisRoom(Room):
 
     def __init__(self, url: str, bulk: bool) -> None:
         super().__init__()
-        self._client = redis.Redis.from_url(url)
+        self._client: Any = open_client(url)
         self.kv = RedisKVStore(url, bulk=bulk)
         self.cluster_state = RedisClusterState(url)
+        self.primaries = len(self._client.get_primaries()) if is_cluster(url) else 1
 
     def let_pass(self, seconds: float) -> None:
         for key in self._keys():
@@ -93,7 +98,7 @@ class RedisRoom(Room):
     def plant(self, key: str, value: bytes) -> None:
         self._client.set(key, value, ex=3600)
         if key.startswith("card:"):
-            self._client.zadd("cards", {key.removeprefix("card:"): time.time() * 1000 + 3_600_000})
+            self._client.zadd("cards", {key.removeprefix("card:{cards}:"): time.time() * 1000 + 3_600_000})
             self._client.expire("cards", 3600)
 
     def raw(self, key: str) -> bytes:
@@ -112,6 +117,9 @@ class RedisRoom(Room):
         return list(self._client.scan_iter(match=f"*{self.token}*", count=1000))
 
 
-def open_room(kind: str, store_url: str = "") -> Room:
+def open_room(kind: str, request: pytest.FixtureRequest) -> Room:
     """The room of one of KINDS."""
-    return MemoryRoom() if kind == "memory" else RedisRoom(store_url, bulk=kind == "redis")
+    if kind == "memory":
+        return MemoryRoom()
+    url = request.getfixturevalue("redis_cluster_url" if kind.startswith("cluster") else "store_url")
+    return RedisRoom(url, bulk=not kind.endswith("redis-py"))

@@ -209,12 +209,12 @@ def test_what_happens_rarely_is_allowed_too(deployed: Deployed) -> None:
 
 FORBIDDEN: list[tuple[Role, tuple[object, ...]]] = [
     ("producer", ("GETEX", "kv:a:b", "EX", 1)),
-    ("producer", ("GET", "result:job:1")),
+    ("producer", ("GET", "result:{job:1}")),
     ("producer", ("UNLINK", "kv:a:b")),
-    ("producer", ("DEL", "card:w")),
-    ("prefill", ("GET", "result:job:1")),
-    ("prefill", ("SET", "result:job:1", "A+")),
-    ("prefill", ("SET", "claim:job:1", "w")),
+    ("producer", ("DEL", "card:{cards}:w")),
+    ("prefill", ("GET", "result:{job:1}")),
+    ("prefill", ("SET", "result:{job:1}", "A+")),
+    ("prefill", ("SET", "claim:{job:1}", "w")),
     ("prefill", ("HGETALL", "answers:job:1")),
     ("producer", ("HSET", "answers:job:1", 0, "A+")),
     ("prefill", ("SET", "cancelled:batch", "1")),

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from kvstore.redis.bulk import ALIGNMENT, CHUNK_BYTES, IDLE_CHUNKS, _Arena, _Values, bulk_target
+from kvstore.redis.bulk import ALIGNMENT, CHUNK_BYTES, IDLE_CHUNKS, Arena, Values, bulk_target
 
 VALUE_BYTES = (3 << 20) + 352
 
@@ -18,8 +18,8 @@ def _address(view: memoryview) -> int:
 
 
 def test_a_chunk_is_used_again_when_the_last_array_over_it_is_gone() -> None:
-    arena = _Arena()
-    values = _Values(arena)
+    arena = Arena()
+    values = Values(arena)
     array = np.frombuffer(values.place(VALUE_BYTES, 5)[352:].toreadonly(), np.uint16).reshape(48, 2, 32, 4, 128)
     address = array.ctypes.data
     del values
@@ -33,7 +33,7 @@ def test_a_chunk_is_used_again_when_the_last_array_over_it_is_gone() -> None:
 
 
 def test_values_of_one_get_never_overlap() -> None:
-    values = _Values(_Arena())
+    values = Values(Arena())
     places = [values.place(VALUE_BYTES, 12 - index) for index in range(12)]
 
     for index, place in enumerate(places):
@@ -44,7 +44,7 @@ def test_values_of_one_get_never_overlap() -> None:
 
 @pytest.mark.parametrize("size", [1, 100, VALUE_BYTES, CHUNK_BYTES, CHUNK_BYTES + 1])
 def test_places_have_the_size_asked_for_and_are_aligned(size: int) -> None:
-    values = _Values(_Arena())
+    values = Values(Arena())
     places = [values.place(size, 3 - index) for index in range(3)]
 
     assert [len(place) for place in places] == [size] * 3
@@ -52,7 +52,7 @@ def test_places_have_the_size_asked_for_and_are_aligned(size: int) -> None:
 
 
 def test_no_more_than_some_chunks_are_kept() -> None:
-    arena = _Arena()
+    arena = Arena()
     lent = [arena.chunk(CHUNK_BYTES) for _ in range(IDLE_CHUNKS + 3)]
 
     del lent
@@ -62,7 +62,7 @@ def test_no_more_than_some_chunks_are_kept() -> None:
 
 
 def test_prepared_chunks_are_lent_first_and_no_more_than_are_kept() -> None:
-    arena = _Arena()
+    arena = Arena()
 
     arena.fill()
     arena.fill()
@@ -75,16 +75,16 @@ def test_prepared_chunks_are_lent_first_and_no_more_than_are_kept() -> None:
 
 
 def test_a_small_get_takes_no_chunk() -> None:
-    arena = _Arena()
+    arena = Arena()
 
-    _Values(arena).place(1000, 8)
+    Values(arena).place(1000, 8)
     gc.collect()
 
     assert not arena._idle
 
 
 def test_threads_are_never_lent_the_same_chunk() -> None:
-    arena, held, lock = _Arena(), set[int](), threading.Lock()
+    arena, held, lock = Arena(), set[int](), threading.Lock()
     twice: list[int] = []
 
     def use() -> None:

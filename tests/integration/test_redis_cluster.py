@@ -1,0 +1,233 @@
+"""A Redis Cluster as the store: keys that move, nodes that go, primaries that fill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from redis.crc import key_slot
+
+from kvstore.base import KVStore
+from kvstore.blocks import BlockRef
+from kvstore.connect import Stores, connect
+from kvstore.redis.store import RedisKVStore
+from messages.errors import ConfigError, StoreUnavailable
+from messages.kv import Block
+from tests.support.kv_samples import layout, records_of, refs_of, same_bits
+from tests.support.servers import HOST, RedisCluster, RedisServer, free_port
+from tests.support.waiting import wait_until
+
+LAYOUT = layout()
+TOKENS = 60 * 32
+WITHIN_S = 5.0  # a killed node's work goes on
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    """Three primaries; no test of this file takes one away."""
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def replicated() -> Iterator[RedisCluster]:
+    with RedisCluster(replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=[True, False], ids=["sockets", "redis-py"])
+def store(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[RedisKVStore]:
+    with closing(RedisKVStore(cluster.url, bulk=request.param)) as store:
+        yield store
+
+
+def _records(job: str) -> list[tuple[BlockRef, Block]]:
+    return records_of(LAYOUT, refs_of(LAYOUT, TOKENS, job=job))
+
+
+def _assert_there(store: KVStore, records: list[tuple[BlockRef, Block]]) -> None:
+    refs = [ref for ref, _ in records]
+    assert store.missing(refs) == []
+    got = store.get("tiny-qwen3-0123abcd", LAYOUT, refs)
+    assert all(same_bits(block.data, put.data) for block, (_, put) in zip(got, records, strict=True))
+
+
+def _put(store: KVStore, records: list[tuple[BlockRef, Block]]) -> int:
+    return store.put("tiny-qwen3-0123abcd", LAYOUT, iter(records))
+
+
+def test_a_prompts_blocks_lie_on_every_primary(store: RedisKVStore, cluster: RedisCluster) -> None:
+    records = _records("spread")
+    _put(store, records)
+
+    shares = [sum(_holds(cluster, node, ref) for ref, _ in records) for node in cluster.nodes]
+    assert sum(shares) == len(records)
+    assert min(shares) > 0
+
+
+def _holds(cluster: RedisCluster, node: RedisServer, ref: BlockRef) -> bool:
+    slot = key_slot(ref.key.encode())
+    return ref.key in cluster.ask(node, "GETKEYSINSLOT", slot, 100)
+
+
+def test_records_are_found_while_their_slots_move_and_after(store: RedisKVStore, cluster: RedisCluster) -> None:
+    # Given a prompt's records, and a slot of which some are, on its way
+    before, meanwhile = _records(f"before-{id(store)}"), _records(f"meanwhile-{id(store)}")
+    _put(store, before)
+    slot = key_slot(before[0][0].key.encode())
+    source = next(node for node in cluster.nodes if _holds(cluster, node, before[0][0]))
+    target = next(node for node in cluster.nodes if node is not source)
+    cluster.begin_move(slot, source, target)
+    cluster.move_keys(slot, source, target)
+
+    # Then they are found, and others are put
+    _assert_there(store, before)
+    _put(store, meanwhile)
+    _assert_there(store, meanwhile)
+
+    # and so they are when the slot has gone, be it from where this process thinks that it is
+    cluster.move_keys(slot, source, target)
+    cluster.end_move(slot, target)
+    _assert_there(store, before)
+    _put(store, before)
+    _assert_there(store, [*before, *meanwhile])
+    store.delete([ref for ref, _ in before])
+    assert len(store.missing([ref for ref, _ in before])) == len(before)
+
+
+def test_slots_move_under_load_and_nothing_is_lost(cluster: RedisCluster) -> None:
+    first = _records("under-load")
+    source, target = cluster.nodes[:2]
+    ended = threading.Event()
+
+    def reshard() -> None:
+        for slot in {key_slot(ref.key.encode()) for ref, _ in first if _holds(cluster, source, ref)}:
+            cluster.begin_move(slot, source, target)
+            cluster.move_keys(slot, source, target)
+            cluster.move_keys(slot, source, target)
+            cluster.end_move(slot, target)
+        ended.set()
+
+    with closing(RedisKVStore(cluster.url)) as store, closing(RedisKVStore(cluster.url)) as reader:
+        _put(store, first)
+        resharding = threading.Thread(target=reshard)
+        resharding.start()
+        rounds = 0
+        while not ended.is_set() or rounds < 3:
+            records = _records(f"load-{rounds}")
+            _put(store, records)
+            _assert_there(reader, [*first, *records])
+            store.delete([ref for ref, _ in records])
+            rounds += 1
+        resharding.join()
+
+
+def test_a_full_primary_is_what_counts(cluster: RedisCluster) -> None:
+    with closing(RedisKVStore(cluster.url)) as store:
+        try:
+            _config(cluster.nodes[1], "maxmemory", 1)
+            assert store.usage().max_bytes == 3
+            assert store.usage().used_bytes > 3 * 500_000
+            with pytest.raises(StoreUnavailable, match=f"the store at {HOST}:.* is full"):
+                _put(store, _records("full"))
+        finally:
+            _config(cluster.nodes[1], "maxmemory", 0)
+        _put(store, _records("full"))
+
+
+def _config(node: RedisServer, name: str, value: int) -> None:
+    with closing(RedisKVStore(node.url)._client) as client:
+        client.config_set(name, value)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="frozen", marks=pytest.mark.system)],
+)
+def test_a_primarys_replica_takes_over(replicated: RedisCluster, how: signal.Signals) -> None:
+    # Given stores that have worked
+    records = _records("replica")
+    with closing(connect(replicated.url)) as stores:
+        _put(stores.kv, records)
+        _assert_there(stores.kv, records)
+        wait_until(lambda: _replicated(replicated), "the replicas have it all")
+        lost = replicated.nodes[1]
+        pid = lost.pid
+
+        # When a primary goes
+        os.kill(pid, how)
+        gone = time.monotonic()
+
+        # Then all goes on within seconds, with what the replica has
+        wait_until(lambda: _works(stores, records), "the replica has taken over", 15, poll_s=0.1)
+        took = time.monotonic() - gone
+        assert took < WITHIN_S + 3 * (how == signal.SIGSTOP), f"{took:.1f} s"
+        _assert_there(stores.kv, records)
+        if how == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+            replicated.wait_until_whole()
+            assert _works(stores, records)
+
+
+def _replicated(cluster: RedisCluster) -> bool:
+    counts = [_keys(node) for node in cluster.nodes]
+    return counts[:3] == counts[3:]
+
+
+def _keys(node: RedisServer) -> int:
+    with closing(RedisKVStore(node.url)._client) as client:
+        return int(client.dbsize())
+
+
+def _works(stores: Stores, records: list[tuple[BlockRef, Block]]) -> bool:
+    try:
+        _put(stores.kv, records)
+        stores.kv.get("tiny-qwen3-0123abcd", LAYOUT, [ref for ref, _ in records])
+        stores.cluster_state.put_result("job", 1, b"answer")
+        return all(stores.cluster_state.claim(f"job-{number}", 1, "me", 5) for number in range(12))
+    except StoreUnavailable:
+        return False
+
+
+def test_without_a_replica_what_lay_there_is_away_and_then_lost() -> None:
+    with RedisCluster() as cluster, closing(connect(cluster.url)) as stores:
+        records = _records("lost")
+        _put(stores.kv, records)
+        lost = cluster.nodes[2]
+        lost.kill()
+        with pytest.raises(StoreUnavailable) as refused:
+            stores.kv.get("tiny-qwen3-0123abcd", LAYOUT, [ref for ref, _ in records])
+        assert cluster.nodes[0].password not in str(refused.value)
+
+        # Records of the other two are as good as before
+        there = [pair for pair in records if any(_holds(cluster, node, pair[0]) for node in cluster.nodes[:2])]
+        assert 0 < len(there) < len(records)
+        _assert_there(stores.kv, there)
+
+        lost.start()
+        cluster.wait_until_whole()
+        wait_until(lambda: _works(stores, records), "it works again", 10)
+
+
+def test_a_url_says_whether_it_is_a_cluster(cluster: RedisCluster, store_url: str) -> None:
+    with pytest.raises(ConfigError, match=r"is a node of a Redis Cluster: its URL begins with redis\+cluster://"):
+        connect(cluster.nodes[0].url)
+    with pytest.raises(ConfigError, match="is no Redis Cluster: its URL begins with redis:// then"):
+        connect(store_url.replace("redis://", "redis+cluster://"))
+    with pytest.raises(StoreUnavailable, match=f"the store at {HOST}:.*, {HOST}:.* can't be reached: .*refused"):
+        connect(f"redis+cluster://{HOST}:{free_port()},{HOST}:{free_port()}")
+    with pytest.raises(StoreUnavailable, match="refused the login"):
+        connect(cluster.url.replace(cluster.nodes[0].password, "wrong"))
+
+
+def test_one_address_is_enough_to_find_the_others(cluster: RedisCluster) -> None:
+    only = cluster.nodes[1].url.replace("redis://", "redis+cluster://")
+    with closing(RedisKVStore(only)) as store:
+        records = _records("one address")
+        _put(store, records)
+        _assert_there(store, records)
