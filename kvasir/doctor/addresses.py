@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from typing import Any
 from urllib.parse import urlsplit
 
 from infra.config.settings import Settings
 from infra.config.urls import addresses
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvasir.doctor.services import check_link
-from kvstore.redis.client import errors_mapped, open_client, place
+from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_client, place
 from messages.errors import KvasirError
+from producers.words import plural
 
 _WITHIN_S = 3.0
 
@@ -29,7 +31,7 @@ def check_addresses(settings: Settings) -> Iterator[Finding]:
     stores = yield from _each("store", settings.store_url_with_secret(), _reach_store)
     if len(stores) > 1:
         todo = "fine as a reserve: no job is lost, but what the other one lacks is computed again"
-        yield warn("store", f"its addresses lead to {len(stores)} Redis servers", todo)
+        yield warn("store", f"its addresses lead to {len(stores)} Redis servers or clusters", todo)
 
 
 def _each(service: str, url: str, reach: Callable[[str], tuple[str, str]]) -> Generator[Finding, None, set[str]]:
@@ -56,6 +58,11 @@ def _reach_broker(url: str, ca_file: str) -> tuple[str, str]:
 
 
 def _reach_store(url: str) -> tuple[str, str]:
+    if is_cluster(url):
+        node: Any = open_client(node_urls(url)[0])
+        with closing(node), errors_mapped(place(url)):
+            nodes = node.execute_command("CLUSTER NODES")
+            return min(each["node_id"] for each in nodes.values()), f"answers, and knows {plural(len(nodes), 'node')}"
     said = f"answers; {check_link(url).what}"
     with closing(open_client(url)) as client, errors_mapped(place(url)):
         return str(client.info("server")["run_id"]), said

@@ -30,10 +30,9 @@ from kvasir.doctor.services import (
     check_link,
     check_other_clocks,
     check_publishing,
-    check_redis,
     check_slot_disk,
+    check_store_servers,
     clock_difference_s,
-    read_redis,
 )
 from kvasir.engine_options import engine_options
 from kvstore.connect import Stores
@@ -162,9 +161,7 @@ def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding
 
 def _check_stores(settings: Settings, stores: Stores) -> Iterator[Finding]:
     url = settings.store_url_with_secret()
-    info, saves = read_redis(url)
-    yield ok("store", f"reached; Redis {info['redis_version']}")
-    yield from check_redis(info, saves)
+    yield from check_store_servers(url)
     yield check_link(url)
     registrations = stores.cluster_state.registrations()
     yield check_clock(clock_difference_s(stores.cluster_state.now))

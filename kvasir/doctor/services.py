@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from redis.exceptions import ResponseError
 from infra.broker import topology
 from infra.broker.base import Broker, Message
 from kvasir.doctor.findings import Finding, error, ok, warn
-from kvstore.redis.client import errors_mapped, open_client, place
+from kvstore.redis.client import errors_mapped, is_cluster, open_client, place
 from messages.errors import BrokerUnavailable, ConfigError, NoQueue, StoreUnavailable
+from producers.words import plural
 
 OLDEST_RABBITMQ = (3, 10)
 _NEEDED = ("publisher_confirms", "consumer_cancel_notify", "connection.blocked")
@@ -30,6 +32,9 @@ LINK_BYTES = 16_000_000
 _LINK_VALUES = 4  # values of 4 MB in one pipeline, as blocks travel
 _LINK_KEY_TTL_S = 60
 _SLOW_LINK_BYTES_PER_S = 100e6
+
+_SLOTS = 16384
+_SLOW_FAILOVER_S = 5.0
 
 _JOURNAL_BYTES = 1e9
 _SLOT_BYTES = 4e9
@@ -144,17 +149,71 @@ def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
         )
 
 
-def read_redis(url: str) -> tuple[dict[str, Any], str]:
-    """`INFO`, and the setting `save` ("" where reading it is forbidden). Raises StoreUnavailable."""
+def check_store_servers(url: str) -> Iterator[Finding]:
+    """The Redis at `url`, or each primary of a Redis Cluster and what they make together. Raises StoreUnavailable."""
     client: Any = open_client(url)
     try:
         with errors_mapped(place(url)):
-            info, saves = client.info(), ""
-            with suppress(ResponseError):  # managed services forbid it
-                saves = str(client.config_get("save").get("save", ""))
-            return info, saves
+            if is_cluster(url):
+                yield from _check_redis_cluster(client)
+                return
+            info = client.info()
+            yield ok("store", f"reached; Redis {info['redis_version']}")
+            yield from check_redis(info, _setting(client, "save"))
     finally:
         client.close()
+
+
+def _check_redis_cluster(client: Any) -> Iterator[Finding]:
+    nodes = client.execute_command("CLUSTER NODES")
+    well = {name: node for name, node in nodes.items() if "fail" not in node["flags"]}
+    primaries = [primary for primary in client.get_primaries() if primary.name in well]
+    have_replicas = {node["master_id"] for node in well.values() if "slave" in node["flags"]}
+    infos = [client.info(target_nodes=primary) for primary in primaries]
+    versions = " and ".join(sorted({info["redis_version"] for info in infos}))
+    size = f"{plural(len(nodes), 'node')}, {len(primaries)} of them primaries that answer"
+    yield ok("store", f"reached; a cluster of Redis {versions}: {size}")
+    for primary, info in zip(primaries, infos, strict=True):
+        for found in check_redis(info, _setting(client, "save", target_nodes=primary)):
+            yield replace(found, what=f"{primary.name}: {found.what}")
+    yield from _check_slots(client, nodes)
+    if alone := sorted(name for name, node in nodes.items() if node["slots"] and node["node_id"] not in have_replicas):
+        yield warn(
+            "store",
+            f"without a replica: {', '.join(alone)}; while one of them is away, most jobs go without KV transfer",
+            "give each one: redis-cli --cluster add-node NEW ANY --cluster-slave",
+        )
+    if _setting(client, "cluster-require-full-coverage") == "yes":
+        yield warn(
+            "store",
+            "cluster-require-full-coverage is yes: with one primary all of the cluster is away",
+            "on each node: redis-cli CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
+        )
+    timeout_s = int(_setting(client, "cluster-node-timeout") or 0) / 1000
+    if timeout_s > _SLOW_FAILOVER_S:
+        yield warn(
+            "store",
+            f"a node that does not answer is given up after {timeout_s:g} s (cluster-node-timeout)",
+            "on each node: redis-cli CONFIG SET cluster-node-timeout 2000, and the same in redis.conf",
+        )
+
+
+def _check_slots(client: Any, nodes: Mapping[str, Any]) -> Iterator[Finding]:
+    served = int(client.cluster_info()["cluster_slots_ok"])
+    if served < _SLOTS:
+        what = f"{_SLOTS - served:,} of {_SLOTS:,} slots are served by no node: jobs go without KV transfer"
+        yield error("store", what, "start the node that had them, or: redis-cli --cluster fix HOST:PORT")
+    for name, node in sorted(nodes.items()):
+        if "fail" in node["flags"]:
+            todo = "start it, or take it out: redis-cli --cluster del-node"
+            yield warn("store", f"{name} does not answer the other nodes", todo)
+
+
+def _setting(client: Any, name: str, **where: Any) -> str:
+    """A setting, of a cluster's node; "" where reading it is forbidden, as managed services do."""
+    with suppress(ResponseError):
+        return str(client.config_get(name, **where).get(name, ""))
+    return ""
 
 
 def check_link(url: str, size_bytes: int = LINK_BYTES) -> Finding:
@@ -179,7 +238,7 @@ def _time_link(client: Any, size_bytes: int) -> tuple[float, float]:
     """Seconds to put and to get so many bytes. The keys have a TTL, so that a cut connection leaves none for long."""
     data = os.urandom(size_bytes // _LINK_VALUES)
     keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(_LINK_VALUES)]
-    client.ping()  # connecting and logging in are not what is measured
+    client.exists(keys[0])  # connecting and logging in are not what is measured
     try:
         put, get = client.pipeline(transaction=False), client.pipeline(transaction=False)
         for key in keys:

@@ -130,19 +130,14 @@ def test_slots_move_under_load_and_nothing_is_lost(cluster: RedisCluster) -> Non
 def test_a_full_primary_is_what_counts(cluster: RedisCluster) -> None:
     with closing(RedisKVStore(cluster.url)) as store:
         try:
-            _config(cluster.nodes[1], "maxmemory", 1)
+            cluster.configure(cluster.nodes[1], "maxmemory", 1)
             assert store.usage().max_bytes == 3
             assert store.usage().used_bytes > 3 * 500_000
             with pytest.raises(StoreUnavailable, match=f"the store at {HOST}:.* is full"):
                 _put(store, _records("full"))
         finally:
-            _config(cluster.nodes[1], "maxmemory", 0)
+            cluster.configure(cluster.nodes[1], "maxmemory", 0)
         _put(store, _records("full"))
-
-
-def _config(node: RedisServer, name: str, value: int) -> None:
-    with closing(RedisKVStore(node.url)._client) as client:
-        client.config_set(name, value)
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,15 @@ class RedisCluster:
             client.set_response_callback("CLUSTER SLOTS", lambda reply, **_: reply)
             return client.execute_command(f"CLUSTER {words[0]}", *words[1:])
 
+    def flags(self, node: RedisServer) -> list[str]:
+        """What a node thinks of each node: master or slave, and whether it fails."""
+        return [other["flags"] for other in self.ask(node, "NODES").values()]
+
+    def configure(self, node: RedisServer, name: str, value: str | int) -> None:
+        """Change a setting of a running node."""
+        with closing(redis.Redis.from_url(node.url)) as client:
+            client.config_set(name, value)
+
     def begin_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
         """A slot is on its way from now on: each key is where it was, or, once it was moved, at the target."""
         self.ask(target, "SETSLOT", slot, "IMPORTING", self.ask(source, "MYID"))
@@ -346,8 +355,8 @@ class RedisCluster:
     def _sees_all(self, node: RedisServer) -> bool:
         with closing(redis.Redis.from_url(node.url)) as client:
             info = client.execute_command("CLUSTER INFO")
-            flags = [other["flags"] for other in client.execute_command("CLUSTER NODES").values()]
             synced = client.info("replication").get("master_link_status", "up") == "up"
+        flags = self.flags(node)
         served = info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(_SLOTS)
         replicas = sum("slave" in flag for flag in flags)
         return served and synced and replicas == len(self.nodes) - self._primaries and "fail" not in "".join(flags)

@@ -1,0 +1,46 @@
+"""What doctor says of a Redis Cluster: whole, with settings that cost, and with a lost primary."""
+
+from __future__ import annotations
+
+from kvasir.doctor.services import check_link, check_store_servers
+from tests.support.servers import HOST, RedisCluster
+from tests.support.waiting import wait_until
+
+
+def _said(cluster: RedisCluster) -> dict[str, list[str]]:
+    found = list(check_store_servers(cluster.url))
+    return {level: [each.what for each in found if each.level == level] for level in ("ok", "warn", "error")}
+
+
+def test_a_cluster_is_looked_over_node_by_node_and_as_a_whole() -> None:
+    with RedisCluster(max_memory="64mb") as cluster:
+        ports = [node.port for node in cluster.nodes]
+
+        # Whole, and without replicas
+        said = _said(cluster)
+        assert "a cluster of Redis" in said["ok"][0]
+        assert "3 nodes, 3 of them primaries that answer" in said["ok"][0]
+        assert sorted(what.partition(" ")[0] for what in said["ok"][1:]) == sorted(f"{HOST}:{port}:" for port in ports)
+        [alone] = said["warn"]
+        assert alone.startswith("without a replica: ")
+        assert all(str(port) in alone for port in ports)
+        assert said["error"] == []
+        assert "MB/s" in check_link(cluster.url).what
+
+        # With settings that cost more than they must
+        for node in cluster.nodes:
+            cluster.configure(node, "cluster-require-full-coverage", "yes")
+            cluster.configure(node, "cluster-node-timeout", "15000")
+        said = _said(cluster)
+        assert any("with one primary all of the cluster is away" in what for what in said["warn"])
+        assert any("given up after 15 s" in what for what in said["warn"])
+        for node in cluster.nodes:
+            cluster.configure(node, "cluster-require-full-coverage", "no")
+            cluster.configure(node, "cluster-node-timeout", "1000")
+
+        # With a primary lost
+        cluster.nodes[0].kill()
+        wait_until(lambda: any("fail" in what for what in cluster.flags(cluster.nodes[1])), "its loss is known", 20)
+        said = _said(cluster)
+        assert f"{HOST}:{ports[0]} does not answer the other nodes" in said["warn"]
+        assert any("of 16,384 slots are served by no node" in what for what in said["error"])
