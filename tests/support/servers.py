@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis
+from redis.crc import key_slot
 
 from tests.support import programs
 from tests.support.waiting import wait_until
@@ -310,6 +311,22 @@ class RedisCluster:
         asked = next(node for node in self.nodes if node.alive and redis_answers(node.url))
         ports = {int(slots[2][1]) for slots in self.ask(asked, "SLOTS")}
         return [node for node in self.nodes if node.port in ports]
+
+    def slots(self, node: RedisServer) -> list[int]:
+        """The slots that a primary has, those with keys first."""
+        with closing(redis.Redis.from_url(node.url)) as client:
+            used = {key_slot(key) for key in client.scan_iter(count=1000)}
+        had = [
+            slot
+            for first, last, (_, port, *_), *_ in self.ask(node, "SLOTS")
+            if port == node.port
+            for slot in range(first, last + 1)
+        ]
+        return sorted(had, key=lambda slot: slot not in used)
+
+    def serves(self, node: RedisServer, key: str) -> bool:
+        """Whether a primary has a key's slot."""
+        return key_slot(key.encode()) in self.slots(node)
 
     def ask(self, node: RedisServer, *words: str | int) -> Any:
         """What a node answers to CLUSTER and these words."""

@@ -19,10 +19,18 @@ from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker
 from tests.acceptance.faults import load
 from tests.acceptance.faults.proxy import TcpProxy
-from tests.acceptance.faults.services import HEARTBEAT_S, ClusterServices, Services, retry_levels
+from tests.acceptance.faults.services import (
+    HEARTBEAT_S,
+    BareRedisClusterServices,
+    BothClustersServices,
+    BrokerClusterServices,
+    RedisClusterServices,
+    Services,
+    retry_levels,
+)
 from tests.acceptance.faults.stage import PATIENCE_S, Plan, Role, Stage
 from tests.acceptance.faults.storm import JOB_S, storm
-from tests.support.servers import RabbitMQServer
+from tests.support.servers import RabbitMQServer, RedisCluster, RedisServer, Server
 from tests.support.waiting import wait_until
 
 Inject = Callable[[Stage], None]
@@ -243,10 +251,10 @@ def forget_confirmed(stage: Stage) -> None:
 
 def each_node(stage: Stage) -> Iterator[RabbitMQServer]:
     """The first node, where the clients are, and then a random one, at random moments."""
-    services = stage.services
-    assert isinstance(services, ClusterServices)
+    cluster = stage.services.cluster
+    assert cluster
     for number in stage.moments(2, last=0.6):
-        yield stage.random.choice(services.cluster.nodes) if number else services.cluster.nodes[0]
+        yield stage.random.choice(cluster.nodes) if number else cluster.nodes[0]
 
 
 def kill_node(stage: Stage, how: Callable[[RabbitMQServer], None]) -> None:
@@ -261,10 +269,10 @@ def kill_node(stage: Stage, how: Callable[[RabbitMQServer], None]) -> None:
 
 def kill_node_and_owner(stage: Stage) -> None:
     """The owner comes back while the node is away that it was connected to, and that holds every classic queue."""
-    services = stage.services
-    assert isinstance(services, ClusterServices)
+    cluster = stage.services.cluster
+    assert cluster
     for _ in stage.moments(1, last=0.5):
-        node = services.cluster.nodes[0]
+        node = cluster.nodes[0]
         node.kill()
         assert stage.owner
         stage.owner.kill()
@@ -291,13 +299,13 @@ def freeze_node(stage: Stage) -> None:
 
 def empty_node(stage: Stage) -> None:
     """A node comes back without its disk, and gets its share again."""
-    services = stage.services
-    assert isinstance(services, ClusterServices)
+    cluster = stage.services.cluster
+    assert cluster
     for _ in stage.moments(1, last=0.3):
-        victim = services.cluster.nodes[-1]
+        victim = cluster.nodes[-1]
         victim.kill()
         stage.over(in_hand_s=IN_HAND_S)
-        services.cluster.replace(victim)
+        cluster.replace(victim)
 
 
 def move_leaders(stage: Stage) -> None:
@@ -310,11 +318,11 @@ def move_leaders(stage: Stage) -> None:
 
 def roll_nodes(stage: Stage) -> None:
     """Each node restarted in turn, as docs/reliability.md has it."""
-    services = stage.services
-    assert isinstance(services, ClusterServices)
+    cluster = stage.services.cluster
+    assert cluster
     for _ in stage.moments(1, last=0.1):
-        for node in services.cluster.nodes:
-            services.cluster.restart(node)
+        for node in cluster.nodes:
+            cluster.restart(node)
             stage.over()
 
 
@@ -323,6 +331,62 @@ _MOVE_LEADERS = (
     "[rabbit_quorum_queue:transfer_leadership(Q, lists:nth(rand:uniform(length(Nodes)), Nodes)) "
     "|| Q <- rabbit_amqqueue:list(), amqqueue:get_type(Q) =:= rabbit_quorum_queue], ok."
 )
+
+
+# --- one node of a Redis Cluster ---
+
+
+def harm_store_node(stage: Stage, harm: Callable[[RedisServer], None], mend: Callable[[RedisServer], None]) -> None:
+    """First the primary with the registrations, then a random one. Recovery counts from the fault on."""
+    redis_cluster = stage.services.redis_cluster
+    assert redis_cluster
+    for number in stage.moments(2, last=0.6):
+        primaries = redis_cluster.primaries()
+        node = stage.random.choice(primaries) if number else _holder(redis_cluster, "cards")
+        harm(node)
+        stage.over(in_hand_s=IN_HAND_S)
+        time.sleep(stage.random.uniform(4, 8))
+        mend(node)
+        redis_cluster.wait_until_whole()
+
+
+def _holder(redis_cluster: RedisCluster, key: str) -> RedisServer:
+    return next(node for node in redis_cluster.primaries() if redis_cluster.serves(node, key))
+
+
+def harm_node_of_each(stage: Stage, how: signal.Signals) -> None:
+    """A broker, and the primary with the registrations, at once."""
+    cluster, redis_cluster = stage.services.cluster, stage.services.redis_cluster
+    assert cluster
+    assert redis_cluster
+    for _ in stage.moments(1, last=0.5):
+        nodes: list[Server] = [cluster.nodes[0], _holder(redis_cluster, "cards")]
+        for node in nodes:
+            os.kill(node.pid, how)
+        stage.over(in_hand_s=IN_HAND_S)
+        time.sleep(stage.random.uniform(12, 18))
+        for node in nodes:
+            if how == signal.SIGSTOP:
+                os.kill(node.pid, signal.SIGCONT)
+        time.sleep(AFTER_A_NODE_S)
+        cluster.nodes[0].kill()  # as after a freeze of a broker alone
+        for node in nodes:
+            if not node.alive:
+                node.start()
+        redis_cluster.wait_until_whole()
+
+
+def reshard(stage: Stage) -> None:
+    """At four moments, a hundred slots of a random primary, those with keys first, to another one."""
+    redis_cluster = stage.services.redis_cluster
+    assert redis_cluster
+    for _ in stage.moments(4):
+        source, target = stage.random.sample(redis_cluster.primaries(), 2)
+        for slot in redis_cluster.slots(source)[:100]:
+            redis_cluster.begin_move(slot, source, target)
+            redis_cluster.move_keys(slot, source, target)
+            redis_cluster.end_move(slot, target)
+        stage.over()
 
 
 # --- the network ---
@@ -478,9 +542,26 @@ def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int, of: st
 
 
 def _of_node(name: str, what: str, inject: Inject) -> Fault:
-    return Fault(name, f"{what}; of a cluster of three", inject, services=ClusterServices)
+    return Fault(name, f"{what}; of a cluster of three", inject, services=BrokerClusterServices)
 
 
+def _of_store_node(name: str, what: str, inject: Inject, replicas: bool = True) -> Fault:
+    services = RedisClusterServices if replicas else BareRedisClusterServices
+    having = "a replica each" if replicas else "no replicas"
+    return Fault(name, f"{what}; of three primaries with {having}", inject, services=services)
+
+
+def _freeze(server: Server) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+
+
+def _thaw(server: Server) -> None:
+    os.kill(server.pid, signal.SIGCONT)
+
+
+_kill_store_node = partial(harm_store_node, harm=RedisServer.kill, mend=RedisServer.start)
+_stop_store_node = partial(harm_store_node, harm=RedisServer.stop, mend=RedisServer.start)
+_freeze_store_node = partial(harm_store_node, harm=_freeze, mend=_thaw)
 _FORKED = "jobs of 8 answers, forked from one KV cache"
 _HYBRID = "a model with a recurrent layer"
 FAULTS = [
@@ -549,12 +630,35 @@ FAULTS = [
     Fault("store-flushed", "FLUSHALL, five times", flush_store),
     Fault("store-killed", "SIGKILL of Redis, and an empty start, twice", kill_store),
     Fault("store-full", "Redis at its maxmemory for 3 to 6 s", fill_store),
+    *(
+        _of_store_node(f"redis-{name}{suffix}", f"{what} of a primary, twice", inject, replicas)
+        for replicas, suffix in ((True, ""), (False, "-alone"))
+        for name, what, inject in (
+            ("killed", "SIGKILL, and an empty start,", _kill_store_node),
+            ("stopped", "SIGTERM, and an empty start,", _stop_store_node),
+            ("frozen", "SIGSTOP for 4 to 8 s", _freeze_store_node),
+        )
+    ),
+    _of_store_node("redis-resharded", "a hundred slots moved to another primary, four times", reshard),
+    Fault(
+        "both-killed",
+        "SIGKILL of a broker and of a Redis primary at once, each one of three",
+        partial(harm_node_of_each, how=signal.SIGKILL),
+        services=BothClustersServices,
+    ),
+    Fault(
+        "both-frozen",
+        "SIGSTOP of a broker and of a Redis primary for 12 to 18 s, each one of three",
+        partial(harm_node_of_each, how=signal.SIGSTOP),
+        services=BothClustersServices,
+    ),
     Fault("poison", "one job kills every worker that decodes it", poison, failed=1, dead_lettered=1),
     Fault("garbage", "300 unreadable messages in the work queues", garbage, dead_lettered=300),
     Fault("published-ten-times", "100 of the jobs published ten times each", nothing),
     Fault("storm", "one to three faults at once, every 0.5 to 3 s, 200 at least, for ten minutes at least", storm),
 ]
 
+_STORE_NODE_ROWS = [fault.name for fault in FAULTS if fault.services.replicas is not None]
 _PLANS = {
     "clock-back": {"environment": {"KVASIR_CLOCK_STEP_S": "-3600"}, "deadline_s": 600.0},
     "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
@@ -565,6 +669,8 @@ _PLANS = {
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},
     # Long enough for what is done to the nodes meanwhile.
     **{name: {"slots": 1, "long_jobs": 1_000_000, "long_s": 0.2} for name in ("node-empty", "nodes-rolled")},
+    # Long enough for what is done to the nodes meanwhile, and with KV caches that are sent.
+    **{name: {"slots": 1, "long_jobs": 1_000_000, "long_s": 0.1} for name in _STORE_NODE_ROWS},
     "leaders-moved": {"slots": 1, "long_jobs": 1_000_000, "long_s": 0.1},
     "storm": {"slots": 1, "long_jobs": 1_000_000, "long_s": JOB_S},
     "published-ten-times": {"copies": 10, "copied_jobs": 100},

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Self
+from contextlib import ExitStack, closing
+from typing import Any, Self
 
 import pika
-import redis
 
 from infra.broker import topology
+from kvstore.redis.client import open_client
 from tests.acceptance.faults.proxy import TcpProxy
-from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisServer
+from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisCluster, RedisServer
 
 # Heartbeats and time-outs of minutes would make rows of minutes: both are options that an operator has, too.
 HEARTBEAT_S = 4
@@ -18,19 +18,22 @@ STORE_TIMEOUT_S = 2
 
 
 class Services:
-    """Started once, used by row after row."""
+    """Started once, used by row after row. Nodes of clusters are reached by their addresses and not through a proxy."""
 
     nodes = 1  # of the broker
+    replicas: int | None = None  # of each of three primaries of a Redis Cluster; None: one Redis
 
     def __init__(self) -> None:
-        self.broker = RabbitMQServer()
-        self.store = RedisServer()
+        self.cluster = RabbitMQCluster(self.nodes) if self.nodes > 1 else None
+        self.redis_cluster = None if self.replicas is None else RedisCluster(replicas=self.replicas)
+        self.broker = self.cluster.nodes[0] if self.cluster else RabbitMQServer()
+        self.store = self.redis_cluster.nodes[0] if self.redis_cluster else RedisServer()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            self._stack.enter_context(self.broker)
-            self._stack.enter_context(self.store)
+            self._stack.enter_context(self.cluster or self.broker)
+            self._stack.enter_context(self.redis_cluster or self.store)
             self.to_broker = self._stack.enter_context(TcpProxy(self.broker.port))
             self.to_store = self._stack.enter_context(TcpProxy(self.store.port))
         except BaseException:
@@ -44,34 +47,48 @@ class Services:
     @property
     def broker_url(self) -> str:
         """Through the proxy, with heartbeats that suit rows of seconds."""
-        url = self.broker.url.replace(f"{HOST}:{self.broker.port}", f"{HOST}:{self.to_broker.port}")
-        return f"{url}?heartbeat={HEARTBEAT_S}"
+        through = self.broker.url.replace(f"{HOST}:{self.broker.port}", f"{HOST}:{self.to_broker.port}")
+        return f"{self.cluster.url if self.cluster else through}?heartbeat={HEARTBEAT_S}"
 
     @property
     def store_url(self) -> str:
         """Through the proxy, with time-outs that suit rows of seconds."""
+        if self.redis_cluster:
+            return self.redis_cluster.url
         url = self.store.url.replace(f"{HOST}:{self.store.port}", f"{HOST}:{self.to_store.port}")
         return f"{url}?socket_timeout={STORE_TIMEOUT_S}&socket_connect_timeout={STORE_TIMEOUT_S}"
+
+    @property
+    def direct_store_url(self) -> str:
+        """Past the proxy."""
+        return self.redis_cluster.url if self.redis_cluster else self.store.url
 
     def mend(self) -> None:
         """Whatever the last row did to them, they serve."""
         self.to_broker.heal()
         self.to_store.heal()
-        if not self.broker.alive:
-            self.broker.start()
-        if not self.store.alive:
-            self.store.start()
-        client = self.redis()
-        client.flushall()
-        client.close()
+        brokers = self.cluster.nodes if self.cluster else [self.broker]
+        stores = self.redis_cluster.nodes if self.redis_cluster else [self.store]
+        for server in (*brokers, *stores):
+            if not server.alive:
+                server.start()
+        for cluster in filter(None, (self.cluster, self.redis_cluster)):
+            cluster.wait_until_whole()
+        with closing(self.redis()) as client:
+            client.flushall()
 
-    def redis(self) -> redis.Redis:
+    def redis(self) -> Any:
         """A client past the proxy."""
-        return redis.Redis.from_url(self.store.url)
+        return open_client(self.direct_store_url)
 
     def connect(self) -> pika.BlockingConnection:
-        """A connection past the proxy."""
-        return pika.BlockingConnection(pika.URLParameters(self.broker.url))
+        """A connection past the proxy, to the first node that answers."""
+        nodes = [node for node in self.cluster.nodes if node.alive] if self.cluster else [self.broker]
+        found = [pika.URLParameters(node.url) for node in nodes]
+        if self.cluster:
+            for parameters in found:
+                parameters.socket_timeout = parameters.stack_timeout = STORE_TIMEOUT_S
+        return pika.BlockingConnection(found)
 
     def version(self) -> str:
         """The broker's and the store's."""
@@ -106,47 +123,28 @@ class Services:
         return batches
 
 
-class ClusterServices(Services):
-    """The same over three brokers in a cluster, which processes reach by its addresses and not through a proxy."""
+class BrokerClusterServices(Services):
+    """Three brokers in a cluster, and one Redis."""
 
     nodes = 3
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.broker.close()
-        self.cluster = RabbitMQCluster(self.nodes)
-        self.broker = self.cluster.nodes[0]
 
-    def __enter__(self) -> Self:
-        try:
-            self._stack.enter_context(self.cluster)
-            self._stack.enter_context(self.store)
-            self.to_broker = self._stack.enter_context(TcpProxy(self.broker.port))
-            self.to_store = self._stack.enter_context(TcpProxy(self.store.port))
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
+class RedisClusterServices(Services):
+    """One broker, and three primaries with a replica each."""
 
-    @property
-    def broker_url(self) -> str:
-        """All addresses, with heartbeats that suit rows of seconds."""
-        return f"{self.cluster.url}?heartbeat={HEARTBEAT_S}"
+    replicas = 1
 
-    def mend(self) -> None:
-        """Every node runs, too."""
-        for node in self.cluster.nodes:
-            if not node.alive:
-                node.start()
-        self.cluster.wait_until_whole()
-        super().mend()
 
-    def connect(self) -> pika.BlockingConnection:
-        """A connection to the first node that answers."""
-        found = [pika.URLParameters(node.url) for node in self.cluster.nodes if node.alive]
-        for parameters in found:
-            parameters.socket_timeout = parameters.stack_timeout = STORE_TIMEOUT_S
-        return pika.BlockingConnection(found)
+class BareRedisClusterServices(Services):
+    """One broker, and three primaries without replicas."""
+
+    replicas = 0
+
+
+class BothClustersServices(Services):
+    """Three brokers, and three primaries with a replica each."""
+
+    nodes, replicas = 3, 1
 
 
 def queues_of(model: str) -> list[str]:

@@ -123,7 +123,7 @@ class Stage:
         self.at_end = contextlib.ExitStack()  # what a fault leaves to be undone after the batch
         self._read_bytes = self._read_lines = 0  # of the journal
         self._numbers = itertools.count(1)
-        self._cluster_state = RedisClusterState(services.store.url)
+        self._cluster_state = RedisClusterState(services.direct_store_url)
         self._config = folder / "cluster.toml"
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.faults.catalogue import find, plan_of
 from tests.acceptance.faults.row import run_row
-from tests.acceptance.faults.services import ClusterServices, Services
+from tests.acceptance.faults.services import BrokerClusterServices, Services
 
 pytestmark = pytest.mark.system  # three to four minutes
 
@@ -24,8 +24,8 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterServices]:
-    with ClusterServices() as services:
+def cluster() -> Iterator[BrokerClusterServices]:
+    with BrokerClusterServices() as services:
         yield services
 
 
@@ -60,7 +60,7 @@ def test_no_job_is_lost_whatever_happens(services: Services, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["node-away", "nodes-rolled"])
-def test_no_job_is_lost_with_a_node_of_three(cluster: ClusterServices, tmp_path: Path, name: str) -> None:
+def test_no_job_is_lost_with_a_node_of_three(cluster: BrokerClusterServices, tmp_path: Path, name: str) -> None:
     fault = find(name)
 
     row = run_row(cluster, fault, plan_of(fault, JOBS, SEED), tmp_path / name)
