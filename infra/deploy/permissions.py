@@ -69,7 +69,7 @@ PERMISSIONS: Mapping[Role, Permission] = MappingProxyType(
 )
 
 # Whoever may call a script may call any; Redis holds each command in it against the same rules.
-_LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load"
+_LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load +cluster|slots"
 _SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists) (%R~sketch:* +get)"
 # EVALSHA asks for reading and writing of every key that it is given.
 _CRASH_COUNTS = "(~takes:* +evalsha +incrby +pexpire +del)"

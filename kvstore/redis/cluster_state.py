@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import redis
+from redis import exceptions
+from redis.commands.core import Script
 
 from kvstore.base import TTL_S, ClusterState, Run
 from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
@@ -141,11 +143,21 @@ class RedisClusterState(ClusterState):
 
     def _script(self, text: str) -> Callable[[Sequence[str], Sequence[Any]], Any]:
         """What calls a script with keys and arguments."""
-        client = self._client
+        client: Any = self._client
+        script: Script = client.register_script(_LUA + text)
         if isinstance(client, redis.Redis):
-            return client.register_script(_LUA + text)
-        # By its text, which a node that is new or came back knows: loading it would need every primary.
-        return lambda keys, arguments: client.eval(_LUA + text, len(keys), *keys, *arguments)
+            return script
+
+        def call(keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+            try:
+                return client.evalsha(script.sha, len(keys), *keys, *arguments)
+            except exceptions.NoScriptError:
+                # redis-py would load it into every primary, and fail where one is away.
+                node = client.get_node_from_key(keys[0])
+                client.execute_command("SCRIPT LOAD", script.script, target_nodes=node)
+                return client.evalsha(script.sha, len(keys), *keys, *arguments)
+
+        return call
 
     def now(self) -> float:
         """See ClusterState."""
