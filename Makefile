@@ -69,7 +69,7 @@ audit: $(STAMPS)/test $(STAMPS)/ui ## known vulnerabilities of all that is insta
 observe: $(STAMPS)/test ## what every dashboard panel shows, idle and under load, over private services
 	@$(PY) -m tests.support.observe
 
-services: $(STAMPS)/test ## a private RabbitMQ (NODES=3: a cluster) and Redis until Ctrl-C; prints where they are
+services: $(STAMPS)/test ## a private RabbitMQ and Redis (NODES=3: clusters) until Ctrl-C; prints where they are
 	@$(PY) -m tests.support.services $(NODES)
 
 bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each

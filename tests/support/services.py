@@ -5,8 +5,8 @@
 
 KVASIR_TEST_BROKER_URL and KVASIR_TEST_STORE_URL come first. A service that can't be had is an error, never a skip.
 `python -m tests.support.services` (make services) holds a pair until Ctrl-C; with a number, the broker is a cluster of
-so many private nodes (make services NODES=3). Tests that kill and restart servers use
-`tests.support.servers` directly.
+so many private nodes, and the store a Redis Cluster of so many primaries with a replica each (make services NODES=3).
+Tests that kill and restart servers use `tests.support.servers` directly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import click
 
 from tests.support import containers
-from tests.support.servers import RabbitMQCluster, RabbitMQServer, RedisServer, Server, ServerFailed
+from tests.support.servers import RabbitMQCluster, RabbitMQServer, RedisCluster, RedisServer, Server, ServerFailed
 
 BROKER_VARIABLE = "KVASIR_TEST_BROKER_URL"
 STORE_VARIABLE = "KVASIR_TEST_STORE_URL"
@@ -78,9 +78,9 @@ def _container_url(
 
 @contextlib.contextmanager
 def clustered(nodes: int) -> Iterator[Pair]:
-    """A broker of several private nodes, and a store, for the length of the block."""
-    with store() as store_url, RabbitMQCluster(nodes) as cluster:
-        yield Pair(cluster.url, store_url)
+    """A broker and a store of several private nodes each, for the length of the block."""
+    with RedisCluster(nodes, replicas=1) as store, RabbitMQCluster(nodes) as broker:
+        yield Pair(broker.url, store.url)
 
 
 def main() -> int:

@@ -63,7 +63,8 @@ def test_redis_keeps_nothing_and_evicts_nothing() -> None:
 
 def test_three_brokers_are_named_as_their_configuration_says_and_keep_the_promises_of_one() -> None:
     folder = ROOT / "examples"
-    brokers = yaml.safe_load((folder / "brokers.compose.yml").read_text())["services"]
+    services = yaml.safe_load((folder / "cluster.compose.yml").read_text())["services"]
+    brokers = {name: each for name, each in services.items() if name.startswith("broker")}
     conf = (ROOT / "infra/deploy/compose/cluster.conf").read_text()
     assert re.findall(r"nodes\.\d = rabbit@(\w+)", conf) == [each["hostname"] for each in brokers.values()]
     assert "cluster_partition_handling = pause_minority" in conf
@@ -76,6 +77,20 @@ def test_three_brokers_are_named_as_their_configuration_says_and_keep_the_promis
         assert all((folder / source).exists() for source in sources)
     settings = load_settings(config=folder / "cluster.toml", environ={})
     assert settings.services.broker_nodes == len(brokers) == settings.services.broker.count(":5672")
+
+
+def test_the_nodes_of_a_redis_cluster_are_set_up_as_one_redis_and_the_comment_joins_them() -> None:
+    path = ROOT / "examples" / "cluster.compose.yml"
+    services = yaml.safe_load(path.read_text())["services"]
+    nodes = {name: each for name, each in services.items() if name.startswith("redis")}
+    assert len(nodes) == 6
+    for each in nodes.values():
+        assert each["image"] == SERVICES["redis"]["image"]
+        assert ":?" in each["environment"]["REDIS_PASSWORD"]
+        for directive in ('save ""', "appendonly no", "maxmemory-policy noeviction", "requirepass $$REDIS_PASSWORD"):
+            assert directive in each["command"][-1]
+    ports = [each["environment"]["REDIS_PORT"] for each in nodes.values()]
+    assert f'printf "$REDIS_BIND:%s " {" ".join(ports)}' in path.read_text()
 
 
 def test_mounted_files_are_in_the_checkout() -> None:
