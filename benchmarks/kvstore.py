@@ -23,6 +23,10 @@ in MB (10^6 bytes of KV) a second.
 Extra memory is the growth of the process's peak (VmHWM) during one put or get of the whole cache, without the caller's
 arrays and without the arrays returned. Linux only; elsewhere null.
 
+`--lmcache` adds a fifth way, the C++ client of LMCache 0.5.6 with one worker, that is one connection, as ours has:
+batches of all blocks from and into arrays that are there, through `submit_batch_set` and `submit_batch_get`. It sets no
+TTL and checks nothing. Its environment (800 MB, PyTorch is in it) is made once, in the cache folder.
+
 What the figures do not show: a real network, where the wire is slower and the ratios better; several clients at once;
 new memory for Redis to store in; the time that an engine needs to fill the arrays. On a machine that is busy with other
 work every way gets slower, the fast ones by more; a run in which raw sockets are less than 3.5 times as fast as
@@ -33,15 +37,18 @@ from __future__ import annotations
 
 import argparse
 import base64
+import importlib.util
 import json
 import os
 import secrets
+import select
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -52,7 +59,7 @@ from benchmarks import harness
 from kvstore.blocks import BlockRef, block_refs
 from kvstore.redis.store import RedisKVStore
 from messages.kv import Array, Block, KVLayout
-from tests.support import services
+from tests.support import scratch_env, services
 
 LAYOUT = KVLayout(48, 4, 128, "bf16")  # Qwen3-30B-A3B
 TOKENS, QUICK_TOKENS = 2048, 512
@@ -226,12 +233,59 @@ class JsonBase64:
         return [np.frombuffer(base64.b64decode(text), np.uint8) for text in json.loads(value)["kv_cache"]]
 
 
-WAYS: dict[str, type[Ours] | type[RawSockets] | type[RedisPy] | type[JsonBase64]] = {
+class LMCache:
+    """Somebody else's client for the same purpose, in C++; it keeps its results' memory, as raw sockets do here."""
+
+    tries = 3
+    workers = 1  # a connection each
+
+    def __init__(self, url: str) -> None:
+        sys.path.append(os.environ[_LMCACHE])  # last: ours come first
+        importlib.import_module("torch")  # its libraries are looked for nowhere
+        path = next(Path(os.environ[_LMCACHE]).glob("lmcache/lmcache_redis*.so"))
+        spec = importlib.util.spec_from_file_location("lmcache.lmcache_redis", path)
+        assert spec
+        assert spec.loader
+        module: Any = importlib.util.module_from_spec(spec)  # without the package, whose other parts need CUDA
+        spec.loader.exec_module(module)
+        parts = urlsplit(url)
+        login = (unquote(parts.username or ""), unquote(parts.password or ""))
+        self._client = module.LMCacheRedisClient(parts.hostname, parts.port or 6379, self.workers, *login)
+        self._ended = select.poll()
+        self._ended.register(self._client.event_fd(), select.POLLIN)
+        self._arrived: list[Array] = []
+
+    def put(self, sample: Sample) -> None:
+        """See Way."""
+        self._client.submit_batch_set(sample.keys, sample.payloads)
+        self._wait()
+
+    def get(self, sample: Sample) -> Sequence[Any]:
+        """See Way."""
+        if not self._arrived:
+            self._arrived = [np.empty(len(payload), np.uint8) for payload in sample.payloads]
+        self._client.submit_batch_get(sample.keys, [array.data for array in self._arrived])
+        self._wait()
+        return self._arrived
+
+    def _wait(self) -> None:
+        done: list[Any] = []
+        while not done:
+            self._ended.poll()
+            done = self._client.drain_completions()
+        [(_, well, error, _)] = done
+        if not well:
+            raise ConnectionError(str(error))
+
+
+WAYS: dict[str, type[Ours] | type[RawSockets] | type[RedisPy] | type[JsonBase64] | type[LMCache]] = {
     "kvstore": Ours,
     "raw": RawSockets,
     "redis-py": RedisPy,
     "json": JsonBase64,
+    "lmcache": LMCache,
 }
+_LMCACHE = "KVASIR_LMCACHE"  # where its packages are
 
 
 def _eights(items: list[Any]) -> list[list[Any]]:
@@ -299,13 +353,14 @@ class StoreRun:
     def __init__(self, url: str, options: harness.Options) -> None:
         self.tokens = QUICK_TOKENS if options.quick else TOKENS
         self.rounds = QUICK_ROUNDS if options.quick else ROUNDS
+        self._ways = [name for name in WAYS if name != "lmcache" or _LMCACHE in os.environ]
         self._url = url
         self._seed = options.seed
 
     def times(self) -> Times:
         """All rounds, the first of which is another way each time."""
-        times: Times = {name: [] for name in WAYS}
-        names = list(WAYS)
+        times: Times = {name: [] for name in self._ways}
+        names = self._ways
         for index in range(self.rounds):
             first = index % len(names)
             for name in names[first:] + names[:first]:
@@ -344,6 +399,9 @@ def figures(times: Times, num_bytes: int) -> dict[str, Any]:
         found[f"{what}_ratios"] = ratios(times, which, "raw")
         found[f"redis_py_{what}_ratio"] = statistics.median(ratios(times, which, "redis-py"))
         found[f"json_{what}_ratio"] = statistics.median(ratios(times, which, "json"))
+        if "lmcache" in times:
+            found[f"lmcache_{what}_ratio"] = statistics.median(ratios(times, which, "lmcache"))
+            found[f"lmcache_{what}_ratios"] = ratios(times, which, "lmcache")
         found[f"raw_over_redis_py_{what}"] = statistics.median(ratios(times, which, "redis-py", "raw"))
     found["first_get_ratio"] = statistics.median(ratios(times, "first_get_s", "raw"))
     found["first_get_to_best_ratio"] = statistics.median(
@@ -371,7 +429,8 @@ def explain(found: dict[str, Any], extra: dict[str, float | None]) -> None:
         print(
             f"{what}: {found[f'{what}_MBps']:,.0f} MB/s; raw sockets {found[f'raw_{what}_MBps']:,.0f}"
             f" (ratio {found[f'{what}_ratio']:.2f}); {found[f'redis_py_{what}_ratio']:.1f} times redis-py,"
-            f" {found[f'json_{what}_ratio']:.1f} times JSON; extra memory {extra[f'extra_{what}_MB']} MB"
+            f" {found[f'json_{what}_ratio']:.1f} times JSON;{_beside_lmcache(found, what)} extra memory"
+            f" {extra[f'extra_{what}_MB']} MB"
         )
     if found["void"]:
         print(
@@ -381,6 +440,11 @@ def explain(found: dict[str, Any], extra: dict[str, float | None]) -> None:
         )
 
 
+def _beside_lmcache(found: dict[str, Any], what: str) -> str:
+    ratio = found.get(f"lmcache_{what}_ratio")
+    return f" {ratio:.2f} times LMCache's client;" if ratio else ""
+
+
 def main() -> int:
     """Compare all ways, or as a child measure one."""
     parser = harness.parser(__doc__)
@@ -388,7 +452,10 @@ def main() -> int:
     parser.add_argument("--run", default="", help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=TOKENS, help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=("put", "get"), help=argparse.SUPPRESS)
+    parser.add_argument("--lmcache", action="store_true", help="beside LMCache's client, too (800 MB, once)")
     arguments = parser.parse_args()
+    if arguments.lmcache:
+        os.environ[_LMCACHE] = str(scratch_env.packages("lmcache-0.5.6"))
     if arguments.way:
         measure(arguments)
     else:

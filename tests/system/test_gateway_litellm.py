@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.support import litellm_env
+from tests.support import scratch_env
 from tests.support.processes import SIMULATED, Running, config_text, environment
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
 MODEL = "tiny:1b"
+CLIENT = Path(__file__).parents[1] / "support" / "litellm_client.py"
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def test_litellm_chats_streams_completes_and_reads_what_is_refused(url: str, tmp_path: Path) -> None:
-    command = [str(litellm_env.python()), str(litellm_env.CLIENT), url, MODEL]
+    command = [str(scratch_env.python("litellm-1.108.7")), str(CLIENT), url, MODEL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,52 @@
+"""Other people's programs in environments of their own, since they pin packages that Kvasir uses too.
+
+Each is made once, in the cache folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Of each release what pip is told, command by command. LMCache's C++ client needs PyTorch, and nothing else that it
+# asks for.
+INSTALLS = {
+    "litellm-1.108.7": [["litellm==1.108.7"]],
+    "lmcache-0.5.6": [["torch==2.13.0"], ["--no-deps", "lmcache==0.5.6"]],
+}
+
+
+class EnvironmentMissing(RuntimeError):
+    """It can't be had; the message says why."""
+
+
+def folder(release: str) -> Path:
+    """The environment's folder, made if it is not there yet. Raises EnvironmentMissing: without it a test must fail."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir"
+    found, made = cache / release, cache / f"{release}.made"
+    if not made.exists():
+        _run(release, [sys.executable, "-m", "venv", "--clear", str(found)])
+        for arguments in INSTALLS[release]:
+            pip = [str(found / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            _run(release, [*pip, *arguments])
+        made.touch()  # an environment that is half done is made anew
+    return found
+
+
+def python(release: str) -> Path:
+    """Its Python."""
+    return folder(release) / "bin" / "python"
+
+
+def packages(release: str) -> Path:
+    """Where its packages are, for a Python of the same version."""
+    return next((folder(release) / "lib").glob("python*/site-packages"))
+
+
+def _run(release: str, command: list[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise EnvironmentMissing(f"{release} can't be installed: {said[-1] if said else 'nothing was said'}")
