@@ -298,28 +298,32 @@ class RedisCluster:
             RedisServer(max_memory=max_memory, options=[f"cluster-port {bus}", *lines], password=password)
             for bus in self._buses
         ]
+        self.places = [
+            (node.port, bus) for node, bus in zip(self.nodes, self._buses, strict=True)
+        ]  # as others see them
         self._primaries = primaries
 
     @property
     def url(self) -> str:
         """Every address."""
-        hosts = ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+        hosts = ",".join(f"{HOST}:{port}" for port, _ in self.places)
         return f"redis+cluster://:{self.nodes[0].password}@{hosts}"
 
     def primaries(self) -> list[RedisServer]:
         """The nodes that have slots now, as the first one that answers says."""
         asked = next(node for node in self.nodes if node.alive and redis_answers(node.url))
         ports = {int(slots[2][1]) for slots in self.ask(asked, "SLOTS")}
-        return [node for node in self.nodes if node.port in ports]
+        return [node for node, (port, _) in zip(self.nodes, self.places, strict=True) if port in ports]
 
     def slots(self, node: RedisServer) -> list[int]:
         """The slots that a primary has, those with keys first."""
         with closing(redis.Redis.from_url(node.url)) as client:
             used = {key_slot(key) for key in client.scan_iter(count=1000)}
+        place, _ = self.places[self.nodes.index(node)]
         had = [
             slot
             for first, last, (_, port, *_), *_ in self.ask(node, "SLOTS")
-            if port == node.port
+            if port == place
             for slot in range(first, last + 1)
         ]
         return sorted(had, key=lambda slot: slot not in used)
@@ -392,8 +396,8 @@ class RedisCluster:
         with ExitStack() as stack:
             clients = [stack.enter_context(closing(redis.Redis.from_url(node.url))) for node in self.nodes]
             share = _SLOTS // self._primaries
-            for number, (client, node, bus) in enumerate(zip(clients, self.nodes, self._buses, strict=True)):
-                clients[0].execute_command("CLUSTER MEET", HOST, node.port, bus)
+            for number, (client, place) in enumerate(zip(clients, self.places, strict=True)):
+                clients[0].execute_command("CLUSTER MEET", HOST, *place)
                 if number < self._primaries:
                     last = _SLOTS if number == self._primaries - 1 else (number + 1) * share
                     client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last - 1)
@@ -607,6 +611,20 @@ class RabbitMQCluster:
         seconds = str(int(timeout_s))
         check = ("await_online_quorum_plus_one", "-t", seconds)
         node.control(*check, timeout_s=timeout_s + 30, program="rabbitmq-upgrade")
+
+    def separate(self, node: RabbitMQServer) -> None:
+        """Cut a node's links to all others, as a network does: neither side lets the other in, clients reach both."""
+        self._know_each_other(node, "'of another cluster'")
+
+    def rejoin(self, node: RabbitMQServer) -> None:
+        """Let it in again."""
+        self._know_each_other(node, "erlang:get_cookie()")
+
+    def _know_each_other(self, node: RabbitMQServer, cookie: str) -> None:
+        for other in self.nodes:
+            for one, two in ((node, other), (other, node)) if other is not node else ():
+                name = f"'{two.node}'"
+                one.control("eval", f"erlang:set_cookie({name}, {cookie}), erlang:disconnect_node({name}).")
 
     def wait_until_whole(self, timeout_s: float = 60.0) -> None:
         """Return when every node answers and sees all others: one that was frozen is out for a while."""

@@ -350,6 +350,42 @@ def harm_store_node(stage: Stage, harm: Callable[[RedisServer], None], mend: Cal
         redis_cluster.wait_until_whole()
 
 
+def separate_store_node(stage: Stage) -> None:
+    """Clients are with the others; a copy of what the node was sent meanwhile is nowhere."""
+    redis_cluster = stage.services.redis_cluster
+    assert redis_cluster
+    harm_store_node(stage, redis_cluster.separate, lambda _: redis_cluster.rejoin())
+
+
+def separate_node(stage: Stage) -> None:
+    """`pause_minority` stops the node; when it sees the others again it starts by itself."""
+    cluster = stage.services.cluster
+    assert cluster
+    for node in each_node(stage):
+        cluster.separate(node)
+        stage.over(in_hand_s=IN_HAND_S)
+        time.sleep(stage.random.uniform(12, 18))
+        cluster.rejoin(node)
+        cluster.wait_until_whole()
+        time.sleep(AFTER_A_NODE_S)
+
+
+def separate_node_of_each(stage: Stage) -> None:
+    cluster, redis_cluster = stage.services.cluster, stage.services.redis_cluster
+    assert cluster
+    assert redis_cluster
+    for _ in stage.moments(1, last=0.5):
+        node, primary = cluster.nodes[0], _holder(redis_cluster, "cards")
+        redis_cluster.separate(primary)
+        cluster.separate(node)
+        stage.over(in_hand_s=IN_HAND_S)
+        time.sleep(stage.random.uniform(12, 18))
+        redis_cluster.rejoin()
+        cluster.rejoin(node)
+        cluster.wait_until_whole()
+        redis_cluster.wait_until_whole()
+
+
 def _holder(redis_cluster: RedisCluster, key: str) -> RedisServer:
     return next(node for node in redis_cluster.primaries() if redis_cluster.serves(node, key))
 
@@ -612,6 +648,7 @@ FAULTS = [
     _of_node("node-away", "SIGKILL of a node, which stays away, and of the owner, which starts", kill_node_and_owner),
     _of_node("node-stopped", "SIGTERM of a node, and start, twice", partial(kill_node, how=RabbitMQServer.stop)),
     _of_node("node-frozen", "SIGSTOP of a node for 12 to 18 s, SIGCONT, SIGKILL and start, twice", freeze_node),
+    _of_node("node-separated", "a node's links to the others cut for 12 to 18 s, twice", separate_node),
     _of_node("node-empty", "SIGKILL of a node, which comes back without its disk", empty_node),
     _of_node("leaders-moved", "every queue's leader to a random node, every 5 s", move_leaders),
     _of_node("nodes-rolled", "every node restarted in turn", roll_nodes),
@@ -631,12 +668,13 @@ FAULTS = [
     Fault("store-killed", "SIGKILL of Redis, and an empty start, twice", kill_store),
     Fault("store-full", "Redis at its maxmemory for 3 to 6 s", fill_store),
     *(
-        _of_store_node(f"redis-{name}{suffix}", f"{what} of a primary, twice", inject, replicas)
+        _of_store_node(f"redis-{name}{suffix}", f"{what}: a primary, twice", inject, replicas)
         for replicas, suffix in ((True, ""), (False, "-alone"))
         for name, what, inject in (
-            ("killed", "SIGKILL, and an empty start,", _kill_store_node),
-            ("stopped", "SIGTERM, and an empty start,", _stop_store_node),
+            ("killed", "SIGKILL, and an empty start", _kill_store_node),
+            ("stopped", "SIGTERM, and an empty start", _stop_store_node),
             ("frozen", "SIGSTOP for 4 to 8 s", _freeze_store_node),
+            ("separated", "for 4 to 8 s no packet to or from anybody", separate_store_node),
         )
     ),
     _of_store_node("redis-resharded", "a hundred slots moved to another primary, four times", reshard),
@@ -650,6 +688,12 @@ FAULTS = [
         "both-frozen",
         "SIGSTOP of a broker and of a Redis primary for 12 to 18 s, each one of three",
         partial(harm_node_of_each, how=signal.SIGSTOP),
+        services=BothClustersServices,
+    ),
+    Fault(
+        "both-separated",
+        "links of a broker and of a Redis primary cut for 12 to 18 s, each one of three",
+        separate_node_of_each,
         services=BothClustersServices,
     ),
     Fault("poison", "one job kills every worker that decodes it", poison, failed=1, dead_lettered=1),

@@ -8,6 +8,7 @@ with TcpProxy(target_port) as proxy:
     proxy.freeze()          # nothing moves, nobody is told; `thaw` delivers what was sent, as TCP does
     proxy.forget()          # what is open now is dead without a word, for ever (a NAT that lost its table)
     proxy.cut()             # reset, and refuse whoever comes, until `heal`
+    proxy.silence({host})   # nothing from or to these hosts (None: any) arrives, nobody is told; `heal` resets theirs
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Self
 
 from tests.support.servers import HOST, free_port
@@ -34,7 +35,9 @@ class _Link:
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.writers = (near, far)
+        self.host = str(near.get_extra_info("peername")[0])
         self.forgotten = False
+        self.silenced = False
 
     def reset(self) -> None:
         """Both ends get a RST."""
@@ -56,6 +59,7 @@ class TcpProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server
         self._refusing = False
+        self._silent: Collection[str] | None = ()
         self._loop = asyncio.new_event_loop()
         self._moving = asyncio.Event()
         self._moving.set()
@@ -93,9 +97,16 @@ class TcpProxy:
         self._refusing = True
         self.reset()
 
+    def silence(self, hosts: Collection[str] | None) -> None:
+        """Swallow whatever comes from and for these hosts (None: all), on connections that are open and on new ones."""
+        self._silent = hosts
+        self._do(lambda: [self._note_silence(link) for link in self._links])
+
     def heal(self) -> None:
-        """Forward without faults again; what is dead stays dead."""
+        """Forward without faults again; what is dead stays dead, and what was silenced is reset."""
         self._refusing = False
+        self._silent = ()
+        self._do(lambda: [link.reset() for link in list(self._links) if link.silenced])
         self.delay_s = self.bytes_per_s = 0.0
         self.thaw()
 
@@ -112,7 +123,7 @@ class TcpProxy:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    def _do(self, action: Callable[[], None]) -> None:
+    def _do(self, action: Callable[[], object]) -> None:
         done = threading.Event()
         self._loop.call_soon_threadsafe(lambda: (action(), done.set()))
         done.wait(10)
@@ -124,6 +135,10 @@ class TcpProxy:
     def _forget_all(self) -> None:
         for link in self._links:
             link.forgotten = True
+
+    def _note_silence(self, link: _Link) -> None:
+        if self._silent is None or link.host in self._silent:
+            link.forgotten = link.silenced = True
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = self._loop.create_task(self._serve(reader, writer))
@@ -139,6 +154,7 @@ class TcpProxy:
         link = _Link(writer, far_writer)
         if self._refusing:
             return link.reset()
+        self._note_silence(link)
         self._links.add(link)
         try:
             async with asyncio.TaskGroup() as group:

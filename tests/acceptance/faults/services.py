@@ -17,6 +17,51 @@ HEARTBEAT_S = 4
 STORE_TIMEOUT_S = 2
 
 
+class SeparableRedisCluster(RedisCluster):
+    """Nodes that are reached through proxies and reach others from addresses of their own, so that they can be parted.
+
+    Linux only: elsewhere a loopback interface has one address.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__(replicas=replicas)
+        self._ways = [(TcpProxy(port), TcpProxy(bus)) for port, bus in self.places]
+        self.places = [(way.port, bus.port) for way, bus in self._ways]
+        for number, (node, (port, bus)) in enumerate(zip(self.nodes, self.places, strict=True)):
+            with (node.folder / "redis.conf").open("a") as config:
+                config.write(f"bind-source-addr {_address(number)}\ncluster-announce-ip {HOST}\n")
+                config.write(f"cluster-announce-port {port}\ncluster-announce-bus-port {bus}\n")
+
+    def separate(self, node: RedisServer) -> None:
+        """Nothing passes between this node and anybody else; nobody is told."""
+        number = self.nodes.index(node)
+        for other, ways in enumerate(self._ways):
+            for way in ways:
+                way.silence(None if other == number else {_address(number)})
+
+    def rejoin(self) -> None:
+        """Everything passes again."""
+        for ways in self._ways:
+            for way in ways:
+                way.heal()
+
+    def __enter__(self) -> Self:
+        for ways in self._ways:
+            for way in ways:
+                way.__enter__()
+        return super().__enter__()
+
+    def close(self) -> None:
+        super().close()
+        for ways in self._ways:
+            for way in ways:
+                way.__exit__()
+
+
+def _address(number: int) -> str:
+    return f"127.0.1.{number + 1}"
+
+
 class Services:
     """Started once, used by row after row. Nodes of clusters are reached by their addresses and not through a proxy."""
 
@@ -25,7 +70,7 @@ class Services:
 
     def __init__(self) -> None:
         self.cluster = RabbitMQCluster(self.nodes) if self.nodes > 1 else None
-        self.redis_cluster = None if self.replicas is None else RedisCluster(replicas=self.replicas)
+        self.redis_cluster = None if self.replicas is None else SeparableRedisCluster(self.replicas)
         self.broker = self.cluster.nodes[0] if self.cluster else RabbitMQServer()
         self.store = self.redis_cluster.nodes[0] if self.redis_cluster else RedisServer()
         self._stack = ExitStack()

@@ -138,3 +138,25 @@ def test_after_a_cut_nobody_comes_through_until_it_heals(proxy: TcpProxy, connec
     proxy.heal()
     with socket.create_connection((HOST, proxy.port), PATIENCE_S) as other:
         assert ask(other, b"new") == b"new"
+
+
+def test_silenced_hosts_get_nothing_and_others_do(proxy: TcpProxy, connection: socket.socket) -> None:
+    proxy.silence({"127.0.0.9"})
+    assert ask(connection, b"not meant") == b"not meant"
+
+    proxy.silence(None)
+    connection.sendall(b"into the void")
+    with socket.create_connection((HOST, proxy.port), PATIENCE_S) as newcomer:
+        newcomer.sendall(b"into the void")
+        for silent in (connection, newcomer):
+            silent.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                silent.recv(1)
+
+    # Then all is well for whoever comes, and those who were cut off are told
+    proxy.heal()
+    connection.settimeout(PATIENCE_S)
+    with pytest.raises(ConnectionResetError):
+        connection.recv(1)
+    with socket.create_connection((HOST, proxy.port), PATIENCE_S) as newcomer:
+        assert ask(newcomer, b"hello") == b"hello"
