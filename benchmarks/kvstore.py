@@ -27,6 +27,9 @@ arrays and without the arrays returned. Linux only; elsewhere null.
 batches of all blocks from and into arrays that are there, through `submit_batch_set` and `submit_batch_get`. It sets no
 TTL and checks nothing. Its environment (800 MB, PyTorch is in it) is made once, in the cache folder.
 
+`--cluster` adds the store over a Redis Cluster of three primaries without replicas, all on this machine: what spreading
+over nodes costs, and not what three machines give.
+
 What the figures do not show: a real network, where the wire is slower and the ratios better; several clients at once;
 new memory for Redis to store in; the time that an engine needs to fill the arrays. On a machine that is busy with other
 work every way gets slower, the fast ones by more; a run in which raw sockets are less than 3.5 times as fast as
@@ -47,6 +50,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,9 +61,11 @@ import redis
 
 from benchmarks import harness
 from kvstore.blocks import BlockRef, block_refs
+from kvstore.redis.client import open_client
 from kvstore.redis.store import RedisKVStore
 from messages.kv import Array, Block, KVLayout
 from tests.support import scratch_env, services
+from tests.support.servers import RedisCluster
 
 LAYOUT = KVLayout(48, 4, 128, "bf16")  # Qwen3-30B-A3B
 TOKENS, QUICK_TOKENS = 2048, 512
@@ -284,6 +290,7 @@ WAYS: dict[str, type[Ours] | type[RawSockets] | type[RedisPy] | type[JsonBase64]
     "redis-py": RedisPy,
     "json": JsonBase64,
     "lmcache": LMCache,
+    "cluster": Ours,
 }
 _LMCACHE = "KVASIR_LMCACHE"  # where its packages are
 
@@ -331,7 +338,7 @@ def measure(arguments: argparse.Namespace) -> None:
     """One measurement, in this process: what the child processes do."""
     url = os.environ[services.STORE_VARIABLE]
     moved = sample(arguments.run, arguments.tokens, arguments.seed)
-    client = redis.Redis.from_url(url)
+    client: Any = open_client(url)
     way = WAYS[arguments.way](url)
     try:
         if arguments.memory:
@@ -350,10 +357,12 @@ Times = dict[str, list[dict[str, float]]]  # by way, one entry a round
 class StoreRun:
     """The parent's side: which children run, in which order."""
 
-    def __init__(self, url: str, options: harness.Options) -> None:
+    def __init__(self, url: str, options: harness.Options, cluster_url: str = "") -> None:
+        self._cluster_url = cluster_url
         self.tokens = QUICK_TOKENS if options.quick else TOKENS
         self.rounds = QUICK_ROUNDS if options.quick else ROUNDS
-        self._ways = [name for name in WAYS if name != "lmcache" or _LMCACHE in os.environ]
+        asked = {"lmcache": _LMCACHE in os.environ, "cluster": bool(cluster_url)}
+        self._ways = [name for name in WAYS if asked.get(name, True)]
         self._url = url
         self._seed = options.seed
 
@@ -375,7 +384,8 @@ class StoreRun:
 
     def _child(self, way: str, *more: str) -> dict[str, Any]:
         told = ["--way", way, "--run", secrets.token_hex(6), "--tokens", str(self.tokens), "--seed", str(self._seed)]
-        return harness.fresh_process("benchmarks.kvstore", *told, *more, store_url=self._url)
+        url = self._cluster_url if way == "cluster" else self._url
+        return harness.fresh_process("benchmarks.kvstore", *told, *more, store_url=url)
 
 
 def _line(times: Times, index: int) -> str:
@@ -402,6 +412,8 @@ def figures(times: Times, num_bytes: int) -> dict[str, Any]:
         if "lmcache" in times:
             found[f"lmcache_{what}_ratio"] = statistics.median(ratios(times, which, "lmcache"))
             found[f"lmcache_{what}_ratios"] = ratios(times, which, "lmcache")
+        if "cluster" in times:
+            found[f"cluster_{what}_ratio"] = statistics.median(ratios(times, which, "kvstore", "cluster"))
         found[f"raw_over_redis_py_{what}"] = statistics.median(ratios(times, which, "redis-py", "raw"))
     found["first_get_ratio"] = statistics.median(ratios(times, "first_get_s", "raw"))
     found["first_get_to_best_ratio"] = statistics.median(
@@ -411,11 +423,11 @@ def figures(times: Times, num_bytes: int) -> dict[str, Any]:
     return found
 
 
-def compare(options: harness.Options) -> None:
+def compare(options: harness.Options, cluster: bool) -> None:
     """The whole benchmark."""
     print(harness.machine())
-    with harness.store() as url:
-        run = StoreRun(url, options)
+    with harness.store() as url, RedisCluster() if cluster else nullcontext() as nodes:
+        run = StoreRun(url, options, nodes.url if nodes else "")
         times = run.times()
         found = figures(times, run.tokens * LAYOUT.token_bytes)
         extra = {f"extra_{what}_MB": run.memory(what) for what in ("put", "get")}
@@ -429,7 +441,7 @@ def explain(found: dict[str, Any], extra: dict[str, float | None]) -> None:
         print(
             f"{what}: {found[f'{what}_MBps']:,.0f} MB/s; raw sockets {found[f'raw_{what}_MBps']:,.0f}"
             f" (ratio {found[f'{what}_ratio']:.2f}); {found[f'redis_py_{what}_ratio']:.1f} times redis-py,"
-            f" {found[f'json_{what}_ratio']:.1f} times JSON;{_beside_lmcache(found, what)} extra memory"
+            f" {found[f'json_{what}_ratio']:.1f} times JSON;{_more_ways(found, what)} extra memory"
             f" {extra[f'extra_{what}_MB']} MB"
         )
     if found["void"]:
@@ -440,9 +452,10 @@ def explain(found: dict[str, Any], extra: dict[str, float | None]) -> None:
         )
 
 
-def _beside_lmcache(found: dict[str, Any], what: str) -> str:
-    ratio = found.get(f"lmcache_{what}_ratio")
-    return f" {ratio:.2f} times LMCache's client;" if ratio else ""
+def _more_ways(found: dict[str, Any], what: str) -> str:
+    beside, cluster = found.get(f"lmcache_{what}_ratio"), found.get(f"cluster_{what}_ratio")
+    said = f" {beside:.2f} times LMCache's client;" if beside else ""
+    return said + (f" over three nodes {cluster:.2f} times as fast;" if cluster else "")
 
 
 def main() -> int:
@@ -453,13 +466,14 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=TOKENS, help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=("put", "get"), help=argparse.SUPPRESS)
     parser.add_argument("--lmcache", action="store_true", help="beside LMCache's client, too (800 MB, once)")
+    parser.add_argument("--cluster", action="store_true", help="over a Redis Cluster of three primaries, too")
     arguments = parser.parse_args()
     if arguments.lmcache:
         os.environ[_LMCACHE] = str(scratch_env.packages("lmcache-0.5.6"))
     if arguments.way:
         measure(arguments)
     else:
-        compare(harness.Options(arguments.quick, arguments.seed))
+        compare(harness.Options(arguments.quick, arguments.seed), arguments.cluster)
     return 0
 
 

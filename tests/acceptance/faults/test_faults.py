@@ -59,11 +59,22 @@ def test_no_job_is_lost_whatever_happens(services: Services, tmp_path: Path, nam
         assert row.recovery_s is not None
 
 
-@pytest.mark.parametrize("name", ["node-away", "nodes-rolled"])
+@pytest.mark.parametrize("name", ["node-away", "node-separated", "nodes-rolled"])
 def test_no_job_is_lost_with_a_node_of_three(cluster: BrokerClusterServices, tmp_path: Path, name: str) -> None:
     fault = find(name)
 
     row = run_row(cluster, fault, plan_of(fault, JOBS, SEED), tmp_path / name)
+
+    assert (row.lost, row.unexpected, row.journal_duplicates, row.failed) == (0, 0, 0, 0), row
+    assert (row.attempted, row.confirmed, row.lost_before_rerun) == (JOBS, JOBS, 0), row
+
+
+@pytest.mark.parametrize("name", ["redis-killed-alone", "redis-separated", "redis-resharded"])
+def test_no_job_is_lost_with_a_node_of_a_redis_cluster(tmp_path: Path, name: str) -> None:
+    fault = find(name)
+
+    with fault.services() as services:
+        row = run_row(services, fault, plan_of(fault, JOBS, SEED), tmp_path / name)
 
     assert (row.lost, row.unexpected, row.journal_duplicates, row.failed) == (0, 0, 0, 0), row
     assert (row.attempted, row.confirmed, row.lost_before_rerun) == (JOBS, JOBS, 0), row
