@@ -22,6 +22,7 @@ from kvasir.commands import forget as forget_commands
 from kvasir.commands import pause as pause_commands
 from kvasir.commands import query as query_commands
 from kvasir.commands import regrade as regrade_commands
+from kvasir.commands import requests as requests_commands
 from kvasir.commands import run as run_commands
 from kvasir.commands import serve as serve_commands
 from kvasir.commands import ui as ui_commands
@@ -61,6 +62,7 @@ for module in (
     dead_commands,
     deploy_commands,
     export_commands,
+    requests_commands,
     bound_commands,
     run_commands,
     serve_commands,

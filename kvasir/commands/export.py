@@ -70,7 +70,7 @@ def export(
     holds are replaced, and a class that raises an alarm is given out, only with --yes.
     """
     _bring_up_to_date(given, batch)
-    times = _bytes(wanted.times)
+    times = bytes_of(wanted.times)
     if times is not None:
         if out.final_grades(batch)[0].late is None:
             why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
@@ -83,7 +83,7 @@ def export(
     makers: dict[str, Callable[[], Exported]] = {
         "canvas": lambda: out.export_canvas(
             batch,
-            _bytes(wanted.gradebook),
+            bytes_of(wanted.gradebook),
             wanted.assignment,
             include_unreviewed=include_unreviewed,
             all_columns=wanted.all_columns,
@@ -109,7 +109,7 @@ def export(
         stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if made.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
-    done = _write(made, batch, to)
+    done = write(made, batch, to)
     out.note_given(batch, since.now)
     return done
 
@@ -135,7 +135,8 @@ def _bring_up_to_date(given: Globals, batch: Path) -> None:
         stderr.print(f"the grades are those last written, because {error}", soft_wrap=True, markup=False)
 
 
-def _bytes(path: Path | None) -> bytes | None:
+def bytes_of(path: Path | None) -> bytes | None:
+    """A file that was named; None where none was. Raises ExportError."""
     if path is None:
         return None
     try:
@@ -145,7 +146,7 @@ def _bytes(path: Path | None) -> bytes | None:
 
 
 def _needed(worksheet: Path | None) -> bytes:
-    data = _bytes(worksheet)
+    data = bytes_of(worksheet)
     if data is None:
         raise out.ExportError(
             "Moodle takes back only its own worksheet: download it (Assignment, Download grading worksheet) "
@@ -154,7 +155,7 @@ def _needed(worksheet: Path | None) -> bytes:
     return data
 
 
-def _write(made: Exported, batch: Path, to: Path | None) -> int:
+def write(made: Exported, batch: Path, to: Path | None) -> int:
     """Save the file, list what is blank; 1 if anything is."""
     target = to or batch / made.name
     try:

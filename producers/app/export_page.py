@@ -34,7 +34,7 @@ def show(desk: Desk, folder: Path) -> None:
     kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
     if view.rubric and view.rubric.late:
         _times(folder)
-    since = _since_last(desk, folder, _COMMANDS[str(kind)], unreviewed)
+    since = _since_last(desk, folder, _COMMANDS[str(kind)], unreviewed) if kind in _COMMANDS else None
     what, make = _KINDS[str(kind)](folder, unreviewed, (desk.title(folder), view.rubric.title if view.rubric else ""))
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=make is None) and make:
@@ -143,6 +143,10 @@ def _feedback(folder: Path, unreviewed: bool, _names: Names) -> Make:
     return kind, lambda: export.export_feedback(folder, kind, include_unreviewed=unreviewed)
 
 
+def _replies(folder: Path, _unreviewed: bool, _names: Names) -> Make:
+    return None, lambda: export.export_replies(folder)
+
+
 # By the names that `kvasir export` has for them: both count as the same export.
 _COMMANDS = {
     "Table (CSV)": "csv",
@@ -157,4 +161,5 @@ _KINDS: dict[str, Callable[[Path, bool, Names], Make]] = {
     "Moodle worksheet": _moodle,
     "Moodle feedback files": _moodle_feedback,
     "One feedback file for each student": _feedback,
+    "Replies to requests for another look": _replies,
 }

@@ -44,6 +44,7 @@ def show(open_backend: Callable[[], Backend]) -> None:
         desk = the_desk(open_backend)
         arrive()
         follow()
+        review_page.keep_typed()
         if desk.backend.notice:
             st.warning(escaped(desk.backend.notice))
         folder = _chosen(desk)

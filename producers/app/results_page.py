@@ -7,8 +7,9 @@ from typing import Any
 
 import streamlit as st
 
+from producers import export
 from producers.app.address import REVIEWED, go, keep
-from producers.app.shared import REFRESH_S, Desk, live, pictures, sentences
+from producers.app.shared import REFRESH_S, Desk, decider, live, pictures, sentences
 from producers.desk import assignments
 from producers.desk.agreement import agreement
 from producers.desk.pictures import of_class, of_criteria
@@ -32,6 +33,7 @@ def show(desk: Desk, folder: Path) -> None:
 
     live(table, 2 * REFRESH_S if running else None)
     with sentences():
+        _requests(desk, folder)
         _agreement(desk, folder)
         _pictures(desk, folder)
 
@@ -57,8 +59,9 @@ def _table(desk: Desk, folder: Path) -> None:
     keep()
     shown = page_of(kept, page)
     criteria = [criterion.id for criterion in view.rubric.criteria] if view.rubric else []
+    asked = any(row.requests for row in rows)
     event: Any = st.dataframe(
-        [_cells(row, criteria) for row in shown],
+        [_cells(row, criteria) | ({"asked": _asked(row)} if asked else {}) for row in shown],
         hide_index=True,
         column_config={name: st.column_config.TextColumn(width=width) for name, width in _WIDTHS.items()},
         on_select="rerun",
@@ -76,6 +79,10 @@ def _filter() -> Filter:
         order = st.selectbox("Order", ORDERS, key="order")
         needs_review = st.checkbox("Needs review only", key="review")
     return Filter(text, states, reviewed, needs_review, order)
+
+
+def _asked(row: Row) -> str:
+    return "" if not row.requests else "waits for a reply" if row.asked else "replied"
 
 
 def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
@@ -114,6 +121,32 @@ def _act(chosen: list[Row], shown: list[Row]) -> None:
     if regrade:
         st.session_state["regrade names"] = [row.name for row in chosen]
         go("Regrade")
+
+
+def _requests(desk: Desk, folder: Path) -> None:
+    """Students' requests for another look, as a form or a learning platform collected them."""
+    _, rows, _ = desk.rows(folder)
+    if not rows:
+        return
+    with st.expander("Requests for another look", key="requests"):
+        upload: Any = st.file_uploader("CSV: submission or student_id, request, and criterion if you like", ["csv"])
+        if upload:
+            with sentences():
+                _read_in(folder, rows, upload)
+        waiting = sum(row.asked for row in rows)
+        st.caption(f"{plural(waiting, 'submission')} with a request that waits for its reply: Review shows them.")
+
+
+def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
+    """Once for each upload, and then the table again, which shows who has asked."""
+    which, said = st.session_state.get("requests read", ("", ""))
+    if which != upload.file_id:
+        found = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
+        new = export.add_requests(folder, found)
+        said = f"{plural(len(found), 'request')} read, {new} of them new."
+        st.session_state["requests read"] = (upload.file_id, said)
+        st.rerun()
+    st.caption(said)
 
 
 def _agreement(desk: Desk, folder: Path) -> None:

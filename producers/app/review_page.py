@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import streamlit as st
 
+from messages.errors import KvasirError
 from producers.app.address import keep
 from producers.app.markup import Markup
 from producers.app.shared import COOKIE, Desk, decider, live, sentences, text
@@ -17,6 +18,7 @@ from producers.desk.decisions import Decided, Draft
 from producers.desk.rows import QUEUES, Row, select
 from producers.desk.text import SHOWN_CHARS, escaped, shortened
 from producers.desk.view import BatchView
+from producers.export import Request, add_requests, answer, points_of
 from producers.grading.points import CriterionGrade
 from producers.grading.quotes import quoted_lines
 from producers.grading.reviews import Override, version_of
@@ -87,6 +89,7 @@ def _submission(desk: Desk, folder: Path) -> None:
         return
     row = _pick(desk, folder, rows)
     keep()
+    keep_typed()
     item = view.item(row.number)
     with st.container(key="beside"):
         work, verdict = st.columns(2)
@@ -215,6 +218,7 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
         st.warning(escaped(grade.reason))
     assert view.rubric
     by_id = {criterion.id: criterion for criterion in view.rubric.criteria}
+    _requests(folder, row)
     draft = draft_of(desk, folder, row.final, decided)
     ids = [item.id for item in grade.criteria]
     state = st.session_state
@@ -228,6 +232,59 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
         st.text_input("Reason for the change", key=draft.key("reason"))
     _keep_or_not(desk, draft, row, decided)
     _history(decided)
+
+
+def _requests(folder: Path, row: Row) -> None:
+    """What the student asked, and a field for the reply to each."""
+    for request in row.requests:
+        told = Markup()
+        about = f" about {request.criterion_id}" if request.criterion_id else ""
+        then = show_points(request.points) or "none"
+        told.title(f"{'⚑ ' if request.answer is None else ''}Asked for another look{about}; points then: {then}")
+        told.verbatim(request.text)
+        if request.answer:
+            by = f" ({request.answer.by})" if request.answer.by else ""
+            told.caption(f"Replied{by}:")
+            told.verbatim(request.answer.reply)
+        told.draw()
+        if request.answer is None:
+            reply = f"reply {request.id}"
+            st.text_area("Reply, which the student gets", key=reply)
+            st.button("Reply", on_click=_reply, args=(folder, row, request, reply), key=f"send {request.id}")
+    with st.expander("Enter a request of this student", key="request"):
+        criteria = [criterion.id for criterion in row.final.criteria]
+        names = {"about": f"asked about {_id(row)}", "text": f"asked {_id(row)}"}
+        st.selectbox("About", ["", *criteria], format_func=lambda id: id or "the whole grade", key=names["about"])
+        st.text_area("The student's words", key=names["text"])
+        st.button("Enter it", on_click=_enter, args=(folder, row, names), key=f"enter {_id(row)}")
+
+
+def keep_typed() -> None:
+    """Streamlit forgets what was typed into a field that it does not draw: replies that were begun, on other pages."""
+    for name in st.session_state:
+        if str(name).startswith(("reply ", "asked ")):
+            st.session_state[name] = st.session_state[name]
+
+
+def _reply(folder: Path, row: Row, request: Request, reply: str) -> None:
+    points = points_of(row.final, request.criterion_id)
+    _kept(lambda: answer(folder, request, st.session_state[reply], points, decider()))
+
+
+def _enter(folder: Path, row: Row, names: Mapping[str, str]) -> None:
+    about, said = st.session_state[names["about"]] or None, st.session_state[names["text"]]
+    if _kept(lambda: add_requests(folder, [Request.about(row.final, about, said, decider())])):
+        st.session_state[names["text"]] = ""
+
+
+def _kept(keep: Callable[[], object]) -> bool:
+    """Whether it was kept; why not is said beside the form."""
+    try:
+        keep()
+    except KvasirError as error:
+        st.session_state["said"] = str(error)
+        return False
+    return True
 
 
 def _state(row: Row) -> str:

@@ -28,6 +28,7 @@ from producers.desk.rows import Row, rows
 from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
 from producers.export.late import FILE as TIMES
+from producers.export.requests import FILE as REQUESTS
 
 REFRESH_S = 2.0
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
@@ -46,7 +47,7 @@ class Desk:
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _rows: dict[Path, tuple[tuple[int, int, int], list[Row]]] = field(default_factory=dict)
+    _rows: dict[Path, tuple[tuple[int, ...], list[Row]]] = field(default_factory=dict)
     _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -95,6 +96,7 @@ class Desk:
             view.version,
             decisions.version,
             _changed(folder / TIMES),
+            _changed(folder / REQUESTS),
         )  # before the rows: what comes in between makes them anew next time
         with self._lock:
             known = self._rows.get(folder)

@@ -11,6 +11,7 @@ from producers.desk.view import BatchView
 from producers.export import FinalGrade
 from producers.export.final import apply
 from producers.export.late import Late, late_of
+from producers.export.requests import Request, read_requests
 from producers.grading.points import Grade
 from producers.report.grades import outcome_of
 from producers.rubric.rubric import Points
@@ -30,6 +31,7 @@ class Row:
     ai: Points | None  # as the models left it
     final: FinalGrade  # with what a person decided
     remarks: tuple[str, ...]
+    requests: tuple[Request, ...] = ()  # of the student, for another look
 
     @property
     def points(self) -> Points | None:
@@ -46,6 +48,11 @@ class Row:
         """Why a person must still decide; empty where nobody must."""
         return () if self.state == "waiting" else self.final.open_doubts
 
+    @property
+    def asked(self) -> bool:
+        """Whether a request of the student has no reply yet."""
+        return any(request.answer is None for request in self.requests)
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -55,12 +62,14 @@ class Filter:
     states: tuple[str, ...] = ()
     reviewed: bool | None = None
     needs_review: bool = False
+    asked: bool = False
     order: Order = "name"
 
 
 # What a reviewer goes through: those that wait for a decision come first, and by themselves.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
+    "asked for another look": Filter(asked=True),
     "without points": Filter(states=("unreadable", "incomplete", "failed")),
     "all": Filter(),
 }
@@ -85,12 +94,22 @@ class Counters:
 def rows(view: BatchView, decisions: Mapping[str, Decided]) -> list[Row]:
     """A row for each submission, in the batch's order."""
     late = late_of(view.folder, view.rubric.late if view.rubric else None)
-    return [_row(number, grade, decisions, late) for number, grade in enumerate(view.grades)]
+    asked: dict[str, list[Request]] = {}
+    for request in read_requests(view.folder):
+        asked.setdefault(request.item_id, []).append(request)
+    return [_row(number, grade, decisions, late, asked) for number, grade in enumerate(view.grades)]
 
 
-def _row(number: int, grade: Grade, decisions: Mapping[str, Decided], late: Late | None) -> Row:
+def _row(
+    number: int,
+    grade: Grade,
+    decisions: Mapping[str, Decided],
+    late: Late | None,
+    asked: Mapping[str, Sequence[Request]],
+) -> Row:
     final = apply(grade, decisions.get(grade.item_id, {}), late=late)
-    return Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks)
+    requests = tuple(asked.get(grade.item_id, ()))
+    return Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks, requests)
 
 
 def counters(found: Sequence[Row], total: int = 0) -> Counters:
@@ -115,6 +134,7 @@ def select(found: Sequence[Row], wanted: Filter) -> list[Row]:
         and (not wanted.states or row.state in wanted.states)
         and wanted.reviewed in (None, row.reviewed)
         and (not wanted.needs_review or row.needs_review)
+        and (not wanted.asked or row.asked)
     ]
     return _sorted(kept, wanted.order)
 

@@ -9,6 +9,7 @@ never 0; only what was read and found empty gets 0.
     export_moodle_feedback(folder)                 zip that Moodle takes as feedback files
     export_csv(folder)                             one row a submission
     export_feedback(folder, kind)                  zip of one file a student, "md" or "html"
+    export_replies(folder)                         students' requests for another look, with the replies
 
 The decisions in the folder's reviews.jsonl count. What `Exported.asks` says must have been confirmed before the file is
 given out. Raises ExportError (a UsageError).
@@ -21,6 +22,15 @@ from producers.export.last import SinceLast, note_given, since_last
 from producers.export.late import keep_times, late_of
 from producers.export.moodle import export_moodle, export_moodle_feedback
 from producers.export.plain import export_csv
+from producers.export.requests import (
+    Request,
+    add_requests,
+    answer,
+    export_replies,
+    points_of,
+    read_requests,
+    requests_from,
+)
 from producers.export.tables import ExportError
 
 __all__ = [
@@ -29,17 +39,24 @@ __all__ = [
     "FeedbackKind",
     "FinalGrade",
     "LeftBlank",
+    "Request",
     "SinceLast",
+    "add_requests",
+    "answer",
     "assignment_columns",
     "export_canvas",
     "export_csv",
     "export_feedback",
     "export_moodle",
     "export_moodle_feedback",
+    "export_replies",
     "final_grades",
     "keep_times",
     "late_of",
     "matching",
     "note_given",
+    "points_of",
+    "read_requests",
+    "requests_from",
     "since_last",
 ]

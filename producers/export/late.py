@@ -6,7 +6,6 @@ ISO 8601. Who is not in it counts as on time, unless Canvas marked the work as l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from messages.errors import BatchError
-from producers.export.tables import ExportError, Sheet, cell, column, read_sheet
+from producers.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students
 from producers.files.private import open_ordinary, write_atomically
 from producers.report.graded import load_graded
 from producers.report.grades import one_line
@@ -24,7 +23,6 @@ from producers.submissions.lms_names import is_late, student_id
 from producers.words import plural
 
 FILE = "times.csv"
-_NUMBER = re.compile(r"\D*(\d+)\s*\Z")  # `Participant 11` of Moodle
 UNKNOWN = "late by Canvas's mark, and when is not known: upload the times of submission"
 
 
@@ -101,9 +99,7 @@ def _days(rule: LateRule, submitted: datetime) -> int:
 
 def _times(data: bytes) -> dict[str, datetime]:
     sheet = read_sheet(data, "table of times")
-    header = sheet.rows[0]
-    who = [place for name in ("submission", "student_id", "ID", "Identifier") if (place := column(header, name)) >= 0]
-    when = column(header, "submitted_at")
+    who, when = students(sheet), column(sheet.rows[0], "submitted_at")
     if not who or when < 0:
         raise ExportError("the table of times needs submitted_at, and submission (or student_id, ID, Identifier)")
     return {
@@ -111,13 +107,8 @@ def _times(data: bytes) -> dict[str, datetime]:
         for number in range(1, len(sheet.rows))
         if (time := _time(sheet, number, when))
         for place in who
-        if (key := _key(cell(sheet.rows[number], place), header[place]))
+        if (key := student(sheet, number, place))
     }
-
-
-def _key(text: str, name: str) -> str:
-    found = _NUMBER.match(text) if name.strip().casefold() == "identifier" else None
-    return found[1] if found else text.strip()
 
 
 def _time(sheet: Sheet, number: int, when: int) -> datetime | None:

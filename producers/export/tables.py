@@ -16,6 +16,7 @@ from producers.rubric.rubric import Points, exact
 
 MAX_BYTES = 32 << 20
 _HEADER_CHARS = 1 << 16  # in which the header ends
+_NUMBER = re.compile(r"\D*(\d+)\s*\Z")
 _CENT = Decimal("0.01")  # LMSs keep two decimals
 
 
@@ -82,6 +83,19 @@ def column(header: Sequence[str], *captions: str) -> int:
     """The index of the first column with one of these captions, or -1; case and blanks don't count."""
     wanted = {caption.casefold() for caption in captions}
     return next((index for index, cell in enumerate(header) if cell.strip().casefold() in wanted), -1)
+
+
+def students(sheet: Sheet) -> list[int]:
+    """The columns that say whose a row is: a submission's name, or the learning platform's id. Empty if none does."""
+    header = sheet.rows[0]
+    return [place for name in ("submission", "student_id", "ID", "Identifier") if (place := column(header, name)) >= 0]
+
+
+def student(sheet: Sheet, row: int, place: int) -> str:
+    """What a row says in one of the `students` columns; of `Participant 11`, as Moodle identifies them, the number."""
+    text, name = cell(sheet.rows[row], place), sheet.rows[0][place]
+    found = _NUMBER.match(text) if name.strip().casefold() == "identifier" else None
+    return found[1] if found else text.strip()
 
 
 def cell(row: Sequence[str], index: int) -> str:

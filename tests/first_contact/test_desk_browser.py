@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from producers.desk.assignments import read_inputs
 from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import DeskPage, graded_assignment, quick_model
 from tests.support.waiting import wait_until
@@ -462,6 +463,51 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     type_key(browser, "e")
     focused = "document.activeElement.ariaLabel"
     wait_until(lambda: browser.evaluate(focused) == "Feedback on works", "feedback can be written", PATIENCE_S)
+
+
+def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
+    # Given a class, and a table of requests as a form collected them
+    folder = graded_assignment(desk, 3)
+    name = sorted(path.name for path in Path(read_inputs(folder).submissions).iterdir())[1]
+    asked = tmp_path / "asked.csv"
+    asked.write_text(f'submission,criterion,request\n{name},works,"<b>I did</b> run it, see cell 2"\n', "utf-8")
+    browser.open(desk.at(folder, "Results"))
+    browser.wait_for("Name contains")
+    browser.press("css", ".st-key-requests summary")
+    browser.upload(0, asked)
+    browser.wait_for("1 request read, 1 of them new")
+    browser.wait_for("1 submission with a request that waits for its reply")
+
+    # When it is gone to, and its criterion decided on
+    browser.open(desk.at(folder, "Review"))
+    browser.wait_for("Asked for another look about works; points then: 2")
+    browser.wait_for("<b>I did</b> run it, see cell 2")
+    wait_until_shown(browser, 1)
+
+    # Then a reply that was begun is there when somebody comes back from another section
+    browser.fill("Reply, which the student gets", "It runs. Thank you.")
+    browser.click("Export")
+    browser.wait_for("Make the file")
+    browser.click("Review")
+    wait_until_holds(browser, "Reply, which the student gets", "It runs. Thank you.")
+    browser.click("Reply")
+    browser.wait_for("Replied")
+    browser.wait_for("It runs. Thank you.")
+
+    # and one of another student is entered by hand
+    browser.press("css", ".st-key-request summary")
+    browser.fill("The student's words", "And the plot?")
+    browser.click("Enter it")
+    browser.wait_for("Asked for another look; points then: 4")
+    lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text("utf-8").splitlines()]
+    assert [line.get("text") or line.get("reply") for line in lines] == [
+        "<b>I did</b> run it, see cell 2",
+        "It runs. Thank you.",
+        "And the plot?",
+    ]
+
+    browser.open(desk.at(folder, "Export"))
+    browser.wait_for("Make the file")
 
 
 def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
