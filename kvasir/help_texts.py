@@ -17,6 +17,10 @@ EXAMPLES = {
     "results": ["kvasir results results/homework4"],
     "retry": ["kvasir retry results/homework4", "kvasir retry results/homework4 --only 48101,oakhollowozzie"],
     "regrade": ["kvasir regrade results/homework4", "kvasir regrade results/homework4 --criterion joins"],
+    "requests": [
+        "kvasir requests results/homework4 --from asked.csv",
+        "kvasir requests results/homework4 --answer 3f0c91d2aa07 --reply 'You did label the axes; sorry.'",
+    ],
     "bound": ["kvasir bound results/homework4 --draw 30", "kvasir bound results/homework4"],
     "cancel": ["kvasir cancel results/homework4"],
     "run": ["kvasir run prompts.jsonl --model qwen3-coder:30b --max-tokens 400"],
