@@ -19,7 +19,7 @@ from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.tail import LONG_S
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.job_source import adaptive_prefetch, receive_group
+from infra.broker.consume import adaptive_prefetch, receive_group
 from infra.broker.topology import model_of, work_queue
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
@@ -33,7 +33,7 @@ _FULL_S = 1.0
 
 
 class DecodeFlow:
-    """See infra.broker.job_source.Flow."""
+    """See infra.broker.consume.Flow."""
 
     def __init__(
         self,

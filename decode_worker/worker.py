@@ -25,11 +25,10 @@ from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import ConsumerLoop
+from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
 from infra.broker.envelope import Envelope, Why
 from infra.broker.failpoints import failpoint
 from infra.broker.group import Group
-from infra.broker.job_source import HELD_IF_INSTANT, PATIENCE_S
 from infra.broker.settle import MAX_KV_TRANSFERS, Settler, check_runnable, replying
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours

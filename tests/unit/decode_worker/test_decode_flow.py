@@ -15,7 +15,7 @@ from decode_worker.stealing.thief import QueueChoice
 from engines.base import Loaded
 from infra.broker.base import Delivery
 from infra.broker.embedded.broker import EmbeddedBroker
-from infra.broker.job_source import JobSource
+from infra.broker.consume import JobSource
 from infra.broker.settle import Settler
 from kvstore.blocks import BlockRef
 from messages import codec
