@@ -28,8 +28,7 @@ from infra.broker.base import Broker, Delivery
 from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
 from infra.broker.envelope import Envelope, Why
 from infra.broker.failpoints import failpoint
-from infra.broker.group import Group
-from infra.broker.settle import MAX_KV_TRANSFERS, Settler, check_runnable, replying
+from infra.broker.settle import MAX_KV_TRANSFERS, Group, Settler, check_runnable, replying
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore

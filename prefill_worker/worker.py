@@ -20,8 +20,7 @@ from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
 from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
-from infra.broker.group import Group
-from infra.broker.settle import Settlement, Settler, check_runnable, passing_on
+from infra.broker.settle import Group, Settlement, Settler, check_runnable, passing_on
 from infra.broker.topology import work_queue
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore

@@ -14,8 +14,10 @@ from infra.broker.base import Address, Delivery, Message
 from infra.broker.consume import ConsumerLoop
 from infra.broker.control import announce_cancel, ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
-from infra.broker.settle import Settler, must_run_alone
-from messages.errors import Poison
+from infra.broker.envelope import Attempt
+from infra.broker.settle import Settler, check_runnable
+from messages.errors import Poison, Stopped
+from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
 from tests.support.pipeline import MODEL, Pipeline, work
 from tests.support.waiting import wait_until
@@ -214,23 +216,30 @@ def test_a_cancel_reaches_every_station_and_nonsense_hurts_none(site: Site) -> N
 # Suspects and poison
 
 
-@pytest.mark.parametrize(("crashes", "alone"), [(0, False), (2, False), (3, True), (4, True)])
-def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, crashes: int, alone: bool) -> None:
-    assert must_run_alone(_delivered(site, BULK), crashes) is alone
+@pytest.mark.parametrize(("crashes", "why"), [(0, ""), (2, ""), (3, "suspect"), (4, "suspect")])
+def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, crashes: int, why: str) -> None:
+    assert _why_not_begun(site, BULK, crashes) == why
 
 
 def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_crashes(site: Site) -> None:
-    assert must_run_alone(_delivered(site, SUSPECTS), 4) is False
+    assert _why_not_begun(site, SUSPECTS, 4) == ""
     with pytest.raises(Poison, match="5 workers died while holding it"):
-        must_run_alone(_delivered(site, SUSPECTS), 5)
+        _why_not_begun(site, SUSPECTS, 5)
 
 
-def _delivered(site: Site, queue: str) -> Delivery:
+def _why_not_begun(site: Site, queue: str, crashes: int) -> str:
+    """Why a job is not begun with which so many workers have crashed; "": it is."""
     site.put("a-job", queue)
     delivery = site.broker.get(queue)
     assert delivery is not None
+    attempt = Attempt[PrefillJob].at(delivery, "prefill", MODEL)
     delivery.ack()
-    return delivery
+    job = PrefillJob("a-job", "a-batch", "an-item", MODEL, user_prompt("", "hi"), Sampling(8))
+    try:
+        check_runnable(attempt, job, cancelled=False, now=0.0, crashes=crashes)
+    except Stopped:
+        return attempt.why_stopped
+    return ""
 
 
 # Deaths made by the broker
