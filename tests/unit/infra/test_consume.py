@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import msgpack
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from infra.broker import topology
 from infra.broker.base import Address, Delivery, Message
 from infra.broker.consume import ConsumerLoop
-from infra.broker.control import announce_cancel, ring
+from infra.broker.control import announce_cancel, announce_pause, ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.envelope import Attempt
 from infra.broker.settle import Settler, check_runnable
+from infra.config.hours import Hours
 from messages.errors import Poison, Stopped
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
@@ -63,12 +65,21 @@ class Desk:
         self.ticks += 1
 
 
+class ShiftHours(Hours):
+    """Hours that begin and end when told to."""
+
+    begun = True
+
+    def include(self, _moment: datetime) -> bool:
+        return self.begun
+
+
 class PushedOneByOne:
     """The plainest flow: the broker pushes one delivery."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._consumer = broker.consume(BULK, 1)
-        self.pause = self._consumer.pause
+        self.pauses = 0
         self.close = self._consumer.close
         self.nudge = self._consumer.nudge
 
@@ -80,6 +91,10 @@ class PushedOneByOne:
     def full(self, _urgent: object) -> None:
         """It holds what it holds."""
 
+    def pause(self) -> list[Delivery]:
+        self.pauses += 1
+        return self._consumer.pause()
+
 
 class Site:
     """A broker, and a station with a desk."""
@@ -90,12 +105,14 @@ class Site:
         self.broker.declare([MODEL])
         self.stations_broker = EmbeddedBroker(self.server)
         self.desk = Desk()
+        self.hours = ShiftHours()
         settler = Settler(self.stations_broker, [MODEL], lambda _: None)
         self.station = ConsumerLoop(self.stations_broker, settler, "decode", MODEL, "me", self.open_flow)
-        self._thread = threading.Thread(target=self.station.run, args=(self.desk,), daemon=True)
+        self._thread = threading.Thread(target=self.station.run, args=(self.desk, self.hours), daemon=True)
 
     def open_flow(self) -> PushedOneByOne:
-        return PushedOneByOne(self.stations_broker)
+        self.flow = PushedOneByOne(self.stations_broker)
+        return self.flow
 
     def open(self) -> None:
         self._thread.start()
@@ -138,6 +155,24 @@ def test_the_now_lane_goes_first_and_bulk_in_the_order_it_came(site: Site) -> No
     site.took("now", "bulk-1")
     site.desk.settle()
     site.took("now", "bulk-1", "bulk-2")
+
+
+def test_no_job_is_taken_once_its_hours_have_ended_and_a_pause_outlasts_them(site: Site, monkeypatch) -> None:
+    site.open()
+    assert site.station.off == ""
+    monkeypatch.setattr(ShiftHours, "begun", False)
+    wait_until(lambda: site.station.off == "outside its hours" and site.flow.pauses, "its hours have ended")
+
+    site.put("bulk", BULK)
+    announce_pause(site.broker, "me", paused=True)
+    wait_until(lambda: site.station.off == "paused", "it is paused")
+    ticks = site.desk.ticks
+    monkeypatch.setattr(ShiftHours, "begun", True)
+    wait_until(lambda: site.desk.ticks > ticks + 1, "it has looked at the clock")
+    assert (site.station.off, site.desk.taken) == ("paused", [])
+
+    announce_pause(site.broker, "me", paused=False)
+    site.took("bulk")
 
 
 def test_wakeups_which_come_as_often_as_jobs_cause_no_more_ticks(site: Site) -> None:
