@@ -26,7 +26,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from benchmarks import harness
 from benchmarks.batch import Quiet, Tasks
 from infra.broker import topology
 from infra.broker.base import Message
-from infra.broker.envelope import of_job
+from infra.broker.envelope import submit_message
 from infra.broker.rabbitmq import RabbitMQBroker
 from infra.broker.rabbitmq.properties import CONTENT_TYPE, PERSISTENT
 from kvstore.cluster_state import BestEffortClusterState
@@ -213,7 +213,8 @@ def _valid(rng: random.Random, number: int) -> MessageDraft:
     stage = rng.choice(topology.WORK_STAGES)
     message = job if stage == "prefill" else DecodeJob(job.tokenized((1, 2, 3), 0), None, why_no_kv="fuzzed")
     body = codec.encode(message)
-    return MessageDraft(stage, body, _properties(of_job(message).seal(body)))
+    _, sealed = submit_message(job)
+    return MessageDraft(stage, body, _properties(replace(sealed, headers={**sealed.headers, "kvasir-stage": stage})))
 
 
 def _properties(sealed: Message) -> pika.BasicProperties:

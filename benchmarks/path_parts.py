@@ -30,8 +30,8 @@ ENGINES = ("engines/",)
 
 # With all that they call: they look now and then whether something else is to be done, and run without a job too.
 POLLING = (
-    "infra/broker/job_source.py:JobSource.urgent",  # the lane of people who wait
-    "infra/broker/job_source.py:JobSource._suspect",
+    "infra/broker/consume.py:JobSource.urgent",  # the lane of people who wait
+    "infra/broker/consume.py:JobSource._suspect",
     "kvstore/cluster_state.py:BestEffortClusterState.registrations",  # of the other workers, read again once a second
     "producers/batch/runner.py:Runner._look_around",
 )

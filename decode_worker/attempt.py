@@ -14,15 +14,22 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 
-from decode_worker.fetching import Fetched
 from decode_worker.stealing.models import LoadedModel
 from infra.broker.envelope import Attempt
 from kvstore.base import Run
 from messages.jobs import DecodeJob, JobResult
+from messages.kv import KVCache
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A KV cache in memory, and how long it took to come."""
+
+    cache: KVCache
+    seconds: float
 
 
 @dataclass(eq=False)
@@ -31,9 +38,11 @@ class DecodeAttempt(Attempt[DecodeJob]):
 
     loaded: LoadedModel = field(init=False)  # the model that it is decoded with
     ahead: Future[Fetched | None] | None = None  # its KV cache, if that was fetched while another job had the slot
-    ends_at: float = math.inf  # when its slot is expected to free, monotonic clock; infinite: it is in none
+    began: float = 0.0  # monotonic clock
+    queue_s: float = 0.0  # from submission to its slot
+    rounded: bool = False  # its KV cache was computed with another rounding
     result: JobResult = field(init=False)
-    body: bytes = b""  # the result as it is stored and sent; b"": there is none yet
+    body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot
 
     @property
     def key(self) -> Run:
@@ -49,14 +58,14 @@ class Attempts:
         self._running: dict[Run, DecodeAttempt] = {}
         self._models: Counter[str] = Counter()
 
-    def start(self, attempt: DecodeAttempt, expected_s: float) -> bool:
+    def start(self, attempt: DecodeAttempt) -> bool:
         """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
         with self._lock:
             known = self._running.get(attempt.key)
             if known:
                 known.deliveries.extend(attempt.deliveries)
                 return False
-            attempt.ends_at = time.monotonic() + expected_s
+            attempt.began = time.monotonic()
             self._running[attempt.key] = attempt
             self._models[attempt.job.job.model] += 1
             return True
@@ -79,9 +88,12 @@ class Attempts:
         with self._lock:
             return list(self._running.values())
 
-    def next_end_s(self) -> float:
-        """Seconds until the next job is expected to end; 0 if it is overdue, infinite if nothing runs."""
-        ends = [attempt.ends_at for attempt in self.all()]
+    def next_end_s(self, expected_s: Callable[[DecodeJob], float]) -> float:
+        """Seconds until the next slot is expected to free; 0 if that is overdue, infinite if nothing runs.
+
+        `expected_s`: how long a job is expected to take.
+        """
+        ends = [attempt.began + expected_s(attempt.job) for attempt in self.all() if not attempt.body]
         return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
 
     def foreign(self, model: str) -> bool:
@@ -130,11 +142,26 @@ class Slots:
         """
         self.wait(None)
         slot = object()
+
+        def leave() -> None:
+            with self._changed:
+                self._taken.discard(slot)
+                self._changed.notify_all()
+
+        def done(future: Future[None]) -> None:
+            if error := future.exception():
+                log.error("bug in a slot: what it held comes back when this worker leaves", exc_info=error)
+            leave()
+            with self._changed:
+                self.done += jobs
+                self._threads.discard(future)
+                self._changed.notify_all()
+
         with self._changed:
             self._taken.add(slot)
-            future = self._pool.submit(work, partial(self._leave, slot))
+            future = self._pool.submit(work, leave)
             self._threads.add(future)
-        future.add_done_callback(partial(self._done, slot, jobs))
+        future.add_done_callback(done)
 
     def lend(self, work: Callable[[], bool]) -> threading.Thread | None:
         """Do `work` in a slot that idles, and again as long as it returns True and no delivery has taken that slot.
@@ -165,17 +192,3 @@ class Slots:
     def close(self) -> None:
         """Wait for all, and take no more."""
         self._pool.shutdown()
-
-    def _leave(self, slot: object) -> None:
-        with self._changed:
-            self._taken.discard(slot)
-            self._changed.notify_all()
-
-    def _done(self, slot: object, jobs: int, future: Future[None]) -> None:
-        if error := future.exception():
-            log.error("bug in a slot: what it held comes back when this worker leaves", exc_info=error)
-        self._leave(slot)
-        with self._changed:
-            self.done += jobs
-            self._threads.discard(future)
-            self._changed.notify_all()

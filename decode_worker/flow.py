@@ -13,13 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from decode_worker.attempt import Attempts, Slots
-from decode_worker.fetching import Fetched, fetch_ahead
+from decode_worker.attempt import Attempts, Fetched, Slots
+from decode_worker.generate import fetch_ahead
+from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
-from decode_worker.stealing.tail import LONG_S
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.job_source import adaptive_prefetch, receive_group
+from infra.broker.consume import adaptive_prefetch, receive_group
 from infra.broker.topology import model_of, work_queue
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
@@ -33,7 +33,7 @@ _FULL_S = 1.0
 
 
 class DecodeFlow:
-    """See infra.broker.job_source.Flow."""
+    """See infra.broker.consume.Flow."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DecodeFlow:
         if ahead:
             return [ahead]
         home: list[Delivery] = []
-        if self._tail.is_leaving():
+        if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
             if not self._flows and self._are_short():  # they were not known to be, before the first was done
@@ -187,15 +187,15 @@ class DecodeFlow:
                 self._ahead_wanted = False  # until a slot has freed
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
-        if self._ahead_wanted and self._running.next_end_s() <= soon_s:
+        if self._ahead_wanted and self._running.next_end_s(self._throughput.expected_s) <= soon_s:
             self._hold(urgent() or self._home_ahead(decode_s) or self._thief.steal())
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
         """A job of our own, unless it is among the last: another worker might be free for it first."""
-        others = self._forecast.at_home(self._model)
+        others = self._forecast.others(self._model)
         if others:
             queue = self._forecast.queue(self._model)
-            in_s = self._running.next_end_s() + decode_s
+            in_s = self._running.next_end_s(self._throughput.expected_s) + decode_s
             if queue.ready <= len(others) or leave_to_faster(queue, in_s):
                 return None
         return self._broker.get(self._bulk)

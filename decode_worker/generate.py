@@ -1,98 +1,136 @@
-"""From a decode job to its text: load the KV cache, prove its reuse, stream the tokens."""
+"""From a decode job to its text: load the KV cache, check it, prove its reuse, stream the tokens.
+
+The counter of evaluated tokens shows that a cache was used, and sketches compare engines once, on a prompt of their
+own. Neither sees what a real prompt's cache does to its answer. So a decoder now and then prefills a job itself, too,
+and compares what the model expects as the answer's first token (`KVChecks`).
+"""
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from decode_worker.answers import Answers, Given
-from decode_worker.attempt import DecodeAttempt, Slots
-from decode_worker.fetching import Fetched, agreement, check_finite, fetch, stored_refs
-from decode_worker.kv_check import KVChecks
+from decode_worker.attempt import DecodeAttempt, Fetched, Slots
 from decode_worker.likelihoods import value_likelihoods
-from engines.base import Answer, DecodesText
+from engines.base import Answer, DecodeEngine, DecodesText, Loaded
+from engines.logprobs import logprob_gap
 from engines.questions import tokenized
+from engines.sketch import Agreement
 from infra.broker import topology
-from infra.broker.base import Address, Broker, Message
+from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.failpoints import failpoint
+from infra.broker.settle import MAX_KV_TRANSFERS
 from kvstore.base import ClusterState, KVStore
-from kvstore.blocks import BlockRef, snapshot_refs
+from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
-from messages.jobs import Ask, DecodeReport, JobResult, PrefillJob, QuestionAnswer, StoredKV, TokenEvent
-from messages.kv import KVCache
+from messages.jobs import (
+    KV_CHECK_EVERY,
+    Ask,
+    DecodeJob,
+    DecodeReport,
+    JobResult,
+    KVTransfer,
+    PrefillJob,
+    QuestionAnswer,
+    StoredKV,
+    TokenEvent,
+)
+from messages.kv import KVCache, KVLayout, Record, State, is_finite
 from messages.lifecycle import Event, Step
 
+log = logging.getLogger(__name__)
 
-class Generation:
-    """One decode of one job. Raises what the engine raises, and KVTransferFailed if the KV cache is of no use."""
+# A prompt this short is prefilled here sooner than it is sent back and fetched again.
+LOCAL_PREFILL_TOKENS = 256
+# In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
+# cache 0.6 to 3.4 with tiny models of random weights, which expect next to nothing.
+MAX_GAP = 0.5
+
+
+class Generator:
+    """Makes the answers of one decode worker."""
 
     def __init__(
         self,
-        attempt: DecodeAttempt,
         kv: KVStore,
         broker: Broker,
         cluster_state: ClusterState,
-        checks: KVChecks,
         slots: Slots,
         worker_id: str,
         observe: Callable[[Event], None],
+        kv_check_every: int = KV_CHECK_EVERY,
     ) -> None:
-        self._attempt = attempt
-        self._job = attempt.job
-        self._engine = attempt.loaded.engine
-        self._rounded = False
         self._kv = kv
         self._broker = broker
         self._cluster_state = cluster_state
-        self._checks = checks
         self._slots = slots
         self._worker_id = worker_id
         self._observe = observe
-        self.queue_s = self._since_submission()
+        self.checks = KVChecks(kv_check_every)
 
-    def from_kv(self) -> JobResult:
-        """Decode from the stored KV cache; without one, or without a store, the engine does the prompt."""
-        stored = self._job.kv
-        why = self._attempt.loaded.why_no_kv or (self._job.why_no_kv if stored is None else "")
-        if stored and not why:
-            found = agreement(stored, self._attempt.loaded)
-            self._rounded = found.rounded
-            why = found.why or self._checks.why_ended(self._job)
-        if stored is None or why:
-            return self.generate(None, why)
+    def result(self, attempt: DecodeAttempt) -> JobResult:
+        """Decode a job from its KV cache; where that is of no use, the engine does the prompt.
+
+        Raises what the engine raises, and KVTransferFailed if the job is better prefilled again.
+        """
+        job = attempt.job
+        attempt.queue_s = job.job.waited_s(self._cluster_state.now())
+        before = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
+        waited_s = max(0.0, attempt.queue_s - before.queue_s - before.prefill_s - before.put_s)
+        self._observe(attempt.envelope.event(Step.DECODE_STARTED, queue_s=attempt.queue_s, waited_s=waited_s))
         try:
-            ahead = self._attempt.ahead
-            fetched = (ahead and ahead.result()) or fetch(self._kv, self._job, stored)
+            return self._generate(attempt, *self.load_kv(attempt))
+        except KVTransferFailed as gone:
+            log.warning("job %s: KV transfer failed: %s", job.job.job_id, gone)
+            self._drop_damaged(job)
+            if self._better_prefilled_again(attempt):
+                raise
+            return self._generate(attempt, None, str(gone))
+
+    def load_kv(self, attempt: DecodeAttempt) -> tuple[Fetched | None, str]:
+        """The job's KV cache, or why none is used; neither where it never had one. Raises KVTransferFailed."""
+        job, stored, loaded = attempt.job, attempt.job.kv, attempt.loaded
+        if stored is None or loaded.why_no_kv:
+            return None, loaded.why_no_kv or job.why_no_kv
+        found, producer = agreement(stored, loaded), self.checks.producer(job)
+        attempt.rounded = found.rounded
+        if why := found.why or producer.why_ended:
+            return None, why
+        try:
+            fetched = (attempt.ahead and attempt.ahead.result()) or fetch(self._kv, job, stored)
         except StoreUnavailable as error:
-            return self.generate(None, f"the store is away: {error}")
-        failpoint("decode.loaded", self._job.job.job_id)
-        if self._checks.due(self._job):
-            why = self._check(fetched.cache)
-        return self.generate(None if why else fetched, why)
+            return None, f"the store is away: {error}"
+        failpoint("decode.loaded", job.job.job_id)
+        if self.checks.due(job):
+            seconds = self.checks.check(job, fetched.cache, loaded.engine, attempt.stop)
+            differs = bool(producer.why_ended)
+            self._observe(attempt.envelope.event(Step.KV_CHECKED, seconds=seconds, differs=differs))
+            if differs:
+                return None, producer.why_ended
+        return fetched, ""
 
-    def _check(self, cache: KVCache) -> str:
-        """Compare a KV cache with one of our own; why it must not be used, "": it may."""
-        seconds = self._checks.check(self._job, cache, self._engine, self._attempt.stop)
-        why = self._checks.why_ended(self._job)
-        self._observe(self._attempt.envelope.event(Step.KV_CHECKED, seconds=seconds, differs=bool(why)))
-        return why
-
-    def generate(self, fetched: Fetched | None, why_none: str = "") -> JobResult:
+    def _generate(self, attempt: DecodeAttempt, fetched: Fetched | None, why_none: str) -> JobResult:
         """All answers that the job asks for, from the same cache; only the first is streamed.
 
         Without a cache the prompts are done here, and `why_none` goes into the result. A job that no prefill worker
         tokenized is tokenized here.
         """
-        job = self._job.job if self._job.job.tokens else tokenized(self._engine, self._job.job)
+        job = attempt.job.job if attempt.job.job.tokens else tokenized(attempt.loaded.engine, attempt.job.job)
         asks, cache = job.asks(), fetched.cache if fetched else None
-        before_s = self._since_submission()
+        before_s = job.waited_s(self._cluster_state.now())
         if asks[1:] or job.questions:
-            given = self._several(asks, cache, before_s)
+            given = self._several(attempt, asks, cache, before_s)
         else:
-            given = [Given(self._first(asks[0], cache, before_s))]
+            given = [Given(self._answer(attempt, asks[0], cache, before_s))]
         answers = [one.answer for one in given]
         first, more = answers[0], tuple([answer.text for answer in answers[1:]])
         said: dict[str, Any] = {"text": first.text, "finish_reason": first.finish_reason, "more_texts": more}
@@ -103,67 +141,55 @@ class Generation:
             job.item_id,
             job.model,
             "succeeded",
-            attempts=self._attempt.envelope.attempts + 1,
-            prefill=self._job.prefill,
-            decode=self._report(asks, answers, fetched, before_s, why_none),
+            attempts=attempt.envelope.attempts + 1,
+            prefill=attempt.job.prefill,
+            decode=self._report(attempt, asks, answers, fetched, before_s, why_none),
             **({"answers": tuple([_counted(one) for one in given])} if job.questions else said),
         )
 
-    def drop_damaged(self) -> None:
-        """Delete those of the job's records that can't be used.
-
-        Prefill stores what is missing and nothing over what is there: left in place, a damaged shared block would
-        spoil every KV transfer of the class.
-        """
-        stored = self._job.kv
-        if stored is None:
-            return
-        refs = stored_refs(self._job, stored)
-        with suppress(StoreUnavailable):
-            damaged = [ref for ref in refs if not self._readable(stored, ref)]
-            self._kv.delete([*damaged, *snapshot_refs(stored.layout, refs[-1])])
-
-    def _readable(self, stored: StoredKV, ref: BlockRef) -> bool:
-        try:
-            check_finite(self._kv.get(stored.fingerprint, stored.layout, [ref])[0], stored.layout)
-        except KVTransferFailed:
-            return False
-        return True
-
-    def _several(self, asks: Sequence[Ask], cache: KVCache | None, before_s: float) -> list[Given]:
+    def _several(
+        self, attempt: DecodeAttempt, asks: Sequence[Ask], cache: KVCache | None, before_s: float
+    ) -> list[Given]:
         """All of them, those left by a crash, in this slot and in those that idle."""
-        job, stop = self._job.job, self._attempt.stop
+        job, engine = attempt.job.job, attempt.loaded.engine
 
         def give(number: int) -> Given:
             ask = asks[number]
-            answer = self._answer(ask, cache) if number else self._first(ask, cache, before_s)
+            answer = self._answer(attempt, ask, cache, None if number else before_s)
             if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
                 return Given(answer)
-            return Given(answer, value_likelihoods(self._engine, ask, cache, answer.text, answer.tokens, stop))
+            return Given(answer, value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop))
 
         answers = Answers(job, len(asks), give, self._slots, self._cluster_state)
-        with self._engine.imported(asks[0].tokens, cache) if cache else nullcontext():
+        with engine.imported(asks[0].tokens, cache) if cache else nullcontext():
             return answers.all()
 
-    def _first(self, ask: Ask, cache: KVCache | None, before_s: float) -> Answer:
-        """The job's first answer, streamed to whoever reads along."""
-        job = self._job.job
-        stream = _Stream(self._broker, job) if job.stream_to else None
-        answer = self._answer(ask, cache, stream.send if stream else None)
+    def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, before_s: float | None) -> Answer:
+        """The engine's answer. The job's first is streamed to whoever reads along.
+
+        `before_s`: seconds from submission to the first answer; None: it is another one.
+        """
+        engine, job = attempt.loaded.engine, attempt.job.job
+        stream = _Stream(self._broker, job) if job.stream_to and before_s is not None else None
+        on_text = stream.send if stream else None
+        if hasattr(engine, "decode_text"):  # isinstance would ask just this, and not quickly
+            answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
+        else:
+            answer = engine.decode(ask.tokens, cache, ask.sampling, on_text, attempt.stop)
         if stream:
             stream.send("", last=True)
-        self._observe(self._attempt.envelope.event(Step.FIRST_TOKEN, ttft_s=before_s + answer.first_token_s))
+        if before_s is not None:
+            self._observe(attempt.envelope.event(Step.FIRST_TOKEN, ttft_s=before_s + answer.first_token_s))
         return answer
 
-    def _answer(self, ask: Ask, cache: KVCache | None, on_text: Callable[[str], None] | None = None) -> Answer:
-        """The engine's answer."""
-        if hasattr(self._engine, "decode_text"):  # isinstance would ask just this, and not quickly
-            whole = cast(DecodesText, self._engine)
-            return whole.decode_text(ask.prompt, ask.sampling, on_text, self._attempt.stop)
-        return self._engine.decode(ask.tokens, cache, ask.sampling, on_text, self._attempt.stop)
-
     def _report(
-        self, asks: Sequence[Ask], answers: Sequence[Answer], fetched: Fetched | None, before_s: float, why_none: str
+        self,
+        attempt: DecodeAttempt,
+        asks: Sequence[Ask],
+        answers: Sequence[Answer],
+        fetched: Fetched | None,
+        before_s: float,
+        why_none: str,
     ) -> DecodeReport:
         """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left of its
         prompt.
@@ -176,24 +202,52 @@ class Generation:
             done, left = answer.evaluated_tokens, len(ask.tokens) - transferred
             if done != left:
                 why_none = why_none or f"the engine evaluated {done:,} prompt tokens where {left:,} were left"
+        verified: KVTransfer = "verified-rounded" if attempt.rounded else "verified"
         return DecodeReport(
             worker_id=self._worker_id,
-            engine=self._engine.info.engine,
-            kv_transfer="none" if why_none or not transferred else "verified-rounded" if self._rounded else "verified",
+            engine=attempt.loaded.engine.info.engine,
+            kv_transfer="none" if why_none or not transferred else verified,
             why_none=why_none,
             prompt_tokens=max(len(ask.tokens) for ask in asks) or evaluated,
             transferred_tokens=0 if why_none else transferred,
             evaluated_tokens=evaluated,
             completion_tokens=sum(answer.completion_tokens for answer in answers),
-            queue_s=self.queue_s,
+            queue_s=attempt.queue_s,
             get_s=fetched.seconds if fetched else 0.0,
             ttft_s=before_s + answers[0].first_token_s,
             decode_s=sum(answer.seconds for answer in answers),
-            total_s=self._since_submission(),
+            total_s=attempt.job.job.waited_s(self._cluster_state.now()),
         )
 
-    def _since_submission(self) -> float:
-        return self._job.job.waited_s(self._cluster_state.now())
+    def _better_prefilled_again(self, attempt: DecodeAttempt) -> bool:
+        envelope = attempt.envelope
+        if envelope.kv_transfers + 1 >= MAX_KV_TRANSFERS or len(attempt.job.job.tokens) <= LOCAL_PREFILL_TOKENS:
+            return False
+        return any(
+            registration.role == "prefill" and registration.model == envelope.model
+            for registration in self._cluster_state.registrations()
+        )
+
+    def _drop_damaged(self, job: DecodeJob) -> None:
+        """Delete those of the job's records that can't be used.
+
+        Prefill stores what is missing and nothing over what is there: left in place, a damaged shared block would
+        spoil every KV transfer of the class.
+        """
+        stored = job.kv
+        if stored is None:
+            return
+        refs = stored_refs(job, stored)
+        with suppress(StoreUnavailable):
+            damaged = [ref for ref in refs if not self._readable(stored, ref)]
+            self._kv.delete([*damaged, *snapshot_refs(stored.layout, refs[-1])])
+
+    def _readable(self, stored: StoredKV, ref: BlockRef) -> bool:
+        try:
+            check_finite(self._kv.get(stored.fingerprint, stored.layout, [ref])[0], stored.layout)
+        except KVTransferFailed:
+            return False
+        return True
 
 
 def _counted(given: Given) -> QuestionAnswer:
@@ -216,3 +270,109 @@ class _Stream:
         self._index += 1
         message = Message(codec.encode(event), self._job.job_id, self._job.batch_id, persistent=False)
         self._broker.publish_lossy(Address(topology.STREAM, self._job.stream_to), message)
+
+
+def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
+    """References to the blocks of the job's KV cache."""
+    one = job.job
+    return block_refs(
+        kv.fingerprint, kv.layout, one.tokens, kv.num_tokens, kv.shared_tokens, one.job_id, kv.sketch, one.tag
+    )
+
+
+def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> Agreement:
+    """Whether an engine takes this KV cache: its producer computes what it would compute itself, as was measured."""
+    info = loaded.engine.info
+    if not info.capabilities.imports_kv or info.layout is None:
+        return Agreement(f"engine {info.engine} takes no KV cache")
+    if stored.fingerprint != info.fingerprint:
+        return Agreement(f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}")
+    if why := stored.layout.why_unsupported:
+        return Agreement(why)
+    return loaded.sketches.agreement(stored.sketch)
+
+
+def fetch(kv: KVStore, job: DecodeJob, stored: StoredKV) -> Fetched:
+    """Load a job's KV cache. Raises KVTransferFailed, StoreUnavailable."""
+    started = time.monotonic()
+    cache = kv.get_cache(stored.fingerprint, stored.layout, stored_refs(job, stored))
+    for record in cache.records:
+        check_finite(record, stored.layout)
+    return Fetched(cache, time.monotonic() - started)
+
+
+def check_finite(record: Record, layout: KVLayout) -> None:
+    """Raises KVTransferFailed for inf or nan, whoever computed it: every answer from it would be nonsense."""
+    if not is_finite(record.data, "f32" if isinstance(record, State) else layout.dtype):
+        raise KVTransferFailed("the stored KV cache holds inf or nan")
+
+
+def fetch_ahead(kv: KVStore, delivery: Delivery, loaded: Loaded[DecodeEngine]) -> Fetched | None:
+    """The KV cache of a delivery that has no slot yet; None if the job has none that this engine takes.
+
+    Raises as `fetch`, and InvalidMessage.
+    """
+    job = codec.decode(delivery.message.body, DecodeJob)
+    if job.kv is None or agreement(job.kv, loaded).why:
+        return None
+    return fetch(kv, job, job.kv)
+
+
+@dataclass
+class Producer:
+    """Who prefilled, for one model here: what was found of its KV caches."""
+
+    unchecked: int = 0  # jobs since the last check
+    passed: bool = False
+    why_ended: str = ""  # why its KV caches are not used any more; "": they are
+
+
+class KVChecks:
+    """The checks of one decode worker. Callable from any thread.
+
+    `every`: the first job of each producer is checked, and then one in so many; 0: none is. Until one has passed, each
+    is checked: jobs that come together must not go ahead of the verdict.
+    """
+
+    def __init__(self, every: int = KV_CHECK_EVERY) -> None:
+        self._every = every
+        self._producers: dict[tuple[str, ...], Producer] = defaultdict(Producer)
+        self._lock = threading.RLock()
+
+    def due(self, job: DecodeJob) -> bool:
+        """Whether this job's KV cache is to be checked before it is used. Counts the job."""
+        with self._lock:
+            producer = self.producer(job)
+            producer.unchecked += 1
+            return bool(self._every) and (not producer.passed or producer.unchecked >= self._every)
+
+    def producer(self, job: DecodeJob) -> Producer:
+        """What is known of whoever prefilled this job."""
+        assert job.kv is not None
+        with self._lock:
+            return self._producers[job.job.model, job.prefill.engine, job.kv.fingerprint, job.kv.sketch]
+
+    def endings(self) -> dict[str, str]:
+        """A sentence for each producer whose KV caches are not used any more, by the name of its sketch."""
+        with self._lock:
+            return {name[-1]: each.why_ended for name, each in self._producers.items() if each.why_ended}
+
+    def check(self, job: DecodeJob, cache: KVCache, engine: DecodeEngine, stop: threading.Event) -> float:
+        """Prefill the job here, too; seconds that it took. Afterwards its producer has the verdict.
+
+        Raises what `engine.top_logprobs` raises.
+        """
+        started = time.monotonic()
+        tokens = job.job.asks()[0].tokens
+        gap = logprob_gap(engine.top_logprobs(tokens, None, stop), engine.top_logprobs(tokens, cache, stop))
+        with self._lock:
+            producer = self.producer(job)
+            producer.unchecked, producer.passed = 0, gap <= MAX_GAP
+            if gap > MAX_GAP:
+                producer.why_ended = (
+                    f"after a KV cache of {job.prefill.engine or 'another engine'} the model expects other tokens than "
+                    f"after one of {engine.info.engine}: {gap:.2f} nats apart on average, rounding makes less than "
+                    f"{MAX_GAP}"
+                )
+                log.error("job %s: %s; none of its KV caches is used any more", job.job.job_id, producer.why_ended)
+        return time.monotonic() - started

@@ -7,7 +7,6 @@ decoded again; it is confirmed before the delivery is acked; and only then are t
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -15,26 +14,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from decode_worker.attempt import Attempts, DecodeAttempt, Slots
+from decode_worker.attempt import Attempts, DecodeAttempt, Fetched, Slots
 from decode_worker.fallback import Fallback
-from decode_worker.fetching import Fetched, own_refs
 from decode_worker.flow import DecodeFlow
-from decode_worker.generate import Generation
-from decode_worker.kv_check import KVChecks
+from decode_worker.generate import Generator, stored_refs
 from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import ConsumerLoop
-from infra.broker.envelope import Envelope, Why
+from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
+from infra.broker.envelope import Why
 from infra.broker.failpoints import failpoint
-from infra.broker.group import Group
-from infra.broker.job_source import HELD_IF_INSTANT, PATIENCE_S
-from infra.broker.settle import MAX_KV_TRANSFERS, Settler, check_runnable, replying
+from infra.broker.settle import Group, Settler, check_runnable, replying
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore
-from kvstore.blocks import BlockRef
+from kvstore.blocks import BlockRef, snapshot_refs
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import CLAIM_TTL_S, Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
@@ -42,7 +37,6 @@ from messages import codec
 from messages.errors import (
     BrokerUnavailable,
     InvalidMessage,
-    KVTransferFailed,
     NewerMessage,
     StoreUnavailable,
 )
@@ -51,9 +45,6 @@ from messages.lifecycle import Event, Step
 from messages.workers import MAX_REFUSALS, WorkerInfo
 
 log = logging.getLogger(__name__)
-
-# A prompt this short is prefilled here sooner than it is sent back and fetched again.
-LOCAL_PREFILL_TOKENS = 256
 
 # Of the report, for the event.
 _FACTS = (
@@ -88,7 +79,9 @@ class DecodeWorker:
         self._slots = Slots(model_cache.home.loaded.engine.info.slots)
         self.wait_for_room = self._slots.wait
         self._settler = Settler(broker, model_cache.models, observe)
-        self._checks = KVChecks(kv_check_every)
+        self._generator = Generator(
+            kv, broker, self._cluster_state, self._slots, self.worker_id, observe, kv_check_every
+        )
         self._choice = QueueChoice(broker, self._cluster_state, model_cache, self.worker_id, observe)
         self._running = Attempts()
         self._flow: DecodeFlow | None = None
@@ -181,7 +174,7 @@ class DecodeWorker:
                 if body and (stored := _readable(body)):
                     self._settler.settle(replying(attempt, stored))
                     self._delete_own_blocks([attempt.job])
-                elif self._running.start(attempt, self._choice.throughput.expected_s(attempt.job)):
+                elif self._running.start(attempt):
                     if claimed or body:  # with an unreadable result nobody else is on it
                         ours.append(attempt)
                     else:
@@ -195,55 +188,20 @@ class DecodeWorker:
         self._cluster_state.take_up(self.worker_id, [attempt.key for attempt in self._running.all()], CLAIM_TTL_S)
 
     def _decode(self, attempt: DecodeAttempt) -> None:
-        """Generate its answer into `attempt.result` and `body`; without one it is settled, and runs no more."""
+        """Set `attempt.result` and `body`; without these it is settled, and runs no more."""
         with self._settler.settling(attempt):
             try:
                 failpoint("decode.claimed", attempt.envelope.job_id)
-                self._generate(attempt)
+                attempt.result = self._generator.result(attempt)
+                self._choice.throughput.note(attempt.envelope.model, attempt.result.decode)
+                failpoint("decode.generated", attempt.envelope.job_id)
+                attempt.body = codec.encode(attempt.result)
             finally:
                 if not attempt.body:  # first: a copy that goes back may come here at once, and is another attempt
                     self._running.end(attempt)
                     self._cluster_state.release(*attempt.key, self.worker_id)
         if attempt.over:
             self._delete_own_blocks([attempt.job])
-
-    def _generate(self, attempt: DecodeAttempt) -> None:
-        """Set `attempt.result` and `body`. Raises KVTransferFailed if the job is better prefilled again."""
-        job, envelope = attempt.job, attempt.envelope
-        generation = Generation(
-            attempt,
-            kv=self._kv,
-            broker=self._broker,
-            cluster_state=self._cluster_state,
-            checks=self._checks,
-            slots=self._slots,
-            worker_id=self.worker_id,
-            observe=self._observe,
-        )
-        before = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
-        waited_s = max(0.0, generation.queue_s - before.queue_s - before.prefill_s - before.put_s)
-        self._observe(envelope.event(Step.DECODE_STARTED, queue_s=generation.queue_s, waited_s=waited_s))
-        try:
-            result = generation.from_kv()
-        except KVTransferFailed as gone:
-            log.warning("job %s: KV transfer failed: %s", envelope.job_id, gone)
-            generation.drop_damaged()
-            if self._better_prefilled_again(job, envelope):
-                raise
-            result = generation.generate(None, str(gone))
-        attempt.ends_at = math.inf  # what follows takes no slot
-        self._choice.throughput.note(envelope.model, result.decode)
-        attempt.result = result
-        failpoint("decode.generated", envelope.job_id)
-        attempt.body = codec.encode(attempt.result)
-
-    def _better_prefilled_again(self, job: DecodeJob, envelope: Envelope) -> bool:
-        if envelope.kv_transfers + 1 >= MAX_KV_TRANSFERS or len(job.job.tokens) <= LOCAL_PREFILL_TOKENS:
-            return False
-        return any(
-            registration.role == "prefill" and registration.model == envelope.model
-            for registration in self._cluster_state.registrations()
-        )
 
     def _settle(self, answers: list[DecodeAttempt]) -> None:
         """Results stored, published and confirmed, deliveries acked, the jobs' own blocks deleted. Never raises.
@@ -279,7 +237,8 @@ class DecodeWorker:
         """Delete what these jobs alone used: nobody will need it again."""
         refs: list[BlockRef] = []
         for job in jobs:
-            refs += own_refs(job)
+            if job.kv and (own := [ref for ref in stored_refs(job, job.kv) if not ref.shared]):
+                refs += [*own, *(snapshot_refs(job.kv.layout, own[-1]) if job.kv.layout.snapshots else ())]
             if job.job.questions or job.job.sampling.answers > 1:
                 self._cluster_state.forget_answers(job.job.job_id, job.job.run)
         try:
@@ -329,7 +288,7 @@ class DecodeWorker:
         resident = tuple(self._model_cache.resident())
         measured = [throughput.of(model) for model in resident]
         engine = engine_registration(self.worker_id, "decode", home.model, self._started_at, home.loaded)
-        endings = self._checks.endings()
+        endings = self._generator.checks.endings()
         refused = [(name, why) for name, why in (home.loaded.sketches.refused | endings).items() if name]
         refused = refused[-MAX_REFUSALS:]
         return replace(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from infra.broker.base import Broker, Delivery
-from infra.broker.job_source import QUICK_S, adaptive_prefetch, receive_group
+from infra.broker.consume import QUICK_S, adaptive_prefetch, receive_group
 from infra.broker.topology import work_queue
 
 _SLOW_S = 2 * QUICK_S  # from here on they are quick no more
@@ -23,7 +23,7 @@ def is_large(delivery: Delivery) -> bool:
 
 
 class PrefillFlow:
-    """See infra.broker.job_source.Flow. `next` is called when the worker is done with what it was given before."""
+    """See infra.broker.consume.Flow. `next` is called when the worker is done with what it was given before."""
 
     def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
         self._broker = broker

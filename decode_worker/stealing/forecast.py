@@ -1,4 +1,7 @@
-"""What a decode worker knows, as figures for `policy`: what it has measured itself, and what it sees of the others."""
+"""What a decode worker knows, as figures for `policy`: what it has measured itself, and what it sees of the others.
+
+At the end of its own queue these say whether to leave the last jobs to faster workers (`Tail`).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from decode_worker.stealing.policy import FIRST_FETCH_S, Offer, Peer, Queue, expected_service_s
+from decode_worker.stealing.policy import FIRST_FETCH_S, Offer, Peer, Queue, expected_service_s, leave_to_faster
 from infra.broker.base import Broker
 from infra.broker.topology import work_queue
 from kvstore.base import ClusterState
 from messages.jobs import LANES, DecodeJob, DecodeReport
 from messages.workers import WorkerInfo
 
+# Jobs that take less are pushed, and neither fetched ahead nor left to others: deciding would cost what it saves.
+LONG_S = 0.5
 _REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second; reading them more often tells little more
-
-
 # A moving average forgets: what a batch is like now counts more than what last night's was like.
 _WEIGHT = 0.1
 
@@ -88,8 +91,8 @@ class QueueForecast:
         self._waited: set[str] = set()  # models of which jobs waited at the last look
         self._read_at = -_REGISTRATIONS_FOR_S
 
-    def others(self) -> list[WorkerInfo]:
-        """The registrations of all other decode workers."""
+    def others(self, model: str = "") -> list[WorkerInfo]:
+        """The registrations of all other decode workers, or of those among them whose queue is this model's."""
         with self._lock:
             if time.monotonic() - self._read_at > _REGISTRATIONS_FOR_S:
                 registrations = self._cluster_state.registrations()
@@ -105,7 +108,7 @@ class QueueForecast:
                     if registration.role == "decode" and registration.worker_id != self._worker_id
                 ]
                 self._read_at = time.monotonic()
-            return self._registrations
+            return [each for each in self._registrations if model in ("", each.model)]
 
     def sees(self) -> bool:
         """Whether all registrations can be trusted to be there: ours is among them. Not so while the store is away."""
@@ -118,10 +121,6 @@ class QueueForecast:
         self.others()
         with self._lock:
             return not self._active.isdisjoint(models)
-
-    def at_home(self, model: str) -> list[WorkerInfo]:
-        """Those of them whose queue is this model's."""
-        return [registration for registration in self.others() if registration.model == model]
 
     def queue(self, model: str, in_hand: int = 0) -> Queue:
         """The decode queue of a model, both lanes, as the broker counts it now; plus jobs `in_hand` that could go back.
@@ -153,7 +152,7 @@ class QueueForecast:
         Not measured here yet: this worker is taken to be as fast as those at home there, else as with any model.
         """
         rate = self._throughput.of(model).tokens_per_s or _mean(
-            registration.measured(model)[0] for registration in self.at_home(model)
+            registration.measured(model)[0] for registration in self.others(model)
         )
         return expected_service_s(self._answer_tokens(model), rate)
 
@@ -168,7 +167,7 @@ class QueueForecast:
         """The workers at home there. Their KV caches are taken to need as long as ours."""
         tokens, fetch_s = self._answer_tokens(model), self._throughput.fetch_s(model)
         found = []
-        for registration in self.at_home(model):
+        for registration in self.others(model):
             rate = registration.measured(model)[0] or registration.tokens_per_s
             found.append(Peer(registration.slots, registration.busy, expected_service_s(tokens, rate, fetch_s)))
         return tuple(found)
@@ -176,6 +175,43 @@ class QueueForecast:
     def _ready(self, model: str) -> int:
         depths = [self._broker.depth(work_queue("decode", model, lane)) for lane in LANES]
         return sum(depth.ready for depth in depths if depth)
+
+
+class Tail:
+    """Whether to leave the next job of our own queue to faster workers. Used from one thread.
+
+    Faster workers may be stuck: what they leave lying for twice the time that they should have taken is taken here.
+    """
+
+    def __init__(self, forecast: QueueForecast, throughput: Throughput, model: str) -> None:
+        self._forecast = forecast
+        self._throughput = throughput
+        self._model = model
+        self.next_look = 0.0  # monotonic clock; until then what was left just now is left
+        self._since = 0.0  # when the queue was last seen to shrink, or leaving began; 0: not leaving
+        self._ready = 0
+        self.left = 0
+
+    def leaves(self, in_hand: int = 0) -> bool:
+        """Whether the next job is left, of those that wait and those `in_hand`. Raises BrokerUnavailable."""
+        decode_s = self._forecast.decode_s(self._model)
+        leave = None
+        peers = self._forecast.peers(self._model) if self._forecast.others(self._model) else ()  # alone as a rule
+        if decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers):
+            queue = self._forecast.queue(self._model, in_hand)
+            leave = leave_to_faster(queue, decode_s, self._throughput.fetch_s(self._model))
+        if leave is None or self._waited_enough(queue.ready, leave.end_there_s):
+            self._since = 0.0
+            return False
+        self.left += 1
+        self.next_look = time.monotonic() + min(1.0, max(0.1, leave.end_there_s / 10))
+        return True
+
+    def _waited_enough(self, ready: int, end_there_s: float) -> bool:
+        now = time.monotonic()
+        if not self._since or ready < self._ready or not ready:
+            self._since, self._ready = now, ready
+        return now - self._since > 2 * end_there_s + 2
 
 
 def _mean(values: Iterable[float]) -> float:

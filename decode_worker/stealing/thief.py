@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from decode_worker.stealing.forecast import QueueForecast, Throughput
+from decode_worker.stealing.forecast import QueueForecast, Tail, Throughput
 from decode_worker.stealing.models import ModelCache
 from decode_worker.stealing.policy import Offer, Refusal, Steal, decide
-from decode_worker.stealing.tail import Tail
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import open_envelope
 from infra.broker.topology import work_queue

@@ -74,26 +74,20 @@ class Envelope:
         return changed(self, stage=stage, attempts=0, returns=0)
 
 
-def of_job(job: PrefillJob | DecodeJob) -> Envelope:
-    """The envelope of a new message for this job."""
-    stage: Stage = "prefill" if isinstance(job, PrefillJob) else "decode"
-    inner = job if isinstance(job, PrefillJob) else job.job
-    return Envelope(
-        inner.job_id,
-        inner.batch_id,
-        inner.item_id,
-        inner.model,
-        stage,
-        inner.run,
-        inner.lane,
-        inner.reply_to,
-        traceparent=trace.new_traceparent(inner.job_id, inner.run),
-    )
-
-
 def submit_message(job: PrefillJob) -> tuple[Address, Message]:
     """Where and how a new job is published."""
-    return topology.work("prefill", job.model, job.lane), of_job(job).seal(codec.encode(job))
+    envelope = Envelope(
+        job.job_id,
+        job.batch_id,
+        job.item_id,
+        job.model,
+        "prefill",
+        job.run,
+        job.lane,
+        job.reply_to,
+        traceparent=trace.new_traceparent(job.job_id, job.run),
+    )
+    return topology.work("prefill", job.model, job.lane), envelope.seal(codec.encode(job))
 
 
 def open_envelope(delivery: Delivery, stage: Stage, model: str) -> Envelope:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
@@ -35,6 +36,7 @@ from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane,
 from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_ATTEMPTS = 6
 MAX_KV_TRANSFERS = 2  # that fail; then the decoder does the prompt itself
@@ -239,6 +241,68 @@ class Settler:
             attempt.deliveries.pop().ack()
 
 
+class Group(Generic[T]):
+    """Gives items to `work` in a thread of its own, as many as there are, in order. What `work` raises is logged.
+
+    While one group is under way, the next one gathers: settling is cheaper for many at once. With one item now and
+    then each is a group of its own, and waits for nobody. A database calls it group commit.
+
+    While `most` or more are unfinished `add` waits. Thread-safe.
+    """
+
+    def __init__(self, name: str, work: Callable[[list[T]], None], most: int) -> None:
+        self._name = name
+        self._work = work
+        self._most = most
+        self._changed = threading.Condition()
+        self._waiting: list[T] = []
+        self._under_way: list[T] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, *items: T) -> None:
+        """Have these done soon."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._under_way) + len(self._waiting) < self._most)
+            self._waiting += items
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def unfinished(self) -> list[T]:
+        """A snapshot."""
+        with self._changed:
+            return self._under_way + self._waiting
+
+    def finish(self) -> None:
+        """Return when everything added so far is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way and not self._waiting)
+
+    def close(self) -> None:
+        """Finish, and end the thread. Nothing may be added after that."""
+        self.finish()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                self._under_way, self._waiting = self._waiting, []
+            if not self._under_way:
+                return
+            try:
+                self._work(self._under_way)
+            except Exception:  # a bug of ours must not end the thread that everybody waits for
+                log.exception("%s: bug", self._name)
+            with self._changed:
+                self._under_way = []
+                self._changed.notify_all()
+
+
 def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now: float, crashes: int) -> None:
     """Raises Stopped if the job is cancelled, expired or a suspect, which its attempt then says; Poison if it is that.
 
@@ -248,17 +312,12 @@ def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now:
         attempt.stop_for("cancelled")
     elif job.deadline and now > job.deadline:
         attempt.stop_for("expired")
-    elif must_run_alone(attempt.deliveries[0], crashes):
+    elif crashes >= POISON_AFTER_CRASHES:
+        raise Poison(f"{crashes} workers died while holding it, the last ones while it ran alone: it kills its worker")
+    elif crashes >= SUSPECT_AFTER_CRASHES and not attempt.deliveries[0].queue.startswith("suspects."):
         attempt.stop_for("suspect")
     if attempt.why_stopped:
         raise Stopped(f"not begun: {attempt.why_stopped}")
-
-
-def must_run_alone(delivery: Delivery, crashes: int) -> bool:
-    """Whether so many crashes make a job a suspect. Raises Poison if they are too many."""
-    if crashes >= POISON_AFTER_CRASHES:
-        raise Poison(f"{crashes} workers died while holding it, the last ones while it ran alone: it kills its worker")
-    return crashes >= SUSPECT_AFTER_CRASHES and not delivery.queue.startswith("suspects.")
 
 
 _STEPS: dict[State, Step] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,15 +12,16 @@ from decode_worker import flow as flow_module
 from decode_worker.attempt import Attempts, DecodeAttempt, Slots
 from decode_worker.flow import DecodeFlow
 from decode_worker.stealing.models import CachedModel, ModelCache
+from decode_worker.stealing.policy import FIRST_TOKENS_PER_S
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import Loaded
 from infra.broker.base import Delivery
+from infra.broker.consume import JobSource
 from infra.broker.embedded.broker import EmbeddedBroker
-from infra.broker.job_source import JobSource
 from infra.broker.settle import Settler
 from kvstore.blocks import BlockRef
 from messages import codec
-from messages.jobs import DecodeJob, DecodeReport, user_prompt
+from messages.jobs import DecodeJob, DecodeReport, Sampling, user_prompt
 from messages.kv import Block, KVLayout
 from messages.lifecycle import Step
 from tests.support.pipeline import MODEL, Gate, Pipeline, WatchedEngine, WatchedStore, work
@@ -75,8 +77,10 @@ class Bench:
     def run(self, delivery: Delivery, expected_s: float) -> None:
         """A job is in the slot, and is expected to take so long."""
         attempt = DecodeAttempt.at(delivery, "decode", MODEL)
-        attempt.job, attempt.loaded = codec.decode(delivery.message.body, DecodeJob), self.loaded
-        assert self.running.start(attempt, expected_s)
+        decode = codec.decode(delivery.message.body, DecodeJob)
+        answer = Sampling(max_tokens=max(1, round(expected_s * FIRST_TOKENS_PER_S)))
+        attempt.job, attempt.loaded = replace(decode, job=replace(decode.job, sampling=answer)), self.loaded
+        assert self.running.start(attempt)
 
     def take(self) -> Delivery:
         return wait_until(lambda: self.source.next(0.1), "a job comes")[0]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from decode_worker import fallback
 from decode_worker.fallback import Fallback
 from infra.broker import topology
-from infra.broker.envelope import of_job
+from infra.broker.envelope import submit_message
 from infra.broker.settle import Settler
 from kvstore.cluster_state import BestEffortClusterState
 from messages.errors import StoreUnavailable
@@ -79,7 +80,8 @@ def test_a_job_that_prefill_workers_died_of_is_passed_on_too(pipeline: Pipeline,
 def test_a_body_that_nobody_can_read_ends_as_a_dead_letter(pipeline: Pipeline, impatient: None) -> None:
     job = pipeline.job()
     pipeline.listen(job.batch_id)
-    pipeline.broker.publish(topology.work("prefill", MODEL, "bulk"), of_job(job).seal(b"nonsense"))
+    to, message = submit_message(job)
+    pipeline.broker.publish(to, replace(message, body=b"nonsense"))
 
     pipeline.start_decode()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from decode_worker.kv_check import MAX_GAP
+from decode_worker.generate import MAX_GAP
 from messages.lifecycle import Step
 from tests.support.pipeline import Pipeline, WatchedEngine
 from tests.support.sketches import a_sketch

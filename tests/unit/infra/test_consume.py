@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import msgpack
 import pytest
@@ -12,10 +13,13 @@ import pytest
 from infra.broker import topology
 from infra.broker.base import Address, Delivery, Message
 from infra.broker.consume import ConsumerLoop
-from infra.broker.control import announce_cancel, ring
+from infra.broker.control import announce_cancel, announce_pause, ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
-from infra.broker.settle import Settler, must_run_alone
-from messages.errors import Poison
+from infra.broker.envelope import Attempt
+from infra.broker.settle import Settler, check_runnable
+from infra.config.hours import Hours
+from messages.errors import Poison, Stopped
+from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
 from tests.support.pipeline import MODEL, Pipeline, work
 from tests.support.waiting import wait_until
@@ -61,12 +65,21 @@ class Desk:
         self.ticks += 1
 
 
+class ShiftHours(Hours):
+    """Hours that begin and end when told to."""
+
+    begun = True
+
+    def include(self, _moment: datetime) -> bool:
+        return self.begun
+
+
 class PushedOneByOne:
     """The plainest flow: the broker pushes one delivery."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._consumer = broker.consume(BULK, 1)
-        self.pause = self._consumer.pause
+        self.pauses = 0
         self.close = self._consumer.close
         self.nudge = self._consumer.nudge
 
@@ -78,6 +91,10 @@ class PushedOneByOne:
     def full(self, _urgent: object) -> None:
         """It holds what it holds."""
 
+    def pause(self) -> list[Delivery]:
+        self.pauses += 1
+        return self._consumer.pause()
+
 
 class Site:
     """A broker, and a station with a desk."""
@@ -88,12 +105,14 @@ class Site:
         self.broker.declare([MODEL])
         self.stations_broker = EmbeddedBroker(self.server)
         self.desk = Desk()
+        self.hours = ShiftHours()
         settler = Settler(self.stations_broker, [MODEL], lambda _: None)
         self.station = ConsumerLoop(self.stations_broker, settler, "decode", MODEL, "me", self.open_flow)
-        self._thread = threading.Thread(target=self.station.run, args=(self.desk,), daemon=True)
+        self._thread = threading.Thread(target=self.station.run, args=(self.desk, self.hours), daemon=True)
 
     def open_flow(self) -> PushedOneByOne:
-        return PushedOneByOne(self.stations_broker)
+        self.flow = PushedOneByOne(self.stations_broker)
+        return self.flow
 
     def open(self) -> None:
         self._thread.start()
@@ -136,6 +155,24 @@ def test_the_now_lane_goes_first_and_bulk_in_the_order_it_came(site: Site) -> No
     site.took("now", "bulk-1")
     site.desk.settle()
     site.took("now", "bulk-1", "bulk-2")
+
+
+def test_no_job_is_taken_once_its_hours_have_ended_and_a_pause_outlasts_them(site: Site, monkeypatch) -> None:
+    site.open()
+    assert site.station.off == ""
+    monkeypatch.setattr(ShiftHours, "begun", False)
+    wait_until(lambda: site.station.off == "outside its hours" and site.flow.pauses, "its hours have ended")
+
+    site.put("bulk", BULK)
+    announce_pause(site.broker, "me", paused=True)
+    wait_until(lambda: site.station.off == "paused", "it is paused")
+    ticks = site.desk.ticks
+    monkeypatch.setattr(ShiftHours, "begun", True)
+    wait_until(lambda: site.desk.ticks > ticks + 1, "it has looked at the clock")
+    assert (site.station.off, site.desk.taken) == ("paused", [])
+
+    announce_pause(site.broker, "me", paused=False)
+    site.took("bulk")
 
 
 def test_wakeups_which_come_as_often_as_jobs_cause_no_more_ticks(site: Site) -> None:
@@ -214,23 +251,30 @@ def test_a_cancel_reaches_every_station_and_nonsense_hurts_none(site: Site) -> N
 # Suspects and poison
 
 
-@pytest.mark.parametrize(("crashes", "alone"), [(0, False), (2, False), (3, True), (4, True)])
-def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, crashes: int, alone: bool) -> None:
-    assert must_run_alone(_delivered(site, BULK), crashes) is alone
+@pytest.mark.parametrize(("crashes", "why"), [(0, ""), (2, ""), (3, "suspect"), (4, "suspect")])
+def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, crashes: int, why: str) -> None:
+    assert _why_not_begun(site, BULK, crashes) == why
 
 
 def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_crashes(site: Site) -> None:
-    assert must_run_alone(_delivered(site, SUSPECTS), 4) is False
+    assert _why_not_begun(site, SUSPECTS, 4) == ""
     with pytest.raises(Poison, match="5 workers died while holding it"):
-        must_run_alone(_delivered(site, SUSPECTS), 5)
+        _why_not_begun(site, SUSPECTS, 5)
 
 
-def _delivered(site: Site, queue: str) -> Delivery:
+def _why_not_begun(site: Site, queue: str, crashes: int) -> str:
+    """Why a job is not begun with which so many workers have crashed; "": it is."""
     site.put("a-job", queue)
     delivery = site.broker.get(queue)
     assert delivery is not None
+    attempt = Attempt[PrefillJob].at(delivery, "prefill", MODEL)
     delivery.ack()
-    return delivery
+    job = PrefillJob("a-job", "a-batch", "an-item", MODEL, user_prompt("", "hi"), Sampling(8))
+    try:
+        check_runnable(attempt, job, cancelled=False, now=0.0, crashes=crashes)
+    except Stopped:
+        return attempt.why_stopped
+    return ""
 
 
 # Deaths made by the broker

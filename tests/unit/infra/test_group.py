@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.broker.group import Group
+from infra.broker.settle import Group
 from tests.support.pipeline import Gate
 from tests.support.waiting import wait_until
 

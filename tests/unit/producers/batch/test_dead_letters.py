@@ -11,7 +11,7 @@ import pytest
 from infra.broker import topology
 from infra.broker.base import Address, Message
 from infra.broker.embedded.broker import EmbeddedBroker
-from infra.broker.envelope import Envelope, of_job
+from infra.broker.envelope import Envelope, submit_message
 from messages import codec
 from messages.errors import BatchError
 from messages.jobs import DecodeJob, JobError, JobResult, PrefillJob, Sampling, user_prompt
@@ -39,8 +39,10 @@ def a_job(name: str = "job", batch: str = "hw1", **fields: object) -> PrefillJob
 
 def bury(pipeline: Pipeline, job: PrefillJob, error: str = "Poison", body: bytes = b"", **counters: int) -> None:
     """A letter as a worker makes it."""
-    sealed = replace(of_job(job), **counters).seal(body or codec.encode(job))  # type: ignore[arg-type]
-    headers = {**sealed.headers, "kvasir-error": error, "kvasir-error-message": "why", "x-first-death-reason": "x"}
+    _, sealed = submit_message(job)
+    sealed = replace(sealed, body=body or sealed.body)
+    headers = {**sealed.headers, **{f"kvasir-{name}": count for name, count in counters.items()}}
+    headers |= {"kvasir-error": error, "kvasir-error-message": "why", "x-first-death-reason": "x"}
     pipeline.broker.publish(Address(topology.DEAD, topology.DEAD_LETTERS), replace(sealed, headers=headers))
 
 
@@ -114,7 +116,7 @@ def test_a_replay_is_the_next_run_with_nothing_of_the_last_one_left(pipeline: Pi
     job = codec.decode(message.body, PrefillJob)
     assert done.jobs == [job]
     assert job == a_job(run=4)
-    assert message.headers == of_job(job).seal(b"").headers
+    assert message.headers == submit_message(job)[1].headers
     assert pipeline.ready(topology.DEAD_LETTERS) == 0
 
 
