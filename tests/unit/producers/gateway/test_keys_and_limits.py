@@ -15,11 +15,12 @@ import pytest
 
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError, UsageError
-from producers.gateway import guard, keys
+from producers.gateway import guard, keys, server
 from producers.gateway.keys import KeyRing, add_key, file_in, read_keys, revoke_key
 from producers.gateway.server import check_host
 from tests.support.gateway import Served
 from tests.support.pipeline import MODEL, Pipeline
+from tests.support.waiting import wait_until
 
 OTHER = "other:1b"
 MODELS = {name: ModelSettings(name=name, max_tokens=16, temperature=0.0) for name in (MODEL, OTHER)}
@@ -170,6 +171,35 @@ def test_headers_are_bounded(standing: Served) -> None:
     with connected(standing) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: " + b"y" * (66 << 10))
         assert b" 400 " in connection.recv(100)
+
+
+def test_headers_that_never_end_are_given_up(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEADERS_S", 0.5)
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    with connected(standing) as silent, connected(standing) as slow, connected(standing) as fine:
+        slow.sendall(request)
+        for _ in range(3):  # a connection that was good once, and whose next request never ends
+            fine.sendall(request + b"\r\n")
+            assert b"200 OK" in fine.recv(1000)
+        fine.sendall(request)
+        for connection in (silent, slow, fine):
+            while connection.recv(1000):  # until it is closed; none is within ten seconds otherwise
+                pass
+    assert httpx.get(f"{standing.url}/health").status_code == 200
+
+
+def test_a_client_that_takes_nothing_is_cut_off(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TAKE_S", 0.5)
+    content = (json.dumps({"custom_id": "a", "body": "x" * (1 << 20)}) + "\n").encode() * 16
+    form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("p.jsonl", content)}}
+    path = f"/v1/files/{httpx.post(f'{standing.url}/v1/files', **form).json()['id']}/content"
+    with connected(standing) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert b"200 OK" in connection.recv(100)
+        metrics = f"{standing.url}/metrics"
+        wait_until(lambda: "kvasir_gateway_open_requests 1.0" in httpx.get(metrics).text, "only this request is open")
+    assert httpx.get(standing.url + path).content == content  # whoever takes it gets it all
+    httpx.delete(standing.url + path.removesuffix("/content"))
 
 
 def test_open_requests_are_bounded(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
