@@ -40,15 +40,17 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "truncate": (False,),
     "width": (),
 }
-_NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "images": ([],),
     "thinking": ("",),
     "tool_calls": ([],),
     "tool_name": ("",),
 }
-_NO_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+NOT_AN_OPTION: Mapping[str, tuple[Any, ...]] = {
+    "embedding_only": (False,),
     "f16_kv": (True,),
     "frequency_penalty": (0,),
+    "logits_all": (False,),
     "low_vram": (False,),
     "main_gpu": (),
     "min_p": (0,),
@@ -68,6 +70,7 @@ _NO_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "use_mlock": (False,),
     "use_mmap": (True, False),
+    "vocab_only": (False,),
 }
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -100,10 +103,10 @@ class Asked(Strict):
             return body
         kept = wanted(body, NOT_SERVED)
         if isinstance(kept.get("options"), dict):
-            kept["options"] = wanted(kept["options"], _NO_OPTIONS, "options.")
+            kept["options"] = wanted(kept["options"], NOT_AN_OPTION, "options.")
         if isinstance(kept.get("messages"), list):
             kept["messages"] = [
-                wanted(each, _NOT_IN_A_MESSAGE, f"messages[{at}].") if isinstance(each, dict) else each
+                wanted(each, NOT_IN_A_MESSAGE, f"messages[{at}].") if isinstance(each, dict) else each
                 for at, each in enumerate(kept["messages"])
             ]
         return kept
