@@ -23,6 +23,8 @@ from openai.types.chat import (
     ChatCompletionStreamOptionsParam,
     ChatCompletionSystemMessageParam,
     ChatCompletionUserMessageParam,
+)
+from openai.types.chat import (
     completion_create_params as chat_create_params,
 )
 
