@@ -16,11 +16,11 @@ from messages.jobs import JobResult, Lane
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 from producers.gateway.dispatch import Ask
 from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
-from producers.gateway.refusal import Refused
+from producers.gateway.refusal import DESCRIBED, Refused
 from producers.gateway.requests import Strict, wanted
 from producers.gateway.streams import streamed
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"])
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=DESCRIBED)
 
 # What the API has and we have not, and the values by which a client says that it doesn't want it.
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {

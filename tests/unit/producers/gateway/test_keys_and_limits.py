@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -229,4 +230,20 @@ def test_other_addresses_are_not_served_in_the_apis_form(standing: Served) -> No
     assert answer.json()["error"]["code"] == "unknown_url"
     assert httpx.get(f"{standing.url}/v1/chat/completions").status_code == 405
     assert httpx.get(standing.url).text == "Kvasir is running"
-    assert httpx.get(f"{standing.url}/docs").status_code == 200
+
+
+def test_the_page_of_both_apis_has_every_route_and_field_and_nothing_from_elsewhere(standing: Served) -> None:
+    page, api = httpx.get(f"{standing.url}/docs"), httpx.get(f"{standing.url}/openapi.json").json()
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "//" not in page.text
+    for path, methods in api["paths"].items():
+        assert all(f"{method.upper()} {path}<" in page.text for method in methods)
+    schemas = api["components"]["schemas"]
+    for target in re.findall("href='#([^']+)'", page.text):
+        assert target in schemas
+    for name, schema in schemas.items():
+        section = page.text[page.text.index(f"id='{name}'") :].partition("</table>")[0]
+        assert all(f"<td>{field}" in section for field in schema.get("properties", {}))
+    assert {"CompletionRequest", "Options", "BatchRequest"} <= set(schemas)
+    assert "ValidationError" not in page.text  # FastAPI's own answer, which is never given
