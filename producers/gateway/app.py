@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
@@ -14,7 +14,10 @@ from messages.errors import KvasirError
 from producers.gateway import batches_api, ollama_api, openai_api
 from producers.gateway.gateway import Gateway
 from producers.gateway.guard import Guard
+from producers.gateway.reference import page
 from producers.gateway.refusal import Refused, of_error, of_validation
+
+_NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def make_app(gateway: Gateway) -> FastAPI:
@@ -22,9 +25,10 @@ def make_app(gateway: Gateway) -> FastAPI:
     # Routes and not routers: an included router is compared with its own routes again at every request.
     routes = [route for api in (openai_api, batches_api, ollama_api) for route in api.router.routes]
     what = "OpenAI's and Ollama's APIs in front of Kvasir's queues."
-    app = FastAPI(title="Kvasir", description=what, redoc_url=None, routes=routes)
+    app = FastAPI(title="Kvasir", description=what, docs_url=None, redoc_url=None, routes=routes)
     app.state.gateway = gateway
     app.add_api_route("/", _hello, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/docs", _docs, include_in_schema=False)
     app.add_api_route("/health", _health, tags=["operators"])
     app.add_api_route("/ready", _ready, tags=["operators"])
     app.add_api_route("/metrics", _metrics, tags=["operators"])
@@ -39,6 +43,10 @@ def make_app(gateway: Gateway) -> FastAPI:
 
 async def _hello() -> Response:
     return PlainTextResponse("Kvasir is running")
+
+
+async def _docs(request: Request) -> Response:
+    return HTMLResponse(page(request.app.openapi()), headers={"Content-Security-Policy": _NOTHING_FROM_ELSEWHERE})
 
 
 async def _health() -> dict[str, Any]:

@@ -19,10 +19,10 @@ from producers.gateway.files import StoredFile
 from producers.gateway.gateway import gateway_of
 from producers.gateway.guard import UPLOAD_S
 from producers.gateway.openai_api import ChatRequest
-from producers.gateway.refusal import RETRY_S, Refused, of_validation
+from producers.gateway.refusal import DESCRIBED, RETRY_S, Refused, of_validation
 from producers.gateway.requests import Strict, wanted
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"])
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=DESCRIBED)
 
 _Text = Annotated[str, Field(max_length=512)]
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,11 +16,11 @@ from infra.config.types import ModelSettings
 from messages.jobs import JobResult, Sampling
 from producers.gateway.dispatch import Ask
 from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
-from producers.gateway.refusal import Refused
+from producers.gateway.refusal import DESCRIBED, Refused
 from producers.gateway.requests import Strict, wanted
 from producers.gateway.streams import streamed
 
-router = APIRouter(prefix="/api", tags=["Ollama"])
+router = APIRouter(prefix="/api", tags=["Ollama"], responses=DESCRIBED)
 
 LIKE = "0.33.0"  # the release of Ollama whose API this follows
 
@@ -40,15 +40,18 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "truncate": (False,),
     "width": (),
 }
-_NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "images": ([],),
     "thinking": ("",),
+    "tool_call_id": ("",),
     "tool_calls": ([],),
     "tool_name": ("",),
 }
-_NO_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+NOT_AN_OPTION: Mapping[str, tuple[Any, ...]] = {
+    "embedding_only": (False,),
     "f16_kv": (True,),
     "frequency_penalty": (0,),
+    "logits_all": (False,),
     "low_vram": (False,),
     "main_gpu": (),
     "min_p": (0,),
@@ -68,6 +71,7 @@ _NO_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "use_mlock": (False,),
     "use_mmap": (True, False),
+    "vocab_only": (False,),
 }
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -100,10 +104,10 @@ class Asked(Strict):
             return body
         kept = wanted(body, NOT_SERVED)
         if isinstance(kept.get("options"), dict):
-            kept["options"] = wanted(kept["options"], _NO_OPTIONS, "options.")
+            kept["options"] = wanted(kept["options"], NOT_AN_OPTION, "options.")
         if isinstance(kept.get("messages"), list):
             kept["messages"] = [
-                wanted(each, _NOT_IN_A_MESSAGE, f"messages[{at}].") if isinstance(each, dict) else each
+                wanted(each, NOT_IN_A_MESSAGE, f"messages[{at}].") if isinstance(each, dict) else each
                 for at, each in enumerate(kept["messages"])
             ]
         return kept
@@ -161,11 +165,14 @@ class GenerateRequest(Asked):
 
 
 class ShowRequest(Strict):
-    """POST /api/show; `name` is what older clients call the model."""
+    """POST /api/show; `name` is what older clients call the model. Ollama's own program sends all fields, empty."""
 
-    model: str = ""
-    name: str = ""
-    verbose: bool = False
+    model: str | None = None
+    name: str | None = None
+    options: Annotated[dict[str, Any] | None, Field(description="Accepted; nothing of it is shown.")] = None
+    system: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
+    template: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
+    verbose: Annotated[bool | None, Field(description="Accepted; there is no more to show.")] = None
 
 
 @router.post("/chat")
@@ -205,7 +212,7 @@ async def ps(request: Request) -> dict[str, Any]:
 async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
     """What is known about a model."""
     gateway = gateway_of(request)
-    model = _model(gateway, body.model or body.name, request)
+    model = _model(gateway, body.model or body.name or "", request)
     info: dict[str, Any] = {"general.architecture": "kvasir", "general.basename": model.name}
     if context := await gateway.context(model.name):
         info["kvasir.context_length"] = context

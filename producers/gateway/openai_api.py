@@ -16,11 +16,11 @@ from messages.jobs import JobResult, Lane
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 from producers.gateway.dispatch import Ask
 from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
-from producers.gateway.refusal import Refused
+from producers.gateway.refusal import DESCRIBED, Refused
 from producers.gateway.requests import Strict, wanted
 from producers.gateway.streams import streamed
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"])
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=DESCRIBED)
 
 # What the API has and we have not, and the values by which a client says that it doesn't want it.
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
@@ -47,7 +47,7 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-_NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
@@ -56,7 +56,7 @@ _NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "tool_call_id": (),
     "tool_calls": ([],),
 }
-_NOT_IN_A_COMPLETION: Mapping[str, tuple[Any, ...]] = {
+NOT_IN_A_COMPLETION: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
@@ -169,7 +169,7 @@ class CompletionRequest(_Asked):
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        kept = wanted(body, _NOT_IN_A_COMPLETION)
+        kept = wanted(body, NOT_IN_A_COMPLETION)
         match kept.get("prompt"):
             case [str(only)]:
                 kept["prompt"] = only
@@ -184,7 +184,7 @@ def _message(message: Any, where: str) -> Any:
         return message
     if message.get("role") in ("tool", "function"):
         raise Refused(400, f"{where}role: {message['role']} messages are not served", f"{where}role", "invalid_value")
-    kept = wanted(message, _NOT_IN_A_MESSAGE, where)
+    kept = wanted(message, NOT_IN_A_MESSAGE, where)
     content = kept.get("content")
     for at, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None

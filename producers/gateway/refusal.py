@@ -12,6 +12,8 @@ from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, NoQueue,
 from messages.jobs import JobError
 
 RETRY_S = 10
+# For the APIs' descriptions: FastAPI's own answer to a bad body, which it would name otherwise, is never sent.
+DESCRIBED: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: the body says why"}}
 # What no other attempt at the same request helps with: the request is at fault.
 _ITS_OWN_FAULT = {
     "ContextExceeded": "context_length_exceeded",
@@ -60,7 +62,7 @@ def of_error(error: KvasirError) -> Refused:
     if isinstance(error, BrokerUnavailable | StoreUnavailable):
         return Refused(503, "the queues can't be reached now", code="unavailable", retry_s=RETRY_S)
     if isinstance(error, NoQueue):
-        return Refused(503, str(error), code="unavailable")
+        return Refused(503, str(error), code="unavailable", retry_s=RETRY_S)
     if isinstance(error, DeadLetter):
         return Refused(400, str(error), code=_ITS_OWN_FAULT.get(type(error).__name__))
     return Refused(500, str(error))

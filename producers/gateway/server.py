@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any, Literal
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError
@@ -32,6 +35,8 @@ from producers.gateway.keys import KeyRing, file_in
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
+HEADERS_S = 30.0  # that a client may take to send a request's headers
+TAKE_S = 60.0  # that it may take to receive what was written
 _IDLE_S = 30
 
 
@@ -72,6 +77,52 @@ def serve(
                 server.run([listener])
 
 
+class Connection(H11Protocol):
+    """Cut if its client is too slow: uvicorn waits for ever for headers, and for one that takes nothing."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._limits: dict[Literal["headers", "take"], asyncio.TimerHandle] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of the first byte that isn't taken
+        self._begin("headers", HEADERS_S)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._begin("headers", HEADERS_S)
+        else:
+            self._end("headers")
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().pause_writing()
+        self._begin("take", TAKE_S)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().resume_writing()
+        self._end("take")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._end("headers")
+        self._end("take")
+        super().connection_lost(exc)
+
+    def _begin(self, what: Literal["headers", "take"], seconds: float) -> None:
+        if what not in self._limits:
+            self._limits[what] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _end(self, what: Literal["headers", "take"]) -> None:
+        if timer := self._limits.pop(what, None):
+            timer.cancel()
+
+
 class GatewayServer(uvicorn.Server):
     """Tells the gateway as soon as it is told itself."""
 
@@ -80,7 +131,7 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(gateway),
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -15,11 +16,12 @@ import pytest
 
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError, UsageError
-from producers.gateway import guard, keys
+from producers.gateway import guard, keys, server
 from producers.gateway.keys import KeyRing, add_key, file_in, read_keys, revoke_key
 from producers.gateway.server import check_host
 from tests.support.gateway import Served
 from tests.support.pipeline import MODEL, Pipeline
+from tests.support.waiting import wait_until
 
 OTHER = "other:1b"
 MODELS = {name: ModelSettings(name=name, max_tokens=16, temperature=0.0) for name in (MODEL, OTHER)}
@@ -172,6 +174,39 @@ def test_headers_are_bounded(standing: Served) -> None:
         assert b" 400 " in connection.recv(100)
 
 
+def test_headers_that_never_end_are_given_up(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEADERS_S", 0.5)
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    with connected(standing) as silent, connected(standing) as slow, connected(standing) as fine:
+        slow.sendall(request)
+        for _ in range(3):  # a connection that was good once, and whose next request never ends
+            fine.sendall(request + b"\r\n")
+            answer = b""
+            while not answer.endswith(b'{"status":"ok"}'):
+                piece = fine.recv(1000)
+                assert piece, "it was closed"
+                answer += piece
+        fine.sendall(request)
+        for connection in (silent, slow, fine):
+            while connection.recv(1000):  # until it is closed; none is within ten seconds otherwise
+                pass
+    assert httpx.get(f"{standing.url}/health").status_code == 200
+
+
+def test_a_client_that_takes_nothing_is_cut_off(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TAKE_S", 0.5)
+    content = (json.dumps({"custom_id": "a", "body": "x" * (1 << 20)}) + "\n").encode() * 16
+    form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("p.jsonl", content)}}
+    path = f"/v1/files/{httpx.post(f'{standing.url}/v1/files', **form).json()['id']}/content"
+    with connected(standing) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert b"200 OK" in connection.recv(100)
+        metrics = f"{standing.url}/metrics"
+        wait_until(lambda: "kvasir_gateway_open_requests 1.0" in httpx.get(metrics).text, "only this request is open")
+    assert httpx.get(standing.url + path).content == content  # whoever takes it gets it all
+    httpx.delete(standing.url + path.removesuffix("/content"))
+
+
 def test_open_requests_are_bounded(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "MAX_OPEN", 0)
     refused = httpx.post(f"{standing.url}/v1/chat/completions", json=ASK)
@@ -199,4 +234,20 @@ def test_other_addresses_are_not_served_in_the_apis_form(standing: Served) -> No
     assert answer.json()["error"]["code"] == "unknown_url"
     assert httpx.get(f"{standing.url}/v1/chat/completions").status_code == 405
     assert httpx.get(standing.url).text == "Kvasir is running"
-    assert httpx.get(f"{standing.url}/docs").status_code == 200
+
+
+def test_the_page_of_both_apis_has_every_route_and_field_and_nothing_from_elsewhere(standing: Served) -> None:
+    page, api = httpx.get(f"{standing.url}/docs"), httpx.get(f"{standing.url}/openapi.json").json()
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "//" not in page.text
+    for path, methods in api["paths"].items():
+        assert all(f"{method.upper()} {path}<" in page.text for method in methods)
+    schemas = api["components"]["schemas"]
+    for target in re.findall("href='#([^']+)'", page.text):
+        assert target in schemas
+    for name, schema in schemas.items():
+        section = page.text[page.text.index(f"id='{name}'") :].partition("</table>")[0]
+        assert all(f"<td>{field}" in section for field in schema.get("properties", {}))
+    assert {"CompletionRequest", "Options", "BatchRequest"} <= set(schemas)
+    assert "ValidationError" not in page.text  # FastAPI's own answer, which is never given

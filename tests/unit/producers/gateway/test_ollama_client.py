@@ -86,6 +86,18 @@ def test_once_a_worker_is_there_its_context_is_known(client: ollama.Client, pipe
     assert loaded.done_reason == "load"
 
 
+def test_ollamas_own_program_sends_fields_that_are_empty(standing: Served) -> None:
+    """Go's `encoding/json` writes what has no `omitempty`: this is what api/types.go of Ollama makes of a name."""
+    show = {"model": MODEL, "system": "", "template": "", "verbose": False, "options": None, "name": ""}
+    empty: Any = {"model": MODEL, "prompt": "", "suffix": "", "system": "", "template": "", "options": {}}
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "options": {}}
+    with httpx.Client(base_url=f"{standing.url}/api", timeout=30) as http:
+        assert http.post("/show", json=show).json()["model_info"]["general.basename"] == MODEL
+        assert http.post("/generate", json=empty).json()["done_reason"] == "load"
+        assert http.post("/generate", json=empty | {"prompt": "x", "stream": False}).json()["response"]
+        assert json.loads(http.post("/chat", json=ask).text.splitlines()[-1])["done"]
+
+
 def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipeline) -> None:
     pipeline.start()
     with httpx.Client(base_url=f"{served.url}/api", timeout=30) as http:
