@@ -26,7 +26,7 @@ from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
 from producers.files.journal import MAX_RUN, Journal, Lines, run_of
 from producers.files.private import make_folder, open_private, read_ordinary, tighten, write_atomically
 from producers.files.shapes import from_json, shaped
-from producers.prompts.prompt import LINE_FORM, PROMPT_FORM
+from producers.prompts.prompt import LINE_FORM, PROMPT_FORM, QUESTION_FORM
 from producers.words import plural
 
 VERSION = 1
@@ -146,7 +146,6 @@ class Batch:
         entries: Iterable[BatchEntry],
         request: dict[str, Any],
         others: Iterable[BatchEntry] = (),
-        form: int = PROMPT_FORM,
     ) -> None:
         """Set what this batch consists of, on disk on return. Jobs known already keep their results.
 
@@ -156,13 +155,13 @@ class Batch:
         self.entries = [*aside, *entries]
         self._aside = {entry.job_id for entry in aside}
         self.request = request
-        self.prompt_form = form
+        self.prompt_form = form_of(request)
         self._save()
 
     @property
     def may_publish(self) -> bool:
         """Whether jobs made now would be those that were planned."""
-        return self.prompt_form == (LINE_FORM if "prompts" in self.request else PROMPT_FORM)
+        return self.prompt_form == form_of(self.request)
 
     def check_may_publish(self) -> None:
         """Raises BatchError, with what to do instead, if it may not."""
@@ -291,6 +290,13 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     if not exists(folder):
         raise BatchError(f"{folder} holds no batch; name the folder given to --out")
     return _read_manifest(folder)
+
+
+def form_of(request: Mapping[str, Any]) -> int:
+    """The form in which prompts are made now for what `batch.json` keeps of a request."""
+    if "prompts" in request:
+        return LINE_FORM
+    return QUESTION_FORM if request.get("ask") == "criteria" else PROMPT_FORM
 
 
 def older_form(folder: Path) -> str:
