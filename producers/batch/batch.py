@@ -199,7 +199,7 @@ class Batch:
         Of those without an answer it wants another run.
         """
         asking = [entry for entry in self.entries if entry.asked]
-        write_atomically(place / "batch.json", self._manifest({}, asking))
+        write_atomically(place / "batch.json", self._manifest({}, asking, form_of({})))
         with Batch(place) as made:
             answered = [entry.job_id for entry in asking if self.states[entry.job_id] == "succeeded"]
             made.journal.record(result for job_id in answered if (result := self.result(job_id)))
@@ -240,17 +240,17 @@ class Batch:
         self.states[job_id] = line.state
 
     def _save(self) -> None:
-        write_atomically(self.folder / "batch.json", self._manifest(self.request, self.entries))
+        write_atomically(self.folder / "batch.json", self._manifest(self.request, self.entries, self.prompt_form))
         self._look_at_all()
 
-    def _manifest(self, request: Mapping[str, Any], entries: Sequence[BatchEntry]) -> Iterator[str]:
+    def _manifest(self, request: Mapping[str, Any], entries: Sequence[BatchEntry], form: int) -> Iterator[str]:
         """In pieces: a large batch is many megabytes."""
         head = {
             "version": VERSION,
             "batch_id": self.batch_id,
             "created_at": self.created_at,
             "secret": self.secret.hex(),
-            "prompt_form": self.prompt_form,
+            "prompt_form": form,
             "request": request,
             "runs": self.runs,
         }
