@@ -40,26 +40,28 @@ def value_likelihoods(
     () where there is no enum, the engine tells no ids or can't read them, or the model expected none of the values.
     An error of the engine gives () too: an answer that is there must not be lost for this. Raises Cancelled.
     """
-    asked = _enum(ask.sampling.json_schema)
+    asked = _enum(json.loads(ask.sampling.json_schema or "{}"))
     if asked is None or not tokens or not hasattr(engine, "text_of"):  # isinstance would ask just this, and not quickly
         return ()
-    name, values = asked
+    path, values = asked
     try:
-        place = _place(cast(Detokenizes, engine), name, answer, tokens)
+        place = _place(cast(Detokenizes, engine), path, answer, tokens)
         return _Expected(engine, ask, cache, stop).shares(place, values) if place else ()
     except Cancelled:
         raise
     except KvasirError as error:
-        log.info("no likelihoods of %r: %s", name, error)
+        log.info("no likelihoods of %r: %s", path[-1], error)
         return ()
 
 
-def _enum(schema: str) -> tuple[str, list[str]] | None:
-    """The first property that is one of several values, and how JSON writes them."""
-    properties: dict[str, Any] = json.loads(schema).get("properties", {}) if schema else {}
-    for name, value in properties.items():
+def _enum(schema: Any) -> tuple[tuple[str, ...], list[str]] | None:
+    """The names that lead to the first property that is one of several values, and how JSON writes these."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    for name, value in properties.items() if isinstance(properties, dict) else ():
         if isinstance(value, dict) and isinstance(value.get("enum"), list):
-            return name, [json.dumps(one) for one in value["enum"]]
+            return (name,), [json.dumps(one) for one in value["enum"]]
+        if within := _enum(value):
+            return (name, *within[0]), within[1]
     return None
 
 
@@ -71,9 +73,10 @@ class _Place:
     lead: str
 
 
-def _place(engine: Detokenizes, name: str, answer: str, tokens: Sequence[int]) -> _Place | None:
+def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequence[int]) -> _Place | None:
     # A quotation mark within a text has a backslash before it.
-    found = re.search(rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*", answer)
+    names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
+    found = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
     if found is None or not whole.endswith(answer):  # what a hidden channel holds comes first
         return None

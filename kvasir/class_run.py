@@ -140,7 +140,8 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     if (request.only or request.limit) and not request.again:
         request = replace(request, beside=grade.beside(batch))
     succeeded = {job_id for job_id, state in batch.states.items() if state == "succeeded"}
-    return grade.prepare(request, batch.batch_id, batch.secret, batch.prompt_form, batch.entries, succeeded)
+    older = None if batch.may_publish else batch.prompt_form
+    return grade.prepare(request, batch.batch_id, batch.secret, older, batch.entries, succeeded)
 
 
 @contextmanager

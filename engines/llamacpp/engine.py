@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import queue
 import stat
 import threading
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.chat import common_prefix
 from engines.llamacpp import slotfile
 from engines.llamacpp.answer import Ask, Completions
 from engines.llamacpp.http import ServerRefused
@@ -86,7 +86,11 @@ class LlamaCppEngine:
         self._ropes: tuple[Rope, ...] = ()
         self._streams = 0
         self._imported: dict[int, Path] = {}
+        self._held: dict[int, tuple[Path, Sequence[int]]] = {}
         self._no_kv_transfer = self._learn_slot_files()
+        layout = self._shape.layout if self._shape else None
+        # A window or a recurrent state that has moved on can't be taken back: the server would read all of it again.
+        self._rewinds = layout is not None and not (layout.window or layout.state_layers)
         self._info = self._describe(len(decode_slots))
 
     @property
@@ -152,7 +156,9 @@ class LlamaCppEngine:
         with self._decode_slots.taken(stop) as slot:
             self._answers.require_enforced(sampling.json_schema, slot, stop)
             self._prepare(slot, state, stop)
-            return self._answers.generate(Ask(slot, tokens, sampling, on_text, stop, called))
+            answer = self._answers.generate(Ask(slot, tokens, sampling, on_text, stop, called))
+            self._keep(slot, state, (*tokens, *answer.tokens))
+            return answer
 
     @contextmanager
     def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
@@ -177,9 +183,12 @@ class LlamaCppEngine:
         """See DecodeEngine."""
         self._info.require_room(len(tokens) + 1)
         state = self._state(tokens, cache)
-        with self._decode_slots.taken(stop) as slot:
-            self._prepare(slot, state, stop)
-            return self._answers.top_logprobs(slot, tokens, stop)
+        with self._decode_slots.taken(stop, lambda slot: self._kept(slot, state, tokens)) as slot:
+            if not self._kept(slot, state, tokens):
+                self._prepare(slot, state, stop)
+            expected = self._answers.top_logprobs(slot, tokens, stop)
+            self._keep(slot, state, tokens)
+            return expected
 
     def _describe(self, slots: int) -> EngineInfo:
         backing, shape = self._backing, self._shape
@@ -248,8 +257,22 @@ class LlamaCppEngine:
         shape = self._require_kv_transfer()
         return self._imported.get(id(cache)) or self._slot_file(tokens[: cache.num_tokens], cache, shape)
 
+    def _keep(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> None:
+        """Remember what a slot holds that was restored from an imported file."""
+        if isinstance(state, Path) and self._rewinds:
+            self._held[slot] = (state, tokens)
+
+    def _kept(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> int:
+        """How many of these tokens lie in the slot, computed after this very file was restored there.
+
+        Never after another: whoever compares a KV cache with one of our own must be given both.
+        """
+        held = self._held.get(slot)
+        return common_prefix(held[1], tokens) if held and held[0] == state else 0
+
     def _prepare(self, slot: int, state: bytes | Path | None, stop: threading.Event | None) -> None:
         """Clear a slot, and put a KV cache into it."""
+        self._held.pop(slot, None)
         if self._backing.slot_folder is not None:  # without a slot folder the server has no such action
             self._server.post(f"/slots/{slot}?action=erase", {}, stop)
         if isinstance(state, Path):
@@ -299,24 +322,23 @@ class _Slots:
     """Slot numbers of the server, each lent to one caller at a time."""
 
     def __init__(self, numbers: Sequence[int], check: Callable[[threading.Event | None], None]) -> None:
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._free = list(numbers)
+        self._returned = threading.Condition()
         self._check = check
-        for number in numbers:
-            self._free.put(number)
 
     @contextmanager
-    def taken(self, stop: threading.Event | None) -> Iterator[int]:
-        """A slot, as soon as one is free."""
-        slot = self._take(stop)
+    def taken(self, stop: threading.Event | None, worth: Callable[[int], int] = lambda _slot: 0) -> Iterator[int]:
+        """A slot, as soon as one is free: of several that of most worth, then that which has been free for longest."""
+        with self._returned:
+            self._check(stop)
+            while not self._free:
+                self._returned.wait(_POLL_S)
+                self._check(stop)
+            slot = max(self._free, key=worth)
+            self._free.remove(slot)
         try:
             yield slot
         finally:
-            self._free.put(slot)
-
-    def _take(self, stop: threading.Event | None) -> int:
-        while True:
-            self._check(stop)
-            try:
-                return self._free.get(timeout=_POLL_S)
-            except queue.Empty:
-                continue
+            with self._returned:
+                self._free.append(slot)
+                self._returned.notify()

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from transformers import DynamicCache
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.chat import common_prefix
 from engines.huggingface.constrain import Constrainer, Constraint
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
@@ -63,7 +65,7 @@ class TransformersEngine:
         self._token_bytes = token_bytes(prompt)
         self._constrainer = Constrainer(prompt, model.config.vocab_size)
         self._closed = threading.Event()
-        self._imported: dict[int, DynamicCache] = {}
+        self._imported: dict[int, _Imported] = {}
         self._prefilling = threading.Semaphore(1)
         self._slots = threading.Semaphore(options.slots)
         self._chunk_tokens = _CHUNK_TOKENS[model.device.type]
@@ -139,14 +141,16 @@ class TransformersEngine:
             scores = self._read_prompt(model, run, tokens, check)
             evaluated, first_token_s = run.fed, time.monotonic() - called
             sampled = self._sampled(model, run, scores, sampling, constraint, check)
-            return self._answer(sampled, sampling, on_text, evaluated, first_token_s, called)
+            answer = self._answer(sampled, sampling, on_text, evaluated, first_token_s, called)
+            self._keep(cache, (*tokens, *answer.tokens), run)
+            return answer
 
     @contextmanager
     def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
         """See DecodeEngine: each decode begins with the same tensors."""
         with self._slot(self._slots, None) as model:
             run = self._begin(model, cache)
-        self._imported[id(cache)] = run.past
+        self._imported[id(cache)] = _Imported(run.past)
         try:
             yield
         finally:
@@ -164,8 +168,10 @@ class TransformersEngine:
         if cache is not None:
             self._check_covers(cache, len(tokens))
         with self._slot(self._slots, stop) as model:
-            run = self._begin(model, cache)
-            return top_logprobs(self._read_prompt(model, run, tokens, partial(self._check_running, stop)))
+            run = self._kept(cache, tokens) or self._begin(model, cache)
+            scores = self._read_prompt(model, run, tokens, partial(self._check_running, stop))
+            self._keep(cache, tokens, run)
+            return top_logprobs(scores)
 
     def _describe(self, weights: Weights, model: TorchModel, options: EngineOptions) -> EngineInfo:
         layout, transfers_kv = self._layout, self._layout is not None
@@ -229,10 +235,28 @@ class TransformersEngine:
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()
         if source := self._imported.get(id(cache)):
-            run.past.layers = forked(source)
+            run.past.layers = forked(source.past)
         elif cache is not None and cache.blocks:
             layout, _ = self._require_kv_transfer()
             restore(run.past, cache, layout, model.device)
+        return run
+
+    def _keep(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
+        """Remember what this thread has computed after an imported cache."""
+        layout = self._layout
+        # A window or a recurrent state that has moved on can't be taken back.
+        if (source := self._imported.get(id(cache))) and layout and not (layout.window or layout.state_layers):
+            source.runs[threading.get_ident()] = (tokens, run)
+
+    def _kept(self, cache: KVCache | None, tokens: Sequence[int]) -> ModelRun | None:
+        """What this thread computed last after this very cache, as far as these tokens begin with it."""
+        source = self._imported.get(id(cache))
+        if source is None or threading.get_ident() not in source.runs:
+            return None
+        before, run = source.runs.pop(threading.get_ident())
+        common = min(common_prefix(before, tokens), len(tokens) - 1)
+        if common < run.length:
+            run.past.crop(common - run.length)  # negative: so many tokens less
         return run
 
     def _cut(self, tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -312,6 +336,14 @@ class TransformersEngine:
             first_token_s=first_token_s,
             seconds=time.monotonic() - called,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """A cache that decodes begin with a copy of; by thread, what was computed last after it."""
+
+    past: DynamicCache
+    runs: dict[int, tuple[Sequence[int], ModelRun]] = field(default_factory=dict)
 
 
 def _give(piece: str, on_text: Callable[[str], None] | None) -> None:

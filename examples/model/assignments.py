@@ -17,7 +17,7 @@ from typing import Literal
 from examples.model.worlds import Draw, World
 from producers.prompts.answers import EVIDENCE_CHARS, answer_schema
 from producers.prompts.prompt import SHORT_TEXT_CHARS, build_prompt
-from producers.prompts.questions import PASSAGE, SUMMARY, questions_of
+from producers.prompts.questions import PASSAGE, questions_of
 from producers.rubric.rubric import Criterion, Role, Rubric
 from producers.submissions.reading import Part, Submission
 
@@ -100,21 +100,20 @@ class GradedClass:
         """The right answer, as the schema wants it."""
         return answer_text(self.asked, role, labelled.labels)
 
-    def question(self, role: Role, labelled: Labelled, fence: str, draw: Draw) -> tuple[str, str, str]:
-        """The prompt's two parts with one of the role's questions after them, and the right answer to that."""
+    def questions(self, role: Role, labelled: Labelled, fence: str) -> list[tuple[str, str]]:
+        """The role's questions, one at a time: the whole prompt, and the right answer to it."""
         prompt = build_prompt(
             role, self.rubric, self.solution, self.template, labelled.submission, fence, with_criteria=False
         )
-        *criteria, passage = questions_of(role, self.rubric)
-        asked = passage if draw.random() < 0.15 else draw.choice(criteria or [passage])
         whole = json.loads(self.answer(role, labelled))
-        right = {**whole, PASSAGE: _passage(labelled), SUMMARY: {SUMMARY: whole.get(SUMMARY)}}[asked.name]
-        return prompt.shared, prompt.own + asked.text, json.dumps(right)
+        right = {name: json.dumps({name: said}) for name, said in whole.items()} | {PASSAGE: _passage(labelled)}
+        asked = questions_of(role, self.rubric)
+        return [(prompt.shared + prompt.own + one.text, right[one.name]) for one in asked]
 
 
-def _passage(labelled: Labelled) -> dict[str, str]:
+def _passage(labelled: Labelled) -> str:
     """The answer to whether a passage speaks to the grader."""
-    return {"quote": labelled.message[:EVIDENCE_CHARS], "addressed": "yes" if labelled.message else "no"}
+    return json.dumps({"quote": labelled.message[:EVIDENCE_CHARS], "addressed": "yes" if labelled.message else "no"})
 
 
 def make_class(

@@ -31,7 +31,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from examples.model.assignments import make_class
+from engines.chat import common_prefix
+from examples.model.assignments import GradedClass, make_class
 from examples.model.network import Qwen3, Signs, initialise, mark_places
 from examples.model.shape import TRAINED
 from examples.model.tokens import END, framed, learn_bpe, training_texts
@@ -64,6 +65,9 @@ LESSONS = (
     Lesson(1543, (3, 6), whole=True, plain=False, share=0.85, varied=True),
     Lesson(1_000_000, (3, 6), whole=True, plain=False, share=0.85, varied=True, world=WIDE_TRAINING),
 )
+
+# What a run that goes on from weights mostly sees: the form of a prompt is learnt from short ones, too.
+SHORT = replace(LESSONS[-1], criteria=(2, 4), plain=True, varied=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,35 +114,48 @@ class Lessons(Dataset[Batch]):
         step = self._first + index
         draw = random.Random(f"{self._plan.seed} {step}")
         if self._plan.start:
-            return self.lesson(draw, replace(LESSONS[-1], questions=draw.random() < 0.6))
+            lesson = LESSONS[-1] if draw.random() < 0.4 else SHORT
+            return self.lesson(draw, replace(lesson, questions=draw.random() < 0.7))
         at = next(i for i, lesson in enumerate(LESSONS) if step < lesson.until * self._plan.pace)
         lesson = LESSONS[at if draw.random() < LESSONS[at].share else at - 1]
         return self.lesson(draw, lesson)
 
     def lesson(self, draw: random.Random, lesson: Lesson) -> Batch:
         """One batch of this lesson."""
-        return self._collate([self._class(draw, lesson) for _ in range(self._plan.classes)])
+        make = self._questions if lesson.questions else self._class
+        return self._collate([make(draw, lesson) for _ in range(self._plan.classes)])
 
     def _class(self, draw: random.Random, lesson: Lesson) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
-        world, seed = self._world or lesson.world, draw.getrandbits(60)
-        made = make_class(world, seed, self._plan.each, lesson.criteria, lesson.plain)
-        made = vary(made, draw) if lesson.varied else made
-        role: Role = draw.choice(("code", "code", "feedback"))
+        made, role = self._made(draw, lesson, self._plan.each)
         shared_ids: list[int] = []
         rows = []
         for labelled in made.submissions:
-            fence = f"{draw.getrandbits(48):012x}"
+            fence = _fence(draw)
             shared, own = made.prompt(role, labelled, fence)
-            answer = made.answer(role, labelled)
-            if lesson.questions:
-                shared, own, answer = made.question(role, labelled, fence, draw)
-            elif not lesson.whole:
+            if not lesson.whole:
                 shared = shared[shared.index("# Rubric") : shared.index("# Answer")]
                 own = own[own.index("===") : own.rindex("===")].replace(f"{fence} ", "")
-            parts = [self._ids(text) for text in framed(shared, own, answer)]
+            parts = [self._ids(text) for text in framed(shared, own, made.answer(role, labelled))]
             shared_ids = parts[0]
             rows.append((parts[1], parts[2]))
         return shared_ids, rows
+
+    def _questions(self, draw: random.Random, lesson: Lesson) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
+        """One submission is what its questions share. That about passages is drawn half as often as any other."""
+        made, role = self._made(draw, lesson, 1)
+        asked = made.questions(role, made.submissions[0], _fence(draw))
+        often = [*([2] * (len(asked) - 1)), 1]
+        rows = [
+            [self._ids(text) for text in framed("", prompt, answer)]
+            for prompt, answer in draw.choices(asked, often, k=self._plan.each)
+        ]
+        whole = [begin + prompt for begin, prompt, _ in rows]
+        shared = min([len(whole[0]) - 1, *(common_prefix(whole[0], ids) for ids in whole[1:])])
+        return whole[0][:shared], [(ids[shared:], answer) for ids, (_, _, answer) in zip(whole, rows, strict=True)]
+
+    def _made(self, draw: random.Random, lesson: Lesson, size: int) -> tuple[GradedClass, Role]:
+        made = make_class(self._world or lesson.world, draw.getrandbits(60), size, lesson.criteria, lesson.plain)
+        return vary(made, draw) if lesson.varied else made, draw.choice(("code", "code", "feedback"))
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -157,6 +174,10 @@ class Lessons(Dataset[Batch]):
                 own[row, column, : len(ids) - 1] = ids[:-1]
                 targets[row, column, len(before) - 1 : len(ids) - 1] = ids[len(before) :]
         return Batch(shared, lengths, own, targets)
+
+
+def _fence(draw: random.Random) -> str:
+    return f"{draw.getrandbits(48):012x}"
 
 
 def signs(tokenizer: Tokenizer) -> Signs:

@@ -26,7 +26,7 @@ from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
 from producers.files.journal import MAX_RUN, Journal, Lines, run_of
 from producers.files.private import make_folder, open_private, read_ordinary, tighten, write_atomically
 from producers.files.shapes import from_json, shaped
-from producers.prompts.prompt import LINE_FORM, PROMPT_FORM
+from producers.prompts.prompt import LINE_FORM, PROMPT_FORM, QUESTION_FORM
 from producers.words import plural
 
 VERSION = 1
@@ -146,7 +146,6 @@ class Batch:
         entries: Iterable[BatchEntry],
         request: dict[str, Any],
         others: Iterable[BatchEntry] = (),
-        form: int = PROMPT_FORM,
     ) -> None:
         """Set what this batch consists of, on disk on return. Jobs known already keep their results.
 
@@ -156,13 +155,13 @@ class Batch:
         self.entries = [*aside, *entries]
         self._aside = {entry.job_id for entry in aside}
         self.request = request
-        self.prompt_form = form
+        self.prompt_form = form_of(request)
         self._save()
 
     @property
     def may_publish(self) -> bool:
         """Whether jobs made now would be those that were planned."""
-        return self.prompt_form == (LINE_FORM if "prompts" in self.request else PROMPT_FORM)
+        return self.prompt_form == form_of(self.request)
 
     def check_may_publish(self) -> None:
         """Raises BatchError, with what to do instead, if it may not."""
@@ -200,7 +199,7 @@ class Batch:
         Of those without an answer it wants another run.
         """
         asking = [entry for entry in self.entries if entry.asked]
-        write_atomically(place / "batch.json", self._manifest({}, asking))
+        write_atomically(place / "batch.json", self._manifest({}, asking, form_of({})))
         with Batch(place) as made:
             answered = [entry.job_id for entry in asking if self.states[entry.job_id] == "succeeded"]
             made.journal.record(result for job_id in answered if (result := self.result(job_id)))
@@ -241,17 +240,17 @@ class Batch:
         self.states[job_id] = line.state
 
     def _save(self) -> None:
-        write_atomically(self.folder / "batch.json", self._manifest(self.request, self.entries))
+        write_atomically(self.folder / "batch.json", self._manifest(self.request, self.entries, self.prompt_form))
         self._look_at_all()
 
-    def _manifest(self, request: Mapping[str, Any], entries: Sequence[BatchEntry]) -> Iterator[str]:
+    def _manifest(self, request: Mapping[str, Any], entries: Sequence[BatchEntry], form: int) -> Iterator[str]:
         """In pieces: a large batch is many megabytes."""
         head = {
             "version": VERSION,
             "batch_id": self.batch_id,
             "created_at": self.created_at,
             "secret": self.secret.hex(),
-            "prompt_form": self.prompt_form,
+            "prompt_form": form,
             "request": request,
             "runs": self.runs,
         }
@@ -291,6 +290,13 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     if not exists(folder):
         raise BatchError(f"{folder} holds no batch; name the folder given to --out")
     return _read_manifest(folder)
+
+
+def form_of(request: Mapping[str, Any]) -> int:
+    """The form in which prompts are made now for what `batch.json` keeps of a request."""
+    if "prompts" in request:
+        return LINE_FORM
+    return QUESTION_FORM if request.get("ask") == "criteria" else PROMPT_FORM
 
 
 def older_form(folder: Path) -> str:

@@ -38,7 +38,7 @@ from producers.prompts.answers import (
     parse_passage,
     parse_summary,
 )
-from producers.prompts.prompt import PROMPT_FORM, RULES, Prompt, build_prompt, fence_for, text_of, versions
+from producers.prompts.prompt import QUESTION_FORM, RULES, Prompt, build_prompt, fence_for, text_of, versions
 from producers.prompts.questions import PASSAGE, SUMMARY, questions_of
 from producers.report.graded import GradedClass
 from producers.rubric.checks import CheckFinding, run_checks
@@ -162,13 +162,14 @@ def prepare(
     request: GradeRequest,
     batch_id: str,
     secret: bytes,
-    form: int = PROMPT_FORM,
+    older_form: int | None = None,
     planned: Sequence[BatchEntry] = (),
     succeeded: Container[str] = (),
 ) -> Assignment:
     """Read everything and build every prompt. Deterministic for a batch: a rerun finds the same job ids.
 
-    Prompts of another form than ours can't be built again to the byte: of such a batch the jobs are those `planned`.
+    Prompts of an older form (`older_form`; None: they are of ours) can't be built again to the byte: of such a batch
+    the jobs are those `planned`.
     Questions that a planned job asks, and those that one of those `succeeded` has answered, are not asked again.
 
     Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
@@ -181,13 +182,14 @@ def prepare(
     some = read_submissions(request.folder, request.only, request.limit, request.again) if few else everybody
     chosen = {one.name for one in some}
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
+    form = older_form or QUESTION_FORM
     submissions = [
         one
         for one in pseudonymise(everybody, secret, form)
         if one.name in chosen or request.beside is None or one.name in request.beside
     ]
-    made = assign(request, rubric, solution, template, submissions, batch_id, secret, planned, succeeded)
-    made = made if form == PROMPT_FORM else _as_planned(made, planned)
+    made = assign(request, rubric, solution, template, submissions, batch_id, secret, planned, succeeded, form)
+    made = _as_planned(made, planned) if older_form else made
     return replace(made, chosen=frozenset(pseudonym(name, secret) for name in chosen))
 
 
@@ -201,13 +203,17 @@ def assign(
     secret: bytes,
     planned: Sequence[BatchEntry] = (),
     succeeded: Container[str] = (),
+    form: int = QUESTION_FORM,
 ) -> Assignment:
-    """The prompts of submissions that have been read; of `request` its models, limits, samples and form are used."""
+    """The prompts of submissions that have been read; of `request` its models, limits, samples and form are used.
+
+    `form` is that of the questions, where it asks any.
+    """
     work = list(submissions)
     if template:
         work = [replace(one, only_template=is_template(one, template)) if not one.empty else one for one in work]
     made = Assignment(request, rubric, (), solution, template)
-    maker = _PromptMaker(made, batch_id, secret, common_lines(work), _Earlier(planned, succeeded))
+    maker = _PromptMaker(made, batch_id, secret, common_lines(work), _Earlier(planned, succeeded), form)
     return replace(made, items=tuple(maker.item(submission) for submission in work))
 
 
@@ -399,8 +405,11 @@ def _in_jobs(wanted: Mapping[str, Question]) -> Iterator[dict[str, Question]]:
 class _PromptMaker:
     """Builds the items of one class: everything that is the same for all of them is computed once."""
 
-    def __init__(self, made: Assignment, batch_id: str, secret: bytes, common: Set[str], earlier: _Earlier) -> None:
-        """`made`: the class's, without items."""
+    def __init__(
+        self, made: Assignment, batch_id: str, secret: bytes, common: Set[str], earlier: _Earlier, form: int
+    ) -> None:
+        """`made`: the class's, without items; `form`: of the questions."""
+        self._form = form
         self._earlier = earlier
         self._with_criteria = made.request.ask == "together"
         self._made = made
@@ -472,7 +481,7 @@ class _PromptMaker:
     def _asked(self, role: Role) -> list[tuple[str, Question]]:
         """The role's questions, by name. Only of a criterion several answers are wanted."""
         made = []
-        for one in questions_of(role, self._made.rubric):
+        for one in questions_of(role, self._made.rubric, self._form):
             sampling = self._sampling(role, one.schema, self._made.request.samples if one.is_criterion else 1)
             made.append((one.name, Question((Part("user", one.text),), sampling)))
         return made

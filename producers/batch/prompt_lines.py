@@ -33,7 +33,6 @@ from messages.jobs import (
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.grade import failed_intake
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
-from producers.prompts.prompt import LINE_FORM
 
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 200 << 20
@@ -228,7 +227,7 @@ def plan(batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model
             entry, failure = failed_intake(batch, line.item_id, fallback_model, line.custom_id, "BadLine", line.problem)
             entries.append(entry)
             failures.append(failure)
-    batch.plan(entries, {"prompts": str(source.resolve())}, form=LINE_FORM)
+    batch.plan(entries, {"prompts": str(source.resolve())})
     batch.journal.record(failures)
 
 

@@ -22,7 +22,7 @@ from producers.desk.backend import Backend
 from producers.desk.view import BatchView
 from producers.files.journal import Lines
 from producers.files.private import make_folder
-from producers.prompts.prompt import PROMPT_FORM, criterion_text
+from producers.prompts.prompt import criterion_text
 from producers.report.graded import GradedClass, load_graded, save_graded
 from producers.rubric.rubric import load_rubric
 from producers.words import plural
@@ -143,7 +143,8 @@ def graded_class(view: BatchView) -> GradedClass | None:
 def _check_idle(folder: Path, view: BatchView) -> None:
     if any(grading(place).alive for place in (folder, *rounds(folder))):
         raise BatchError("this assignment is being graded now; wait for it, or stop it first")
-    if batches.manifest_of(folder)["prompt_form"] != PROMPT_FORM:
+    manifest = batches.manifest_of(folder)
+    if manifest["prompt_form"] != batches.form_of(manifest["request"]):
         raise BatchError(batches.older_form(folder))
     counts = view.counts()
     if not counts.total:

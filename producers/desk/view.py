@@ -133,9 +133,9 @@ class BatchView:
         jobs, runs = manifest["jobs"], manifest["runs"]
         lines = (self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs)
         succeeded = {line.job_id for line in lines if line and line.state == "succeeded"}
-        self.assignment = grading.prepare(
-            request, manifest["batch_id"], manifest["secret"], manifest["prompt_form"], jobs, succeeded
-        )
+        form = manifest["prompt_form"]
+        older = form if form != batches.form_of(manifest["request"]) else None
+        self.assignment = grading.prepare(request, manifest["batch_id"], manifest["secret"], older, jobs, succeeded)
         with suppress(BatchError):
             self.kept = load_graded(self.folder)
         items = enumerate(self.assignment.items)

@@ -149,8 +149,12 @@ def parse_answer(text: str, criteria: Sequence[Criterion], with_summary: bool) -
 
 
 def parse_criterion(text: str, criterion: Criterion) -> CriterionAnswer:
-    """Read the answer to a question about one criterion, as strictly as `parse_answer`. Raises AnswerError."""
-    return _criterion_answer(criterion, _load_object(text))
+    """Read the answer to a question about one criterion, as strictly as `parse_answer`. Raises AnswerError.
+
+    Answers in batches of an earlier form don't name it.
+    """
+    data = _load_object(text)
+    return _criterion_answer(criterion, data[criterion.id] if set(data) == {criterion.id} else data)
 
 
 def parse_summary(text: str) -> str:

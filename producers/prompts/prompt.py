@@ -24,9 +24,11 @@ from producers.words import plural as plural
 PROMPT_VERSION = "prompt 2"
 # What else makes a job's id another one: how names are taken out of the work, and what an id is made of (`job_id`).
 # `batch.json` keeps it. 1, or none: whole names of five letters and more; 2: names in any spelling; 3: ids without
-# defaults, of parts with roles; 4: messages of a line of `kvasir run` keep their roles (a class's prompts are as in 3).
+# defaults, of parts with roles; 4: messages of a line of `kvasir run` keep their roles; 5: the answer to a question
+# names its criterion. Prompts that ask for all criteria at once are as in 3.
 PROMPT_FORM = 3
 LINE_FORM = 4
+QUESTION_FORM = 5
 ANY_SPELLING = 2
 
 # A longer text is left out of the code prompt: the feedback model reads it.
@@ -162,7 +164,7 @@ def prefix(
         "\n\n".join(["# Rubric", *map(criterion_text, criteria)]) if criteria and with_criteria else "",
         _reference("Reference solution", solution),
         _reference("Template the students started from; it is not their work", template),
-        f"# Answer\n{_answer_format(criteria, role == 'feedback', rubric.feedback)}" if with_criteria else "",
+        f"# Answer\n{answer_format(criteria, role == 'feedback', rubric.feedback)}" if with_criteria else "",
         RULES,
     ]
     return "\n\n".join(section for section in sections if section) + "\n\n"
@@ -198,7 +200,8 @@ def _reference(heading: str, work: Submission | None) -> str:
     return f"# {heading}\n{parts}\n--- end"
 
 
-def _answer_format(criteria: Sequence[Criterion], with_summary: bool, how: str) -> str:
+def answer_format(criteria: Sequence[Criterion], with_summary: bool = False, how: str = "") -> str:
+    """What a model is told of the form of its answer."""
     entry = '{"evidence": "…", "points": …, "feedback": "…"}'
     lines = [f"  {json.dumps(criterion.id)}: {entry}" for criterion in criteria]
     if with_summary:

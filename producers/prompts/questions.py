@@ -15,11 +15,12 @@ from producers.prompts.answers import (
     EVIDENCE_CHARS,
     FEEDBACK_CHARS,
     SUMMARY_CHARS,
+    answer_schema,
     criterion_schema,
     passage_schema,
     summary_schema,
 )
-from producers.prompts.prompt import criterion_text, summary_style
+from producers.prompts.prompt import QUESTION_FORM, answer_format, criterion_text, summary_style
 from producers.rubric.rubric import Criterion, Role, Rubric
 
 # Names of the questions that are no criteria: no criterion can have them.
@@ -43,27 +44,35 @@ class AskedOnce:
         return self.name not in (SUMMARY, PASSAGE)
 
 
-def questions_of(role: Role, rubric: Rubric) -> list[AskedOnce]:
-    """What this role's model is asked about each submission, in order."""
-    asked = [AskedOnce(each.id, _about(each), criterion_schema(each)) for each in rubric.for_model(role)]
+def questions_of(role: Role, rubric: Rubric, form: int = QUESTION_FORM) -> list[AskedOnce]:
+    """What this role's model is asked about each submission, in order; `form`: that of the batch's prompts."""
+    named = form >= QUESTION_FORM
+    asked = [AskedOnce(each.id, _about(each, named), _schema_of(each, named)) for each in rubric.for_model(role)]
     if role == "feedback":
         text = "\n".join([_SUMMARY, *summary_style(rubric.feedback)])
         asked.append(AskedOnce(SUMMARY, text, summary_schema()))
     return [*asked, AskedOnce(PASSAGE, _PASSAGE, passage_schema())]
 
 
-def _about(criterion: Criterion) -> str:
+def _about(criterion: Criterion, named: bool) -> str:
     return f"""
 
 # Question: how many points does the submission earn for this criterion, and for this one only?
 {criterion_text(criterion)}
 
 # Answer
+{answer_format([criterion]) if named else _NAMELESS}"""
+
+
+def _schema_of(criterion: Criterion, named: bool) -> Mapping[str, Any]:
+    return answer_schema([criterion], with_summary=False) if named else criterion_schema(criterion)
+
+
+_NAMELESS = f"""\
 One JSON object, nothing else:
 {{"evidence": "…", "points": …, "feedback": "…"}}
 evidence: at most {EVIDENCE_CHARS} characters, empty if the submission has none; \
 feedback: at most {FEEDBACK_CHARS} characters, what is right or missing and why."""
-
 
 _SUMMARY = f"""
 

@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from engines.llamacpp.http import LlamaServer
 from engines.llamacpp.start import start
+from engines.logprobs import logprob_gap
 from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidPrompt, KVTransferFailed
@@ -211,6 +214,53 @@ def test_a_prompt_decoded_before_in_the_same_slot_is_still_evaluated_whole(engin
     tokens = engine.tokenize(user_prompt(PROSE, "again"), 0.0).ids
     evaluated = [engine.decode(tokens, None, GREEDY).evaluated_tokens for _ in range(2)]
     assert evaluated == [len(tokens)] * 2
+
+
+def test_what_is_expected_within_an_answer_is_read_in_the_slot_that_holds_it(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    post = LlamaServer.post
+
+    def counted(server: LlamaServer, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Any:
+        if "n_probs" not in body:
+            return post(server, path, body, stop)
+        answer = post(server, path, body | {"response_fields": ["completion_probabilities", "timings"]}, stop)
+        evaluated.append(answer["timings"]["prompt_n"])
+        return answer
+
+    monkeypatch.setattr(LlamaServer, "post", counted)
+    # Given the answers to two questions, forked from one cache
+    engine = load(weights, slots=2)
+    begun = engine.tokenize(user_prompt(PROSE, ""), 0.0).ids
+    cache = prefilled(engine, begun)
+    asked = [(*begun, *begun[start : start + 40]) for start in (3, 60)]
+    with engine.imported(begun, cache):
+        answers = [engine.decode(tokens, cache, GREEDY) for tokens in asked]
+        places = [(*tokens, *answer.tokens[:9]) for tokens, answer in zip(asked, answers, strict=True)]
+        # When what may follow their beginnings is asked, and a little later
+        warm = [engine.top_logprobs(tokens, cache) for tokens in places]
+        further = engine.top_logprobs((*places[0], 5), cache)
+    assert evaluated == [1, 1, 1]
+    # Then it is what a cold run expects, and after the block all is evaluated again
+    evaluated.clear()
+    for tokens, found in zip([*places, (*places[0], 5)], [*warm, further], strict=True):
+        assert logprob_gap(engine.top_logprobs(tokens, None), found) < 0.01
+    engine.top_logprobs(places[0], cache)
+    assert evaluated == [len(places[0]), len(places[1]), len(places[0]) + 1, len(places[0]) - cache.num_tokens]
+    engine.close()
+
+
+def test_a_cache_of_another_prompt_is_seen_beside_what_the_slot_held(engine: Engine) -> None:
+    """Else whoever compares a KV cache with one of the engine's own would compare that with itself."""
+    first, second = (engine.tokenize(user_prompt(PROSE, own), 0.0).ids for own in ("aaaaaaa", "zzzzzzz"))
+    own, foreign = prefilled(engine, first[:-1]), prefilled(engine, second[:-1])
+    with engine.imported(first, own):
+        engine.decode(first, own, GREEDY)
+        right = engine.top_logprobs(first, own)
+        wrong = engine.top_logprobs(first, foreign)
+    assert logprob_gap(right, engine.top_logprobs(first, None)) < 0.01
+    assert logprob_gap(right, wrong) > 0.05
 
 
 def test_the_same_weights_with_interleaved_pairs_and_with_halves_have_the_same_canonical_cache(tmp_path: Path) -> None:

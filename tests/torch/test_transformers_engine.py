@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from engines.huggingface.prompt import HFPrompt
+from engines.logprobs import logprob_gap
 from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.transformers.model import TorchModel, find_weights
@@ -222,6 +223,36 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         shutil.copy(FOLDER / name, folder)
     engine = load(str(folder), slots=1)
     yield engine
+    engine.close()
+
+
+def test_what_is_expected_within_an_answer_is_read_after_what_was_computed_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[int] = []
+    scores, compute = TorchModel.scores, TorchModel.compute
+
+    def counted(how: Any, model: TorchModel, run: Any, tokens: Any, check: Any) -> Any:
+        read.append(len(tokens))
+        return how(model, run, tokens, check)
+
+    # Given the answer to a question, forked from a cache
+    engine = load(str(FOLDER))
+    ids = engine.tokenize(user_prompt(QUESTION, ""), 0.0).ids
+    cache = cache_of(engine, ids[:101])
+    tokens = (*ids[:100], *ids[200:240])
+    with engine.imported(ids, cache):
+        answer = engine.decode(tokens, cache, GREEDY)
+        monkeypatch.setattr(TorchModel, "scores", lambda *given: counted(scores, *given))
+        monkeypatch.setattr(TorchModel, "compute", lambda *given: counted(compute, *given))
+        # When what may follow its beginning is asked, and a little later
+        place = (*tokens, *answer.tokens[:5])
+        warm, further = engine.top_logprobs(place, cache), engine.top_logprobs((*place, 7), cache)
+        # Then a token is read for each; and what was imported is as it was
+        assert read == [1, 1]
+        assert engine.decode(tokens, cache, GREEDY).tokens == answer.tokens
+    assert logprob_gap(engine.top_logprobs(place, None), warm) < 0.01
+    assert logprob_gap(engine.top_logprobs((*place, 7), None), further) < 0.01
     engine.close()
 
 

@@ -76,6 +76,20 @@ def test_words_are_told_apart_and_a_text_that_names_the_property_is_not_its_plac
     assert shares(Letters(expected), ["no", "yes"], quoting + '"no"}') == (0.25, 0.75)
 
 
+def test_the_value_is_found_within_the_criterion_that_the_answer_names():
+    # Given a criterion that is called as the property is, and evidence that quotes both
+    start = '{"points": {"evidence": "\\"points\\": 9", "points": '
+    said = {"type": "object", "properties": {"evidence": {"type": "string"}, "points": {"enum": [0, 1]}}}
+    schema = json.dumps({"type": "object", "properties": {"points": said}})
+    model = cast(DecodeEngine, Letters({start: {"1": 0.75, "0": 0.25}}))
+    ask = Ask((Part("user", QUESTION),), tuple(map(ord, QUESTION)), Sampling(9, json_schema=schema))
+    answer = start + "1}}"
+
+    found = value_likelihoods(model, ask, None, answer, [ord(letter) for letter in answer], threading.Event())
+
+    assert found == (0.25, 0.75)
+
+
 def test_nothing_is_said_where_the_model_expected_none_of_the_values():
     assert shares(Letters({'{"points": ': {"n": 0.995, "1": 0.005}}), [0, 1], '{"points": 1}') == ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,16 +11,19 @@ from typing import Any
 
 import pytest
 
+from kvasir.class_run import read_class
 from messages.errors import BatchError
 from messages.jobs import JobResult, QuestionAnswer
 from producers.batch import grade
 from producers.batch.batch import Batch
 from producers.batch.grade import Assignment, GradeRequest, Task
 from producers.grading.points import Grade
-from producers.prompts.questions import PASSAGE, SUMMARY
+from producers.prompts.prompt import PROMPT_FORM
+from producers.prompts.questions import PASSAGE, SUMMARY, questions_of
 from producers.report.graded import load_graded, save_graded
 from producers.report.grades import show_distribution
 from producers.report.page import render_page
+from producers.rubric.rubric import Role, load_rubric
 from tests.support.desk import request_for
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -54,16 +58,20 @@ def said_of(key: str) -> dict[str, Any]:
     return {"evidence": "sum(values)", "points": 1, "feedback": "Fine."}
 
 
-def answer(batch: Batch, tasks: Sequence[Task], shares: tuple[float, ...] = (), **instead: object) -> None:
+def answer(
+    batch: Batch, tasks: Sequence[Task], shares: tuple[float, ...] = (), nameless: bool = False, **instead: object
+) -> None:
     """Journal an answer to every question of these jobs; `instead`, by a question's name, other ones.
 
-    All come with these likelihoods.
+    All come with these likelihoods; `nameless`: none names its criterion.
     """
     for task in tasks:
         texts = []
         for key in task.asked:
             name, answers, _ = key.split(":")
             made = instead.get(name.strip("."), said_of(key))
+            if isinstance(made, dict) and "points" in made and not nameless:
+                made = {name: made}
             texts += [made if isinstance(made, str) else json.dumps(made)] * int(answers)
         answers = tuple(QuestionAnswer(text, "stop", likelihoods=shares) for text in texts)
         result = JobResult(task.job_id, 1, batch.batch_id, task.item_id, task.model, "succeeded", answers=answers)
@@ -100,9 +108,12 @@ def test_a_job_asks_all_of_a_roles_questions_after_a_prompt_without_criteria(
     works = code.questions[0].suffix[0].text
     assert "One point for each function" in works
     assert "It is quick" not in works
+    assert '"works": {"evidence"' in works
     schema = json.loads(code.questions[0].sampling.json_schema)
-    assert list(schema["properties"]) == ["evidence", "points", "feedback"]
-    assert schema["properties"]["points"]["enum"] == [0, 1, 2, 3]
+    assert list(schema["properties"]) == ["works"]
+    said = schema["properties"]["works"]["properties"]
+    assert list(said) == ["evidence", "points", "feedback"]
+    assert said["points"]["enum"] == [0, 1, 2, 3]
 
 
 def test_answers_to_questions_become_grades(request_: GradeRequest, tmp_path: Path) -> None:
@@ -112,6 +123,33 @@ def test_answers_to_questions_become_grades(request_: GradeRequest, tmp_path: Pa
     assert (first.state, first.points, first.summary) == ("graded", 3, "Good work.")
     assert {item.id: item.points for item in first.criteria} == {"works": 1, "clear": 1, "tested": 1, "quick": 0}
     assert not any("speak" in doubt.why for doubt in first.doubts)
+
+
+def test_a_batch_of_the_form_whose_answers_named_no_criterion_is_read_and_sends_nothing(
+    request_: GradeRequest, tmp_path: Path
+) -> None:
+    # Given the questions as commit 9237db7 asked them
+    rubric = load_rubric(request_.rubric)
+    roles: tuple[Role, ...] = ("code", "feedback")
+    asked = [
+        [one.name, one.text, dict(one.schema)] for role in roles for one in questions_of(role, rubric, PROMPT_FORM)
+    ]
+    assert hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16] == "712ce3d6472a750c"
+    # And a batch of them, answered
+    with Batch(tmp_path / "out") as batch:
+        work = [item.submission for item in prepared(batch, request_).items]
+        made = grade.assign(request_, rubric, None, None, work, batch.batch_id, batch.secret, form=PROMPT_FORM)
+        grade.plan(batch, made)
+        answer(batch, made.tasks, shares=(0.0, 0.8, 0.2), nameless=True)
+    manifest = json.loads((tmp_path / "out/batch.json").read_text("utf-8"))
+    manifest["prompt_form"] = PROMPT_FORM
+    (tmp_path / "out/batch.json").write_text(json.dumps(manifest), "utf-8")
+
+    with Batch(tmp_path / "out") as batch:
+        assert not batch.may_publish
+        first, *_ = grade.grades(read_class(batch, request_), batch.result)
+    assert (first.state, first.points) == ("graded", 4)
+    assert {item.id: item.likelihoods for item in first.criteria}["tested"] == {"0": 0.0, "1": 0.8, "2": 0.2}
 
 
 def test_a_steps_likelihoods_are_kept_with_the_grade_and_shown_and_samples_stand_in_for_them(
