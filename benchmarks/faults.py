@@ -15,7 +15,9 @@ of the batch, waits until nothing moves any more, starts the owner again once if
     recovery_s          the longest time from a fault's end until those that it hit went on: each job that a killed
                         worker had begun was begun elsewhere, else each process took its next step
 
-What the figures do not show: several machines, a broker cluster, power cuts of the disk (a SIGKILL loses no page
+Rows of nodes have three brokers, or three primaries of a Redis Cluster, or both.
+
+What the figures do not show: several machines, power cuts of the disk (a SIGKILL loses no page
 cache), real engines. --quick runs a few rows with fewer jobs; docs/reliability.md has a whole table.
 """
 
@@ -60,7 +62,7 @@ def run(faults: list[Fault], jobs: int, seed: int) -> list[Row]:
     rows: list[Row | None] = []
     for kind in dict.fromkeys(fault.services for fault in faults):
         with kind() as services, tempfile.TemporaryDirectory(prefix="kvasir-faults-") as folder:
-            print(f"{harness.machine()}; {services.version()}, nodes: {services.nodes}; seed {seed}\n")
+            print(f"{harness.machine()}; {services.version()}; seed {seed}\n")
             for line in _heading():
                 print(line)
             rows += [_run(services, fault, jobs, seed, Path(folder)) for fault in faults if fault.services is kind]

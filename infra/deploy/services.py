@@ -56,7 +56,7 @@ def service_files(
         files[f"{folder}/enabled_plugins"] = File(_PLUGINS.encode())
         files[f"{folder}/definitions.json"] = File(definitions(broker).encode(), _SECRET)
     if "store" in roles:
-        hosts, port = _addresses(settings.services.store, "store", 6379)
+        hosts, port = _store_addresses(settings)
         limit = int(roles["store"].memory_gb * _GB)
         files[f"{folder}/redis.conf"] = File(_redis_conf(hosts, port, limit, place).encode())
         files[f"{folder}/redis.acl"] = File(store_users(store).encode(), _SECRET)
@@ -110,7 +110,7 @@ def _broker_unit(settings: Settings) -> Unit:
 
 
 def _store_unit(settings: Settings) -> Unit:
-    (host, *_), port = _addresses(settings.services.store, "store", 6379)
+    (host, *_), port = _store_addresses(settings)
     words = ("/usr/bin/env", "redis-server", "{folder}/services/redis.conf")
     return Unit("kvasir-store", "Redis", words, port, host)
 
@@ -131,6 +131,15 @@ def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
             f"services.{name} names several ports, and the machine with the role {name!r} has one service"
         )
     return hosts, ports.pop()
+
+
+def _store_addresses(settings: Settings) -> tuple[list[str], int]:
+    if "+cluster://" in settings.services.store:
+        raise ConfigError(
+            "services.store names a Redis Cluster, and deploy sets up one Redis: see 'A Redis Cluster' in "
+            "docs/reliability.md, and take the role 'store' from the machines"
+        )
+    return _addresses(settings.services.store, "store", 6379)
 
 
 def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:

@@ -34,6 +34,9 @@ from kvstore.redis.links import Links
 Node = tuple[str, int]  # host, port
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 
+# The second of a slot that the map gives to nobody; it is no RedisError.
+_FAILED = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
+
 
 class ClusterBulk:
     """A `kvstore.redis.store.Transport` over plain sockets to every primary."""
@@ -124,8 +127,8 @@ class ClusterBulk:
         try:
             with ExitStack() as stack:
                 yield _Links(lambda node: stack.enter_context(self._bulk(node).connection()))
-        except (exceptions.RedisError, OSError):
-            with suppress(exceptions.RedisError, exceptions.RedisClusterException, OSError):
+        except _FAILED:
+            with suppress(*_FAILED):
                 self._client.nodes_manager.initialize()
             raise
 

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 
 import redis
+from redis import exceptions
 
 from kvstore.base import TTL_S, KVStore, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
@@ -229,7 +230,11 @@ class Pipelines:
 
 def _execute(pipeline: Any) -> list[Any]:
     # With raise_on_error redis-py would put the command, payload and all, into the error's text.
-    replies: list[Any] = pipeline.execute(raise_on_error=False)
+    try:
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+    except exceptions.SlotNotCoveredError:  # of a single command redis-py asks anew whose the slots are; not here
+        pipeline.nodes_manager.initialize()
+        raise
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply

@@ -18,6 +18,7 @@ from infra.deploy.permissions import STORE_RULES
 from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
 from kvstore.connect import Stores, connect
+from kvstore.redis.cluster_bulk import ClusterBulk
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError, StoreUnavailable
 from messages.kv import Block
@@ -206,6 +207,37 @@ def test_without_a_replica_what_lay_there_is_away_and_then_lost() -> None:
         lost.start()
         cluster.wait_until_whole()
         wait_until(lambda: _works(stores, records), "it works again", 10)
+
+
+def test_a_store_that_was_opened_while_slots_were_nobodys_learns_whose_they_are(
+    store: RedisKVStore, cluster: RedisCluster
+) -> None:
+    # Given slots of a primary that nobody serves, and a store that is opened meanwhile
+    records = _records(f"nobody's-{id(store)}")
+    _put(store, records)
+    slot = key_slot(records[0][0].key.encode())
+    holder = next(node for node in cluster.nodes if _holds(cluster, node, records[0][0]))
+    for node in cluster.nodes:
+        cluster.ask(node, "DELSLOTS", slot)
+    try:
+        with closing(RedisKVStore(cluster.url, bulk=isinstance(store._transport, ClusterBulk))) as late:
+            with pytest.raises(StoreUnavailable, match=r"no node of the store at .* serves a slot that is needed"):
+                _put(late, records)
+
+            # When they are somebody's again
+            cluster.ask(holder, "ADDSLOTS", slot)
+
+            # Then it finds them
+            wait_until(lambda: _served(late, records), "it knows whose the slot is", 10)
+    finally:
+        cluster.wait_until_whole()
+
+
+def _served(store: KVStore, records: list[tuple[BlockRef, Block]]) -> bool:
+    try:
+        return _put(store, records) > 0
+    except StoreUnavailable:
+        return False
 
 
 def test_a_url_says_whether_it_is_a_cluster(cluster: RedisCluster, store_url: str) -> None:

@@ -1,7 +1,7 @@
 """Every fault of the table: a name, what is done, and with which plan.
 
 A fault's function is called when the batch's owner has started (`owner_starts=False`: it starts the owner itself), and
-returns when it has undone what can be undone. `matrix` is the row's number in the fault matrix of docs/reliability.md.
+returns when it has undone what can be undone.
 """
 
 from __future__ import annotations
@@ -682,6 +682,12 @@ FAULTS = [
         "both-killed",
         "SIGKILL of a broker and of a Redis primary at once, each one of three",
         partial(harm_node_of_each, how=signal.SIGKILL),
+        services=BothClustersServices,
+    ),
+    Fault(
+        "both-stopped",
+        "SIGTERM of a broker and of a Redis primary at once, each one of three",
+        partial(harm_node_of_each, how=signal.SIGTERM),
         services=BothClustersServices,
     ),
     Fault(

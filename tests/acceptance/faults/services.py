@@ -136,13 +136,15 @@ class Services:
         return pika.BlockingConnection(found)
 
     def version(self) -> str:
-        """The broker's and the store's."""
+        """The broker's and the store's, and how many nodes each has."""
         store = self.redis()
         with self.connect() as connection:
             told = connection._impl.server_properties["version"]
         text = told.decode() if isinstance(told, bytes) else told
         try:
-            return f"RabbitMQ {text}, Redis {store.info('server')['redis_version']}"
+            redis = f"Redis {store.info('server')['redis_version']}"
+            nodes = len(self.redis_cluster.nodes) if self.redis_cluster else 1
+            return f"RabbitMQ {text}, nodes: {self.nodes}; {redis}, nodes: {nodes}"
         finally:
             store.close()
 

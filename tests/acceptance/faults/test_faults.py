@@ -11,7 +11,7 @@ from tests.acceptance.faults.catalogue import find, plan_of
 from tests.acceptance.faults.row import run_row
 from tests.acceptance.faults.services import BrokerClusterServices, Services
 
-pytestmark = pytest.mark.system  # three to four minutes
+pytestmark = pytest.mark.system  # minutes
 
 JOBS, STORM_JOBS = 200, 60
 SEED = 11

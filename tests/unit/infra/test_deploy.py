@@ -20,10 +20,10 @@ from infra.deploy import steps, supervise, wheelhouse
 from infra.deploy.accounts import SERVICES, Account, accounts, linked, logged_in, passwords, secrets_of
 from infra.deploy.machine import assumed, place_of
 from infra.deploy.permissions import PERMISSIONS
-from infra.deploy.services import definitions, service_files, store_users
+from infra.deploy.services import definitions, service_files, service_units, store_users
 from infra.deploy.units import Place, supervisor_of, unit_file, units_of
 from kvasir.cli import kvasir
-from messages.errors import UsageError
+from messages.errors import ConfigError, UsageError
 from tests.support.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kvasir.toml"
@@ -110,6 +110,13 @@ def _settings_with(folder: Path, store: str = "redis://teacher@s:6379/0", more: 
         '{role = "prefill", model = "m", engine = "simulated"}, {role = "decode", model = "m", engine = "simulated"}]\n'
     )
     return load_settings(config=config, environ={})
+
+
+def test_a_node_of_a_redis_cluster_is_not_set_up_as_a_redis_of_its_own(tmp_path: Path) -> None:
+    settings = _settings_with(tmp_path, "redis+cluster://teacher@s1:6379,s2:6379", '{role = "store", memory_gb = 1}, ')
+    with pytest.raises(ConfigError, match="names a Redis Cluster, and deploy sets up one Redis"):
+        service_units(_machine(settings, "one"), settings)
+    assert [unit.name for unit in units_of(_machine(settings, "one"))]
 
 
 def test_workers_log_in_as_the_operator_until_each_role_has_its_password(tmp_path: Path) -> None:
