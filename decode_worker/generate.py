@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 from decode_worker.answers import Answers, Given
-from decode_worker.attempt import DecodeAttempt, Slots
+from decode_worker.attempt import DecodeAttempt
 from decode_worker.fetching import Fetched, agreement, check_finite, fetch, stored_refs
 from decode_worker.kv_check import KVChecks
 from decode_worker.likelihoods import value_likelihoods
@@ -17,6 +17,7 @@ from engines.questions import tokenized
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Message
 from infra.broker.failpoints import failpoint
+from infra.broker.slots import Slots
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, snapshot_refs
 from messages import codec

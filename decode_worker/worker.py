@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from decode_worker.attempt import Attempts, DecodeAttempt, Slots
+from decode_worker.attempt import Attempts, DecodeAttempt
 from decode_worker.fallback import Fallback
 from decode_worker.fetching import Fetched, own_refs
 from decode_worker.flow import DecodeFlow
@@ -31,6 +31,7 @@ from infra.broker.failpoints import failpoint
 from infra.broker.group import Group
 from infra.broker.job_source import HELD_IF_INSTANT, PATIENCE_S
 from infra.broker.settle import MAX_KV_TRANSFERS, Settler, check_runnable, replying
+from infra.broker.slots import Slots
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from decode_worker import flow as flow_module
-from decode_worker.attempt import Attempts, DecodeAttempt, Slots
+from decode_worker.attempt import Attempts, DecodeAttempt
 from decode_worker.flow import DecodeFlow
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.stealing.thief import QueueChoice
@@ -17,6 +17,7 @@ from infra.broker.base import Delivery
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.job_source import JobSource
 from infra.broker.settle import Settler
+from infra.broker.slots import Slots
 from kvstore.blocks import BlockRef
 from messages import codec
 from messages.jobs import DecodeJob, DecodeReport, user_prompt
