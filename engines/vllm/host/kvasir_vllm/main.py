@@ -149,6 +149,7 @@ class Host:
                 message = msgpack.unpackb(self._events.recv(_LARGEST_DATAGRAM))
                 if message["op"] == "evaluated":
                     self._evaluated[message["id"]] = message["tokens"]
+                    self._say(op="step", id=message["id"])
                 elif message["op"] == "pages":
                     self._shape = message["shape"]
                 elif message["id"] == _PROBE:
