@@ -15,7 +15,7 @@ prefill worker.
 Each is the median of the rounds. Both prefills are paced by the clock, so their difference is what uploading costs.
 
 With --engine vllm (1 GB, `kvasir engines install vllm`) another measurement takes its place: 8 prompts of about 1,000
-tokens and a model of 12 million random weights, in three ways in turns, on warm engines:
+tokens and a model of 12 million random weights (--quick: of one million), in three ways in turns, on warm engines:
 
     bare       vLLM's own offline class, in a process of its own, is given the 8 prompts and makes one token of each
     prefill    8 threads call the engine's prefill(), and nobody takes its blocks
@@ -223,12 +223,12 @@ def main() -> int:
 
 def vllm(quick: bool, seed: int) -> int:
     """The vllm engine beside vLLM."""
-    with models(seed, quick=False) as (_, model), harness.store() as url:
-        both = Both(f"{model.folder}?dtype=float32", CONTEXT, PROMPTS, prefix_caching=False)
+    with models(seed, quick) as made, harness.store() as url:
+        both = Both(f"{made[-1].folder}?dtype=float32", CONTEXT, PROMPTS, prefix_caching=False)
         try:
             batch = VLLMBatch(both, url, seed)
             batch.round(0)  # warms up
-            rounds = [batch.round(number) for number in range(QUICK_ROUNDS if quick else VLLM_ROUNDS)]
+            rounds = [batch.round(number) for number in range(3 if quick else VLLM_ROUNDS)]
         finally:
             both.close()
     for each in rounds:
@@ -246,6 +246,7 @@ def vllm(quick: bool, seed: int) -> int:
     }
     harness.finish(
         engine="vllm",
+        model=made[-1].name,
         **{name: statistics.median(values) for name, values in figures.items()},
         **{f"{name}_interval": [min(values), max(values)] for name, values in figures.items()},
         upload_seconds=statistics.median(each.put_s for each in rounds),
