@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.registry import EngineOptions
-from engines.vllm.engine import VLLMEngine, open_engine
+from engines.vllm.engine import VLLMEngine, launch_for, open_engine
 from engines.vllm.process import surroundings
 
 _PROGRAM = Path(__file__).with_name("vllm_bare.py")
@@ -23,12 +23,10 @@ class Both:
 
     def __init__(self, weights: str, context: int, sequences: int, prefix_caching: bool) -> None:
         """`sequences`: decoded at once, and prefilled at once. `prefix_caching`: of the bare one."""
+        options = EngineOptions(weights, context, sequences, prefill_slots=sequences)
+        _, launch = launch_for(options)
+        arguments = launch.arguments | {"enable_prefix_caching": prefix_caching}
         with ExitStack() as stack:
-            options = EngineOptions(weights, context, sequences, prefill_slots=sequences)
-            self.engine: VLLMEngine = open_engine(options)
-            stack.callback(self.engine.close)
-            launch = self.engine.host.launch
-            arguments = launch.arguments | {"enable_prefix_caching": prefix_caching}
             self._bare = subprocess.Popen(
                 [launch.environment.python, "-P", _PROGRAM, json.dumps(arguments)],
                 stdin=subprocess.PIPE,
@@ -39,6 +37,8 @@ class Both:
                 start_new_session=True,
             )
             stack.callback(self._end_bare)
+            self.engine: VLLMEngine = open_engine(options)  # while the other loads
+            stack.callback(self.engine.close)
             self._hear()
             self._stack = stack.pop_all()
 

@@ -108,22 +108,21 @@ class Admission:
         """
         size = measure()
         with self._lock:
-            return self._reserved(size, measure)
-
-    def _reserved(self, size: int, measure: Callable[[], int]) -> AbstractContextManager[None]:
-        usage = self._usage(size)
-        mark = high_water_mark(usage)
-        if not usage.max_bytes or not size or self._is_negligible(usage, size):
-            return self._granting(size, nullcontext())
-        if size > mark:
-            raise StoreUnavailable(f"{size:,} bytes are more than the {mark:,} that all KV caches may take together")
-        name = f"{self._name}.{next(self._numbers)}"
-        if self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
-            return self._granting(size, _keep_reserved(self._cluster_state, name, measure))
-        if self._clock() < self._hopeless_until and not self._decode_waits():
-            raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
-        self._shut(size)
-        raise NoRoom(f"no room for {size:,} bytes for now")
+            usage = self._usage(size)
+            mark = high_water_mark(usage)
+            if not usage.max_bytes or not size or self._is_negligible(usage, size):
+                return self._granting(size, nullcontext())
+            if size > mark:
+                raise StoreUnavailable(
+                    f"{size:,} bytes are more than the {mark:,} that all KV caches may take together"
+                )
+            name = f"{self._name}.{next(self._numbers)}"
+            if self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
+                return self._granting(size, _keep_reserved(self._cluster_state, name, measure))
+            if self._clock() < self._hopeless_until and not self._decode_waits():
+                raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
+            self._shut(size)
+            raise NoRoom(f"no room for {size:,} bytes for now")
 
     def _granting(self, size: int, reservation: AbstractContextManager[None]) -> AbstractContextManager[None]:
         self._hopeless_until = 0.0

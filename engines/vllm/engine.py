@@ -43,26 +43,34 @@ _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 def open_engine(options: EngineOptions) -> VLLMEngine:
     """Load a model folder. Raises ConfigError, saying what to do."""
+    folder, launch = launch_for(options)
+    prompt = HFPrompt(folder.path)
+    host = HostProcess(launch)
+    try:
+        return VLLMEngine(folder, prompt, host, _layout(folder), replace(options, context=_context(folder, options)))
+    except BaseException:
+        host.close()
+        raise
+
+
+def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
+    """The model's folder, and with what its host is started. Raises ConfigError, saying what to do."""
     if options.slots < 1 or options.prefill_slots < 1:
         raise ConfigError(f"slots must be at least 1, not {min(options.slots, options.prefill_slots)}")
     found = environment.find()
     folder = open_folder(options.weights)
     layout = _layout(folder)
-    prompt = HFPrompt(folder.path)
-    context = options.context or int(folder.text.get("max_position_embeddings") or 4096)
     sequences = options.slots + options.prefill_slots
-    arguments = _arguments(folder, layout, context, sequences)
+    arguments = _arguments(folder, layout, _context(folder, options), sequences)
     if found.cpu:  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
     if found.release != environment.TESTED:
         _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
-    launch = HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)
-    host = HostProcess(launch)
-    try:
-        return VLLMEngine(folder, prompt, host, layout, replace(options, context=context))
-    except BaseException:
-        host.close()
-        raise
+    return folder, HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)
+
+
+def _context(folder: HFFolder, options: EngineOptions) -> int:
+    return options.context or int(folder.text.get("max_position_embeddings") or 4096)
 
 
 class VLLMEngine:
