@@ -52,7 +52,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _PATH = Path(kvasir_vllm.__file__).parents[1]
 # Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and all of vLLM's processes
 # must be too.
-_WATCHDOG = 'read -r _ || { kill -TERM -- "-$1"; sleep 5; kill -9 -- "-$1"; }'
+# (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
+_WATCHDOG = 'read -r _ || { kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 _TELLING = ("error", "fail", "exception")
 

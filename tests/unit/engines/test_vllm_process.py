@@ -6,10 +6,12 @@ In its place a program speaks the protocol: its first life does what a test says
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from engines.vllm import process
 from engines.vllm.environment import Environment
 from engines.vllm.process import HostLaunch, HostProcess
 from messages.errors import ConfigError, EngineUnavailable
+from tests.support.processes import ROOT
 from tests.support.waiting import wait_until
 
 # The protocol's other end, run by the Python that the launch names.
@@ -35,6 +38,9 @@ stream = connection.makefile("rb")
 def say(**message): connection.sendall(wire.packed(message))
 def hear(): return wire.received(stream.read)
 loading = hear()
+if first == "never load":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
 if life == 1 and first == "load slowly later":
     time.sleep(600)
 say(op="loaded", version=loading["version"], vllm="0", device="cpu", shape={})
@@ -54,6 +60,16 @@ while (asked := hear()) is not None:
 """
 
 
+def launch(folder: Path, first: str) -> HostLaunch:
+    """What starts the program, whose first life does `first`."""
+    python, program = folder / "python", folder / "host.py"
+    program.write_text(HOST)
+    # It is called as PYTHON -P -m kvasir_vllm.main SOCKET.
+    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{program}' '{first}' '{folder / 'lives'}' \"$4\"\n")
+    python.chmod(0o700)
+    return HostLaunch(Environment(python, "0", True), "a model", {}, 32)
+
+
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], HostProcess]]:
     monkeypatch.setattr(process, "SILENT_S", 1.0)
@@ -61,12 +77,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     hosts: list[HostProcess] = []
 
     def start(first: str) -> HostProcess:
-        python, program = tmp_path / "python", tmp_path / "host.py"
-        program.write_text(HOST)
-        # It is called as PYTHON -P -m kvasir_vllm.main SOCKET.
-        python.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{program}' '{first}' '{tmp_path / 'lives'}' \"$4\"\n")
-        python.chmod(0o700)
-        hosts.append(HostProcess(HostLaunch(Environment(python, "0", True), "a model", {}, 32)))
+        hosts.append(HostProcess(launch(tmp_path, first)))
         return hosts[-1]
 
     yield start
@@ -128,3 +139,37 @@ def test_one_that_hangs_while_it_loads_at_first_is_a_model_that_can_not_be_loade
     (tmp_path / "lives").write_text("x")
     with pytest.raises(ConfigError, match="vLLM can't load a model"):
         started("load slowly later")
+
+
+def test_a_host_that_is_loading_does_not_outlive_an_owner_that_is_killed(tmp_path: Path) -> None:
+    # Given a host that hears nothing while it loads, as vLLM does, and ends by no polite signal
+    made = launch(tmp_path, "never load")
+    program = f"""
+from pathlib import Path
+from engines.vllm.environment import Environment
+from engines.vllm.process import HostLaunch, HostProcess
+HostProcess(HostLaunch(Environment(Path({str(made.environment.python)!r}), "0", True), "a model", {{}}, 32))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as owner:
+        wait_until(lambda: (tmp_path / "lives").exists(), "the host has begun", 30)
+        (host,) = [pid for pid, of in children().items() if of == owner.pid and is_host(pid)]
+        # When its owner is killed, then so is it
+        owner.kill()
+    wait_until(lambda: not is_host(host), "the host is gone", 30)
+
+
+def children() -> dict[int, int]:
+    """The parent of each process (Linux)."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            found[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def is_host(pid: int) -> bool:
+    """Whether this is the program, alive."""
+    try:
+        return b"never load" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
