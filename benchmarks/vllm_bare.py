@@ -8,6 +8,7 @@ of JSON when the model is loaded, and then answers each line of its input, a JSO
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -17,7 +18,8 @@ def main() -> None:
     """Load, and answer until the input ends."""
     from vllm import LLM, SamplingParams
 
-    said, sys.stdout = sys.stdout, sys.stderr  # vLLM prints
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints, and so do its processes
     engine: Any = LLM(**json.loads(sys.argv[1]))
     print("{}", file=said, flush=True)
     for line in sys.stdin:
