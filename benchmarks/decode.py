@@ -11,6 +11,11 @@ memory as canonical blocks. Then, in turns, a round each, both on warm models:
               bare_tokens_per_s: 8 threads with a plain HTTP connection each restore a slot file, which is there before
               the clock starts, and read the stream of the same /completion request; same server, same slots.
 
+    vllm      tokens_per_s: 8 threads call the engine's decode() with them.
+              bare_tokens_per_s: vLLM's own offline class in a process of its own gets the 8 prompts at once, which lie
+              in its prefix cache: it computes what is left of each prompt's last page of 32 tokens. With --engine vllm,
+              and only then: it is 1 GB.
+
 The clock runs from when all threads are ready until the last one has its whole answer. So an engine's time holds what
 its bare side is spared: importing the KV cache (for llama.cpp: building the slot file, writing it, clearing the slot),
 incremental text, and the way of each token to the caller's thread. `ratio` is the median of the rounds' ratios,
@@ -18,7 +23,8 @@ not the ratio of the medians: who else uses the machine slows both sides of one 
 answer had the same tokens on both sides; with random weights a near tie may fall otherwise, as sums depend on which
 sequences happen to share a step.
 
-`cpu_ratio` compares the processor seconds of this process instead, in which the llama.cpp server and MLX run as well.
+`cpu_ratio` compares the processor seconds of this process instead, in which the llama.cpp server and MLX run as well,
+or, of vLLM, those of its processes, and on the engine's side of this one.
 Neighbours that take the cores change it little, where the clock's figures swing by a factor of two; on a machine that
 others use it is the one to read. Where a GPU computes it says what the CPU does beside it.
 
@@ -43,7 +49,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,6 +61,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks import harness
 from benchmarks.decode_models import Model, models
+from benchmarks.vllm_sides import Both
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.weights import open_folder
 from engines.llamacpp import slotfile
@@ -317,7 +324,34 @@ def together(calls: Sequence[Callable[[], Answer]]) -> Timed:
         return clock.stop([future.result() for future in running])
 
 
-SIDES: dict[str, type[MLX] | type[LlamaCpp]] = {"mlx": MLX, "llamacpp": LlamaCpp}
+class VLLM:
+    """The vllm engine, and vLLM's offline class in another process."""
+
+    def __init__(self, model: Model, batch: list[Prefilled]) -> None:
+        self._batch, self._num_tokens = batch, model.answer_tokens["vllm"]
+        weights = f"{model.folder}?dtype=float32"
+        self._ends = sorted(HFPrompt(model.folder).end_ids)
+        self._both = Both(weights, CONTEXT, len(batch), prefix_caching=True)
+
+    def close(self) -> None:
+        """See Side."""
+        self._both.close()
+
+    def engine(self) -> Timed:
+        """See Side."""
+        before = self._both.engine_cpu_s()
+        timed = through_engine(self._both.engine, self._batch, self._num_tokens)
+        return replace(timed, cpu_s=self._both.engine_cpu_s() - before)
+
+    def bare(self) -> Timed:
+        """See Side."""
+        before = self._both.bare_cpu_s()
+        done = self._both.bare([each.tokens for each in self._batch], self._num_tokens, self._ends)
+        answers = [tuple(token for token in answer if token not in self._ends) for answer in done["answers"]]
+        return Timed(answers, done["seconds"], self._both.bare_cpu_s() - before)
+
+
+SIDES: dict[str, type[MLX] | type[LlamaCpp] | type[VLLM]] = {"mlx": MLX, "llamacpp": LlamaCpp, "vllm": VLLM}
 
 
 def measure(name: str, model: Model, batch: list[Prefilled], num_rounds: int) -> list[tuple[Timed, Timed]]:
@@ -367,7 +401,10 @@ def told(row: dict[str, Any]) -> str:
 
 def main() -> int:
     """Measure, explain, and end with the line of JSON."""
-    options = harness.options(__doc__)
+    parser = harness.parser(__doc__)
+    parser.add_argument("--engine", action="append", choices=SIDES, help="only this one; may be given several times")
+    options = parser.parse_args()
+    engines = options.engine or ["mlx", "llamacpp"]
     print(harness.machine())
     rows = []
     with models(options.seed, options.quick) as chosen:
@@ -375,7 +412,7 @@ def main() -> int:
             batch = transferred(model.gguf, options.seed)
             lengths = [len(each.tokens) for each in batch]
             print(f"{model.name}: {SEQUENCES} sequences at once, prompts of {', '.join(map(str, lengths))} tokens")
-            for name in model.answer_tokens:
+            for name in [name for name in model.answer_tokens if name in engines]:
                 rounds = measure(name, model, batch, QUICK_ROUNDS if options.quick else ROUNDS)
                 rows.append(row(name, model.name, rounds))
                 print(told(rows[-1]), flush=True)

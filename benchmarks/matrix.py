@@ -27,6 +27,9 @@ longer prompt's cache spoiled in five ways (`matrix_mutations`), and a hybrid mo
 model's, whose answer leaves most of a prompt out of account; `caught`: the answer is another than the cold run's, or
 the engine refuses the cache.
 
+vLLM takes part with the demo model: its attention on CPUs knows no heads of 16 numbers, which the tiny ones have.
+`make test-vllm` has its spoiled caches, and 16 bits.
+
 `--real` (make matrix) adds SmolLM2: trained, quantized weights, and prompts that nobody chose for their answers. There
 rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.
 `all_held`: as `all_equal`, but SmolLM2's answers may part at such a token.
@@ -54,6 +57,7 @@ from benchmarks.matrix_child import pair_name
 from engines.catalogue import BY_NAME
 
 ENGINES = ("llamacpp", "mlx", "transformers")
+VLLM = "vllm"  # of the demo model alone
 MODELS = matrix_models.NAMES
 REAL = matrix_models.REAL
 HYBRID = "hybrid"  # all models with recurrent layers
@@ -72,8 +76,7 @@ class MatrixRun:
         self.found: dict[str, list[Row]] = {"pairs": [], "refused": [], "controls": []}
         self._url = url
         self._models = list(models)
-        self._common = {"run": self.id, "folder": str(folder), "models": self._models, "seed": seed, "family": ENGINES}
-        self._common |= {"texts": texts}
+        self._common = {"run": self.id, "folder": str(folder), "seed": seed, "family": (*ENGINES, VLLM), "texts": texts}
         self._timeout_s = REAL_TIMEOUT_S if REAL in models else harness.CHILD_TIMEOUT_S
 
     def all_pairs(self) -> None:
@@ -86,7 +89,7 @@ class MatrixRun:
             done = self._child("prefill", engine, numbers=numbers)
             handed[engine] = done["layouts"]
             for model, reason in done["reasons"].items():
-                self._refuse([model], [engine], present, reason)
+                self._refuse([model], [engine], [one for one in present if model in self._taken(one)], reason)
         choices: dict[str, dict[str, list[int]]] = {}
         for engine in present:
             print(f"{engine} decodes", flush=True)
@@ -107,19 +110,25 @@ class MatrixRun:
 
     def _present(self) -> list[str]:
         """Engines whose packages are there; all pairs of the others are refused."""
-        present = [engine for engine in ENGINES if not BY_NAME[engine].missing]
-        for prefill, decode in product(ENGINES, ENGINES):
+        engines = [engine for engine in (*ENGINES, VLLM) if self._taken(engine)]
+        present = [engine for engine in engines if not BY_NAME[engine].missing]
+        for prefill, decode in product(engines, engines):
             absent = [engine for engine in (prefill, decode) if engine not in present]
             if absent:
                 reason = f"{absent[0]} is not installed: {BY_NAME[absent[0]].missing}"
-                self._refuse(self._models, [prefill], [decode], reason)
+                self._refuse(self._taken(prefill, decode), [prefill], [decode], reason)
         return present
+
+    def _taken(self, *engines: str) -> list[str]:
+        """The run's models that all of these engines are asked about."""
+        return [model for model in self._models if model == matrix_models.DEMO or VLLM not in engines]
 
     def _allowed(self, handed: dict[str, Any], decode: str) -> dict[str, Any]:
         """What the table of capabilities lets this engine decode."""
         allowed = {engine: layouts for engine, layouts in handed.items() if decode in BY_NAME[engine].partners()}
         for engine in handed.keys() - allowed:
-            self._refuse(self._models, [engine], [decode], f"{decode} can't read the KV caches of {engine}")
+            reason = f"{decode} can't read the KV caches of {engine}"
+            self._refuse(self._taken(engine, decode), [engine], [decode], reason)
         return allowed
 
     def _refuse(self, models: Sequence[str], prefill: Sequence[str], decode: Sequence[str], reason: str) -> None:
@@ -136,7 +145,8 @@ class MatrixRun:
         return numbers
 
     def _child(self, step: str, engine: str, **more: Any) -> dict[str, Any]:
-        task = json.dumps(self._common | {"step": step, "engine": engine} | more)
+        own = {"step": step, "engine": engine, "models": self._taken(engine)}
+        task = json.dumps(self._common | own | more)
         return harness.fresh_process("benchmarks.matrix_child", task, store_url=self._url, timeout_s=self._timeout_s)
 
 

@@ -5,7 +5,8 @@ they can be compared at all of its positions; and what the receiver's own run sa
 rounding alone explains it: how far its choice lay ahead of the other run's (`lead`).
 
 No protocol of `engines.base` gives logits, so this reaches into the engines. llama.cpp evaluates the forced tokens one
-by one, as it decodes. MLX and PyTorch take them at once: in float32 that moves a logit by a hundred-thousandth.
+by one, as it decodes; vLLM is asked anew at each. MLX and PyTorch take them at once: in float32 that moves a logit by
+a hundred-thousandth.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ Forced = Callable[[Sequence[int], KVCache | None, Sequence[int]], list[Likeliest
 
 
 def forced(engine: Engine, weights: str) -> Forced:
-    """For an engine of `benchmarks.matrix.ENGINES` that has loaded `weights`; MLX loads them once more."""
+    """For an engine of the matrix that has loaded `weights`; MLX loads them once more."""
     if engine.info.engine == "llamacpp":
         return _llamacpp(engine)
+    if engine.info.engine == "vllm":
+        return _vllm(engine)
     return _transformers(engine) if engine.info.engine == "transformers" else _mlx(engine, weights)
 
 
@@ -72,6 +75,14 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     shorter = min(len(one), len(other))
     different = [index for index in range(shorter) if one[index] != other[index]]
     return different[0] if different else None if len(one) == len(other) else shorter
+
+
+def _vllm(engine: Engine) -> Forced:
+    def run(tokens: Sequence[int], cache: KVCache | None, said: Sequence[int]) -> list[Likeliest]:
+        steps = ([*tokens, *said[:count]] for count in range(len(said) + 1))
+        return [list(engine.top_logprobs(step, cache).items())[:CANDIDATES] for step in steps]
+
+    return run
 
 
 def _llamacpp(engine: Any) -> Forced:

@@ -168,7 +168,7 @@ def write(folder: Path, name: str, seed: int) -> None:
 def weights_for(engine: str, folder: Path, name: str) -> Path:
     """What an engine is to load. MLX and PyTorch have folders of their own: they name a gpt-oss's experts otherwise."""
     if name == DEMO:
-        dtype = {"llamacpp": ".gguf", "mlx": "?dtype=float32", "transformers": "?dtype=f32"}
+        dtype = {"llamacpp": ".gguf", "mlx": "?dtype=float32", "transformers": "?dtype=f32", "vllm": "?dtype=float32"}
         return _EXAMPLE / f"{DEMO}{dtype[engine]}"
     if name == REAL:
         return smollm2.weights() if engine == "llamacpp" else smollm2_folders.folder("f32")

@@ -14,6 +14,19 @@ prefill worker.
 
 Each is the median of the rounds. Both prefills are paced by the clock, so their difference is what uploading costs.
 
+With --engine vllm (1 GB, `kvasir engines install vllm`) another measurement takes its place: 8 prompts of about 1,000
+tokens and a model of 12 million random weights (--quick: of one million), in three ways in turns, on warm engines:
+
+    bare       vLLM's own offline class, in a process of its own, is given the 8 prompts and makes one token of each
+    prefill    8 threads call the engine's prefill(), and nobody takes its blocks
+    upload     the same, and every prompt's blocks go to an Uploader of its own, and so to Redis
+
+`ratio`: the median of the rounds' bare seconds by prefill seconds; `upload_ratio`: by those with the upload;
+`cpu_ratio` and `upload_cpu_ratio`: the same of the processor time of vLLM's processes and, on the engine's side, of
+this one, which is what to read on a machine that others use. `hidden`: 1 - waited_seconds / upload_seconds, where
+waited_seconds is what the prefills' threads waited for a put or a full queue, by the Uploader's own clock: a difference
+of two runs would say more about the neighbours. Interval: the least and the most of the rounds.
+
 What the figures do not show: a wire slower than the prefill (786 MB in 4 s are 1.6 Gbit/s), where the queue fills and
 prefill waits; an engine that transfers KV only at its end (llama.cpp), where nothing hides; the cost of copying blocks
 out of an accelerator.
@@ -21,14 +34,18 @@ out of an accelerator.
 
 from __future__ import annotations
 
+import random
 import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks import harness
+from benchmarks.decode_models import models
+from benchmarks.vllm_sides import Both
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, open_engine
 from kvstore.blocks import BlockRef, block_refs
@@ -39,6 +56,7 @@ from messages.kv import Block, KVLayout, Record
 WEIGHTS = "sim:prefill=2000,scale=1,layers=48,kv_heads=4,head_dim=128,dtype=bf16,context=65536"
 TOKENS, QUICK_TOKENS = 8000, 2000
 ROUNDS, QUICK_ROUNDS = 3, 1
+VLLM_ROUNDS, PROMPTS, CONTEXT = 9, 8, 2048
 
 
 class TimedStore(RedisKVStore):
@@ -115,21 +133,132 @@ def _seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+@dataclass(frozen=True, slots=True)
+class BatchRound:
+    """8 prompts through bare vLLM, through the engine, and with their upload: (seconds, processor seconds) of each."""
+
+    bare: tuple[float, float]
+    prefill: tuple[float, float]
+    upload: tuple[float, float]
+    put_s: float
+    waited_s: float
+
+
+class VLLMBatch:
+    """The vllm engine and bare vLLM, a store, and the prompts."""
+
+    def __init__(self, both: Both, url: str, seed: int) -> None:
+        assert both.engine.info.layout is not None
+        self._both, self._url, self._layout = both, url, both.engine.info.layout
+        chosen = random.Random(seed)
+        ids = range(100, both.engine.info.vocabulary)
+        self.prompts = [tuple(chosen.choices(ids, k=chosen.randint(900, 1100))) for _ in range(PROMPTS)]
+
+    def round(self, number: int) -> BatchRound:
+        """All three ways; which one is first changes from round to round."""
+        found: dict[str, tuple[float, float]] = {}
+        stores = [TimedStore(self._url) for _ in self.prompts]
+        waited: list[float] = []
+        refs = [self._refs(tokens) for tokens in self.prompts]
+
+        def upload(place: int) -> float:
+            return self._upload(place, stores[place], refs[place])
+
+        engine_cpu_s = self._both.engine_cpu_s
+        ways: list[tuple[str, Callable[[], object], Callable[[], float]]] = [
+            ("bare", lambda: self._both.bare(self.prompts, 1, []), self._both.bare_cpu_s),
+            ("prefill", lambda: self._all(self._drop), engine_cpu_s),
+            ("upload", lambda: waited.extend(self._all(upload)), engine_cpu_s),
+        ]
+        try:
+            for name, way, cpu_s in ways[number % 3 :] + ways[: number % 3]:
+                before = cpu_s()
+                seconds = _seconds(way)
+                found[name] = seconds, cpu_s() - before
+            absent = sum(len(store.missing(wanted)) for store, wanted in zip(stores, refs, strict=True))
+            if absent:
+                raise ValueError(f"{absent} blocks were not stored")
+        finally:
+            for store, wanted in zip(stores, refs, strict=True):
+                store.delete(wanted)
+                store.close()
+        return BatchRound(**found, put_s=sum(store.put_s for store in stores), waited_s=sum(waited))
+
+    def _refs(self, tokens: Sequence[int]) -> list[BlockRef]:
+        job = f"bench-{secrets.token_hex(6)}"
+        return block_refs(self._both.engine.info.fingerprint, self._layout, tokens, len(tokens), 0, job)
+
+    def _all(self, work: Callable[[int], float]) -> list[float]:
+        with ThreadPoolExecutor(len(self.prompts)) as threads:
+            return list(threads.map(work, range(len(self.prompts))))
+
+    def _drop(self, place: int) -> float:
+        self._both.engine.prefill(self.prompts[place], _drop)
+        return 0.0
+
+    def _upload(self, place: int, store: TimedStore, refs: list[BlockRef]) -> float:
+        by_start = {ref.start: ref for ref in refs}
+        with Uploader(store, self._both.engine.info.fingerprint, self._layout) as uploader:
+            self._both.engine.prefill(self.prompts[place], lambda record: uploader.put(_ref(by_start, record), record))
+            return uploader.finish().exposed_s
+
+
 def main() -> int:
     """Measure, explain, and end with the line of JSON."""
-    options = harness.options(__doc__)
+    parser = harness.parser(__doc__)
+    parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated")
+    options = parser.parse_args()
     print(harness.machine())
+    if options.engine == "vllm":
+        return vllm(options.quick, options.seed)
     num_tokens = QUICK_TOKENS if options.quick else TOKENS
     engine = open_engine(EngineOptions(WEIGHTS))
     with harness.store() as url:
         overlap = Overlap(engine, url, num_tokens, options.seed)
         rounds = [overlap.round() for _ in range(QUICK_ROUNDS if options.quick else ROUNDS)]
     engine.close()
-    report(rounds, num_tokens, options)
+    report(rounds, num_tokens, options.seed)
     return 0
 
 
-def report(rounds: list[Round], num_tokens: int, options: harness.Options) -> None:
+def vllm(quick: bool, seed: int) -> int:
+    """The vllm engine beside vLLM."""
+    with models(seed, quick) as made, harness.store() as url:
+        both = Both(f"{made[-1].folder}?dtype=float32", CONTEXT, PROMPTS, prefix_caching=False)
+        try:
+            batch = VLLMBatch(both, url, seed)
+            batch.round(0)  # warms up
+            rounds = [batch.round(number) for number in range(3 if quick else VLLM_ROUNDS)]
+        finally:
+            both.close()
+    for each in rounds:
+        print(
+            f"bare {each.bare[0]:.2f} s, prefill {each.prefill[0]:.2f} s, with upload {each.upload[0]:.2f} s"
+            f" (processor: {each.bare[1]:.2f}, {each.prefill[1]:.2f}, {each.upload[1]:.2f} s);"
+            f" uploading took {each.put_s:.3f} s, of which prefills waited {each.waited_s:.3f} s"
+        )
+    figures = {
+        "ratio": [each.bare[0] / each.prefill[0] for each in rounds],
+        "upload_ratio": [each.bare[0] / each.upload[0] for each in rounds],
+        "cpu_ratio": [each.bare[1] / each.prefill[1] for each in rounds],
+        "upload_cpu_ratio": [each.bare[1] / each.upload[1] for each in rounds],
+        "hidden": [1 - each.waited_s / each.put_s for each in rounds],
+    }
+    harness.finish(
+        engine="vllm",
+        model=made[-1].name,
+        **{name: statistics.median(values) for name, values in figures.items()},
+        **{f"{name}_interval": [min(values), max(values)] for name, values in figures.items()},
+        upload_seconds=statistics.median(each.put_s for each in rounds),
+        waited_seconds=statistics.median(each.waited_s for each in rounds),
+        tokens=sum(map(len, batch.prompts)),
+        rounds=len(rounds),
+        seed=seed,
+    )
+    return 0
+
+
+def report(rounds: list[Round], num_tokens: int, seed: int) -> None:
     """The figures, for people and as JSON."""
     for each in rounds:
         print(
@@ -145,7 +274,7 @@ def report(rounds: list[Round], num_tokens: int, options: harness.Options) -> No
         extra_MB=statistics.median(extra) / 1e6 if extra else None,
         tokens=num_tokens,
         rounds=len(rounds),
-        seed=options.seed,
+        seed=seed,
     )
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Thread
 
-from decode_worker.attempt import Slots
 from engines.base import Answer
 from infra.broker.failpoints import failpoint
+from infra.broker.slots import Slots
 from kvstore.base import ClusterState
 from messages import codec
 from messages.errors import InvalidMessage, NewerMessage

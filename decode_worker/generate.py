@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from decode_worker.answers import Answers, Given
-from decode_worker.attempt import DecodeAttempt, Fetched, Slots
+from decode_worker.attempt import DecodeAttempt, Fetched
 from decode_worker.likelihoods import value_likelihoods
 from engines.base import Answer, DecodeEngine, DecodesText, Loaded
 from engines.logprobs import logprob_gap
@@ -28,6 +28,7 @@ from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import MAX_KV_TRANSFERS
+from infra.broker.slots import Slots
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from decode_worker.attempt import Attempts, DecodeAttempt, Fetched, Slots
+from decode_worker.attempt import Attempts, DecodeAttempt, Fetched
 from decode_worker.fallback import Fallback
 from decode_worker.flow import DecodeFlow
 from decode_worker.generate import Generator, stored_refs
@@ -26,6 +26,7 @@ from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
 from infra.broker.envelope import Why
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Group, Settler, check_runnable, replying
+from infra.broker.slots import Slots
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore

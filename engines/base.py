@@ -50,6 +50,7 @@ class EngineInfo:
     rounding: str = "f32"  # of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
     build: str = ""  # of the program that computes
     outside: str = ""  # host outside private networks that prompts go to; "": they stay inside
+    prefill_slots: int = 1  # prompts computed at once
     weights: str = ""  # fingerprint of the very files where `fingerprint` is a family's; "": that is the same
 
     def require_room(self, tokens: int) -> None:
@@ -113,7 +114,7 @@ class Tokenizes(Protocol):
 
 
 class PrefillEngine(Tokenizes, Protocol):
-    """Computes KV caches. One call at a time; a second caller waits."""
+    """Computes KV caches. Callable from `info.prefill_slots` threads at once; one caller more waits."""
 
     def prefill(
         self,

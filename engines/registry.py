@@ -35,6 +35,7 @@ class EngineOptions:
     threads: int = 0  # CPU threads; 0: the engine's choice
     allow_external: bool = False  # a server outside private networks may get prompts
     api_key: str = field(default="", repr=False)  # of a server that wants one
+    prefill_slots: int = 1  # prompts computed at once, by an engine that batches them
 
 
 def open_engine(name: str, options: EngineOptions) -> Engine:

@@ -30,7 +30,7 @@ def engine_registration(
         fingerprint=info.fingerprint,
         tokenizer=info.tokenizer,
         context=info.context,
-        slots=1 if role == "prefill" else info.slots,
+        slots=info.prefill_slots if role == "prefill" else info.slots,
         host=socket.gethostname(),
         pid=os.getpid(),
         started_at=started_at,

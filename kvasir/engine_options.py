@@ -6,9 +6,11 @@ from engines.registry import EngineOptions
 from infra.config.settings import ModelSettings
 
 
-def engine_options(model: ModelSettings | None, engine: str, weights: str, context: int, slots: int) -> EngineOptions:
+def engine_options(
+    model: ModelSettings | None, engine: str, weights: str, context: int, slots: int, prefill_slots: int = 1
+) -> EngineOptions:
     """`model` is None where a worker's flags say everything. Raises ConfigError on an unreadable key file."""
     if model is None:
-        return EngineOptions(weights, context, slots)
+        return EngineOptions(weights, context, slots, prefill_slots=prefill_slots)
     key = model.api_key.reveal() if model.api_key and engine == "openai" else ""
-    return EngineOptions(weights, context, slots, model.threads, model.allow_external, key)
+    return EngineOptions(weights, context, slots, model.threads, model.allow_external, key, prefill_slots)

@@ -81,7 +81,8 @@ class LocalPipeline:
 
     def _load(self, chosen: ModelSettings) -> Engine:
         name, weights = chosen.weights_for()
-        engine = open_engine(name, engine_options(chosen, name, weights, chosen.context, chosen.slots))
+        slots = chosen.slots, chosen.prefill_slots
+        engine = open_engine(name, engine_options(chosen, name, weights, chosen.context, *slots))
         self._stack.callback(engine.close)
         return engine
 

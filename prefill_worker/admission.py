@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 
 from kvstore.base import ClusterState, KVStore, StoreUsage
 from messages.errors import Stopped, StoreUnavailable
@@ -52,7 +53,7 @@ def high_water_mark(usage: StoreUsage) -> int:
 
 
 class Admission:
-    """One prefill worker's door to the store. Used from one thread.
+    """One prefill worker's door to the store. Thread-safe.
 
     `decode_waits` says whether any job waits for decode: its blocks are then about to be used and freed.
     """
@@ -77,22 +78,25 @@ class Admission:
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
         self._granted = 0  # bytes since then
+        self._lock = threading.Lock()
+        self._numbers = count()  # of reservations: several of a worker's jobs may hold one
 
     def is_open(self) -> bool:
         """Whether to take a job now. Looks at the store at most twice a second, and makes room where it may."""
-        if not self._wanted:
-            return True
-        now = self._clock()
-        if now < self._next_look:
-            return False
-        self._next_look = now + _LOOK_EVERY_S
-        try:
-            may_try = self._find_room(self._wanted) or self._is_hopeless()
-        except StoreUnavailable:
-            may_try = True  # the job will find out, and go on without
-        if may_try:
-            self._wanted = 0
-        return may_try
+        with self._lock:
+            if not self._wanted:
+                return True
+            now = self._clock()
+            if now < self._next_look:
+                return False
+            self._next_look = now + _LOOK_EVERY_S
+            try:
+                may_try = self._find_room(self._wanted) or self._is_hopeless()
+            except StoreUnavailable:
+                may_try = True  # the job will find out, and go on without
+            if may_try:
+                self._wanted = 0
+            return may_try
 
     def reserve(self, measure: Callable[[], int]) -> AbstractContextManager[None]:
         """Reserve what a job will store, for the length of a `with` block.
@@ -103,18 +107,22 @@ class Admission:
         if the store can't say.
         """
         size = measure()
-        usage = self._usage(size)
-        mark = high_water_mark(usage)
-        if not usage.max_bytes or not size or self._is_negligible(usage, size):
-            return self._granting(size, nullcontext())
-        if size > mark:
-            raise StoreUnavailable(f"{size:,} bytes are more than the {mark:,} that all KV caches may take together")
-        if self._cluster_state.reserve(self._name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
-            return self._granting(size, _keep_reserved(self._cluster_state, self._name, measure))
-        if self._clock() < self._hopeless_until and not self._decode_waits():
-            raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
-        self._shut(size)
-        raise NoRoom(f"no room for {size:,} bytes for now")
+        with self._lock:
+            usage = self._usage(size)
+            mark = high_water_mark(usage)
+            if not usage.max_bytes or not size or self._is_negligible(usage, size):
+                return self._granting(size, nullcontext())
+            if size > mark:
+                raise StoreUnavailable(
+                    f"{size:,} bytes are more than the {mark:,} that all KV caches may take together"
+                )
+            name = f"{self._name}.{next(self._numbers)}"
+            if self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
+                return self._granting(size, _keep_reserved(self._cluster_state, name, measure))
+            if self._clock() < self._hopeless_until and not self._decode_waits():
+                raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
+            self._shut(size)
+            raise NoRoom(f"no room for {size:,} bytes for now")
 
     def _granting(self, size: int, reservation: AbstractContextManager[None]) -> AbstractContextManager[None]:
         self._hopeless_until = 0.0

@@ -1,4 +1,4 @@
-"""How the jobs of `bulk` come to a prefill worker: one at a time, or many while they are quick.
+"""How the jobs of `bulk` come to a prefill worker: one at a time, or many while they are quick; or one for each slot.
 
 Computing a prompt takes seconds as a rule, and then nothing is held beside it. Short prompts that decode does itself
 take less than the way to the broker and back; held one at a time, they would mostly wait for that.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from infra.broker.base import Broker, Delivery
+from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.consume import QUICK_S, adaptive_prefetch, receive_group
 from infra.broker.topology import work_queue
 
@@ -82,3 +82,47 @@ class PrefillFlow:
             self._hand_back(self._consumer.close())
             self._consumer = self._broker.consume(self._bulk, wanted)
         self._prefetch = wanted
+
+
+class SlotFlow:
+    """See infra.broker.consume.Flow: of a worker whose engine computes several prompts at once.
+
+    A job is pulled when a slot is free: one that was pushed would lie here while another worker idles. Only a worker
+    that finds none listens.
+    """
+
+    def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
+        self._broker = broker
+        self._bulk = work_queue("prefill", model, "bulk")
+        self._hand_back = hand_back
+        self._listening: Consumer | None = None
+
+    def next(self, timeout_s: float) -> list[Delivery]:
+        """One job."""
+        if self._listening is None:
+            if delivery := self._broker.get(self._bulk):
+                return [delivery]
+            self._listening = self._broker.consume(self._bulk, 1)
+        delivery = self._listening.receive(timeout_s)
+        if delivery is None:
+            return []
+        self._hand_back(self.pause())
+        return [delivery]
+
+    def full(self, _urgent: Callable[[], Delivery | None]) -> None:
+        """No slot is free, or the store has no room: nothing is held that another worker might take."""
+        self._hand_back(self.pause())
+
+    def pause(self) -> list[Delivery]:
+        """See Flow."""
+        listening, self._listening = self._listening, None
+        return listening.close() if listening else []
+
+    def close(self) -> list[Delivery]:
+        """See Flow."""
+        return self.pause()
+
+    def nudge(self) -> None:
+        """See Flow."""
+        if listening := self._listening:
+            listening.nudge()

@@ -7,6 +7,7 @@ confirmed before the delivery is acked; so a crash anywhere means a redelivery, 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Group, Settlement, Settler, check_runnable, passing_on
+from infra.broker.slots import Slots
 from infra.broker.topology import work_queue
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore
@@ -32,7 +34,7 @@ from messages.errors import BrokerUnavailable
 from messages.jobs import LANES, PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
-from prefill_worker.flow import PrefillFlow, is_large
+from prefill_worker.flow import PrefillFlow, SlotFlow, is_large
 from prefill_worker.kv_transfer import KVWriter
 from prefill_worker.refusals import Refusals
 
@@ -42,7 +44,7 @@ _FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens
 
 
 class PrefillWorker:
-    """Serves one model's prefill queue with one engine, a job at a time.
+    """Serves one model's prefill queue with one engine, with as many jobs at once as that computes prompts.
 
     Prompts of up to `short_tokens` go on without a KV cache. `run` blocks until `stop`; everything else may be called
     from other threads.
@@ -74,9 +76,11 @@ class PrefillWorker:
         self._settler = Settler(broker, [model], observe)
         self._passing = Group("passing on", self._pass_on, HELD_IF_INSTANT)
         hand_back = partial(self._settler.hand_back_all, stage="prefill")
-        open_flow = partial(PrefillFlow, broker, model, hand_back)
+        self._slots = Slots(loaded.engine.info.prefill_slots)
+        open_flow = partial(SlotFlow if self._slots.count > 1 else PrefillFlow, broker, model, hand_back)
         self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow)
-        self._attempt: Attempt[PrefillJob] | None = None  # what is being prefilled
+        self._lock = threading.Lock()
+        self._prefilling: set[Attempt[PrefillJob]] = set()
         self._aborting = False
         self._started_at = self._cluster_state.now()
         self._done = 0
@@ -88,6 +92,7 @@ class PrefillWorker:
         try:
             self._loop.run(self, hours)
         finally:
+            self._slots.close()
             self._passing.close()
             heartbeat.close()
 
@@ -97,15 +102,24 @@ class PrefillWorker:
         self._kv_writer.leases.renew()
 
     def stop(self, abort: bool = False) -> None:
-        """Leave after the job in hand; with `abort` hand that back too."""
+        """Leave after what is in hand; with `abort` hand that back too."""
         self._loop.stop()
         self._aborting = abort or self._aborting  # set first: a job may be beginning just now
-        current = self._attempt
-        if abort and current:
-            current.stop_for("leaving")
+        if abort:
+            for attempt in self._in_hand():
+                attempt.stop_for("leaving")
 
     def take(self, deliveries: list[Delivery]) -> None:
-        """Deliveries, from arrival to decode jobs that are about to be published; the acks follow that."""
+        """Deliveries, from arrival to decode jobs that are about to be published; the acks follow that.
+
+        Here, if the engine computes one prompt at a time, and else in a slot.
+        """
+        if self._slots.count > 1:
+            self._slots.take(lambda _leave_slot: self._handle_all(deliveries), len(deliveries))
+        else:
+            self._handle_all(deliveries)
+
+    def _handle_all(self, deliveries: list[Delivery]) -> None:
         started = time.monotonic()
         ready: list[Settlement] = []
         for number, delivery in enumerate(deliveries):
@@ -129,26 +143,30 @@ class PrefillWorker:
         self._settler.received(attempt)
         ready: list[Settlement] = []
         taken = counting_crashes(self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns)
-        with taken as crashes, self._settler.settling(attempt):
-            failpoint("prefill.taken", envelope.job_id)
-            job = attempt.job = codec.decode(delivery.message.body, PrefillJob)
-            cancelled, now = self._tombstones.has(job.batch_id), self._cluster_state.now()
-            check_runnable(attempt, job, cancelled, now, crashes)
-            self._attempt = attempt
-            if self._aborting:
-                attempt.stop_for("leaving")
-            self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
-            if not job.tokens:
-                job = tokenized(self._engine, job)
-            failpoint("prefill.tokenized", job.job_id)
-            onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
-            failpoint("prefill.stored", job.job_id)
-            if onward.kv:
-                facts = {name: getattr(onward.prefill, name) for name in _FACTS}
-                self._observe(envelope.event(Step.KV_STORED, **facts))
-            ready.append(passing_on(attempt, onward))
-        self._attempt = None
-        self._done += 1
+        try:
+            with taken as crashes, self._settler.settling(attempt):
+                failpoint("prefill.taken", envelope.job_id)
+                job = attempt.job = codec.decode(delivery.message.body, PrefillJob)
+                cancelled, now = self._tombstones.has(job.batch_id), self._cluster_state.now()
+                check_runnable(attempt, job, cancelled, now, crashes)
+                with self._lock:
+                    self._prefilling.add(attempt)
+                if self._aborting:
+                    attempt.stop_for("leaving")
+                self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
+                if not job.tokens:
+                    job = tokenized(self._engine, job)
+                failpoint("prefill.tokenized", job.job_id)
+                onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
+                failpoint("prefill.stored", job.job_id)
+                if onward.kv:
+                    facts = {name: getattr(onward.prefill, name) for name in _FACTS}
+                    self._observe(envelope.event(Step.KV_STORED, **facts))
+                ready.append(passing_on(attempt, onward))
+        finally:
+            with self._lock:
+                self._prefilling.discard(attempt)
+                self._done += 1
         return ready
 
     def _pass_on(self, ready: list[Settlement]) -> None:
@@ -166,26 +184,27 @@ class PrefillWorker:
     # What the consumer loop asks.
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Whether the store has room for another job, as far as is known; waits for all of `timeout_s` if not."""
+        """Whether there is a slot for another job, and room in the store as far as is known; waits for either."""
         if self._kv_writer.admission.is_open():
-            return True
+            return self._slots.wait(timeout_s)
         time.sleep(timeout_s)
         return False
 
     def holding(self) -> int:
-        """Jobs whose decode job is not confirmed yet: the loop asks between two jobs."""
-        return len(self._passing.unfinished())
+        """Jobs whose decode job is not confirmed yet; the loop's own thread computes none while it asks."""
+        return self._slots.holding + len(self._passing.unfinished())
 
     def finish(self) -> None:
         """Wait until what was taken is acked."""
+        self._slots.finish()
         self._passing.finish()
 
     def on_cancel(self, batch_id: str) -> None:
-        """Stop the job in hand if it is of this batch."""
+        """Stop what is prefilled of this batch."""
         self._tombstones.heard(batch_id)
-        current = self._attempt
-        if current and current.job.batch_id == batch_id:
-            current.stop_for("cancelled")
+        for attempt in self._in_hand():
+            if attempt.job.batch_id == batch_id:
+                attempt.stop_for("cancelled")
 
     def tick(self) -> None:
         """Nothing to do."""
@@ -199,17 +218,21 @@ class PrefillWorker:
             return True
         return any(depth and depth.ready for depth in depths)
 
+    def _in_hand(self) -> list[Attempt[PrefillJob]]:
+        """What is being prefilled: a snapshot."""
+        with self._lock:
+            return list(self._prefilling)
+
     def _job_ids(self) -> tuple[str, ...]:
-        current = self._attempt
-        in_hand = [current] if current else []
-        return tuple(each.envelope.job_id for each in [*in_hand, *(one.attempt for one in self._passing.unfinished())])
+        passing = [one.attempt for one in self._passing.unfinished()]
+        return tuple(each.envelope.job_id for each in [*self._in_hand(), *passing])
 
     def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""
         engine = engine_registration(self.worker_id, "prefill", self._model, self._started_at, self._loaded)
         return replace(
             engine,
-            busy=1 if self._attempt else 0,
+            busy=len(self._in_hand()),
             done=self._done,
             tokens_per_s=self._kv_writer.tokens_per_s,
             off=self._loop.off,

@@ -8,7 +8,8 @@ one of them: a foreign, swapped or damaged block is a failed KV transfer here, a
 
 prefill: tokens/s of the machine; decode: tokens/s of each slot; scale: seconds slept for each simulated one (0: as fast
 as it goes); answer: mean tokens of an answer; spread: the longest is so many times the shortest; seed: which "weights"
-these are; recurrent: how many of the layers, from the first, keep a state in place of keys and values.
+these are; recurrent: how many of the layers, from the first, keep a state in place of keys and values; batch: prompts
+computed at once, each at its share of `prefill`.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class SimulatedModel:
     spread: float = 3.0
     seed: int = 1
     recurrent: int = 0
+    batch: int = 1
 
     @property
     def layout(self) -> KVLayout:
@@ -125,7 +127,7 @@ class SimulatedEngine:
         self._model = model
         self._layout = model.layout
         self._closed = threading.Event()
-        self._machine = threading.Lock()  # prefill is one call at a time
+        self._prefill_slots = threading.Semaphore(model.batch)
         self._slots = threading.Semaphore(options.slots)
         self._pattern = _pattern(self._layout, model.seed)
         kind, heads, dim = self._pattern.dtype, self._layout.kv_heads, self._layout.head_dim
@@ -143,6 +145,7 @@ class SimulatedEngine:
             layout=self._layout,
             capabilities=Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True),
             chars_per_token=float(CHARS_PER_TOKEN),
+            prefill_slots=model.batch,
         )
 
     @property
@@ -183,10 +186,11 @@ class SimulatedEngine:
         if resume is not None:
             self._verify(chain, resume)
             restored = resume.num_tokens
-        with self._held(self._machine, stop):
+        rate = self._model.prefill / self._model.batch
+        with self._held(self._prefill_slots, stop):
             started = time.monotonic()
             for start, end in self._layout.block_spans(len(tokens)):
-                self._pace(started, max(0, end - restored) / self._model.prefill, stop)
+                self._pace(started, max(0, end - restored) / rate, stop)
                 if end > first:
                     emit(Block(start, self._data(chain[start:end])))
             for layer in self._layout.state_layers:
@@ -303,7 +307,7 @@ class SimulatedEngine:
             raise EngineUnavailable("the simulated engine was closed")
 
     @contextmanager
-    def _held(self, slot: threading.Lock | threading.Semaphore, stop: threading.Event | None) -> Iterator[None]:
+    def _held(self, slot: threading.Semaphore, stop: threading.Event | None) -> Iterator[None]:
         self._check_running(stop)
         while not slot.acquire(timeout=_POLL_S):
             self._check_running(stop)
@@ -323,6 +327,7 @@ def _checked(model: SimulatedModel) -> SimulatedModel:
         ("spread", 1),
         ("seed", 0),
         ("recurrent", 0),
+        ("batch", 1),
     ):
         if not low <= getattr(model, name) < 1e12:
             raise ConfigError(f"{name} of the simulated engine must be at least {low}, not {getattr(model, name)}")

@@ -43,25 +43,34 @@ _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 def open_engine(options: EngineOptions) -> VLLMEngine:
     """Load a model folder. Raises ConfigError, saying what to do."""
-    if options.slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {options.slots}")
-    found = environment.find()
-    folder = open_folder(options.weights)
-    layout = _layout(folder)
+    folder, launch = launch_for(options)
     prompt = HFPrompt(folder.path)
-    context = options.context or int(folder.text.get("max_position_embeddings") or 4096)
-    arguments = _arguments(folder, layout, context, options.slots)
-    if found.cpu:  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
-        arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, options.slots + 1)}
-    if found.release != environment.TESTED:
-        _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
-    launch = HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)
     host = HostProcess(launch)
     try:
-        return VLLMEngine(folder, prompt, host, layout, replace(options, context=context))
+        return VLLMEngine(folder, prompt, host, _layout(folder), replace(options, context=_context(folder, options)))
     except BaseException:
         host.close()
         raise
+
+
+def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
+    """The model's folder, and with what its host is started. Raises ConfigError, saying what to do."""
+    if options.slots < 1 or options.prefill_slots < 1:
+        raise ConfigError(f"slots must be at least 1, not {min(options.slots, options.prefill_slots)}")
+    found = environment.find()
+    folder = open_folder(options.weights)
+    layout = _layout(folder)
+    sequences = options.slots + options.prefill_slots
+    arguments = _arguments(folder, layout, _context(folder, options), sequences)
+    if found.cpu:  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
+        arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
+    if found.release != environment.TESTED:
+        _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
+    return folder, HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)
+
+
+def _context(folder: HFFolder, options: EngineOptions) -> int:
+    return options.context or int(folder.text.get("max_position_embeddings") or 4096)
 
 
 class VLLMEngine:
@@ -78,7 +87,7 @@ class VLLMEngine:
         self._num_logits = int(folder.text["vocab_size"])
         self._constrainer = Constrainer(prompt, self._num_logits)
         self._imported: dict[int, str] = {}
-        self._prefilling = threading.Semaphore(1)
+        self._prefill_slots = threading.Semaphore(options.prefill_slots)
         self._info = EngineInfo(
             engine="vllm",
             device=str(host.loaded["device"]),
@@ -93,6 +102,7 @@ class VLLMEngine:
             vocabulary=min(len(prompt.token_texts()), self._num_logits),
             rounding=rounding(folder, layout.dtype),
             build=f"vllm {host.loaded['vllm']}",
+            prefill_slots=options.prefill_slots,
         )
 
     @property
@@ -129,7 +139,7 @@ class VLLMEngine:
         self._check_prompt(tokens, 1)
         if resume is not None and resume.num_tokens > len(tokens):
             raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
-        with self._alone(stop), ExitStack() as stack:
+        with self._prefill_slot(stop), ExitStack() as stack:
             started = time.monotonic()
             inject = self._injected(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
@@ -276,15 +286,15 @@ class VLLMEngine:
             at += size
 
     @contextmanager
-    def _alone(self, stop: threading.Event | None) -> Iterator[None]:
+    def _prefill_slot(self, stop: threading.Event | None) -> Iterator[None]:
         while True:
             self._host.check(stop)
-            if self._prefilling.acquire(timeout=_POLL_S):
+            if self._prefill_slots.acquire(timeout=_POLL_S):
                 break
         try:
             yield
         finally:
-            self._prefilling.release()
+            self._prefill_slots.release()
 
     def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._check_prompt(tokens, max_tokens)
@@ -320,15 +330,15 @@ def _layout(folder: HFFolder) -> KVLayout:
     return layout
 
 
-def _arguments(folder: HFFolder, layout: KVLayout, context: int, slots: int) -> dict[str, Any]:
-    """For vLLM's AsyncEngineArgs. One sequence more than `slots`: that one is for prefill."""
+def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int) -> dict[str, Any]:
+    """For vLLM's AsyncEngineArgs: so many sequences at once, each as long as the context."""
     pages = -(-context // _PAGE_TOKENS) + 1
     return {
         "model": str(folder.path),
         "dtype": next(name for name, short in DTYPES.items() if short == layout.dtype),
         "max_model_len": context,
-        "max_num_seqs": slots + 1,
-        "kv_cache_memory_bytes": (slots + 1) * pages * _PAGE_TOKENS * layout.token_bytes + (1 << 20),
+        "max_num_seqs": sequences,
+        "kv_cache_memory_bytes": sequences * pages * _PAGE_TOKENS * layout.token_bytes + (1 << 20),
         # The store has the prefixes; with its own as well, vLLM's counter of evaluated tokens would prove nothing.
         "enable_prefix_caching": False,
         "generation_config": "vllm",  # and not the folder's: what is sampled how, the job says

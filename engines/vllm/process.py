@@ -1,4 +1,4 @@
-"""Runs the host process: starts it, starts it again if it dies, ends it with us; and the conversation with it.
+"""Runs the host process: starts it, starts it again if it dies or hangs, ends it with us; and the conversation.
 
 While it is down, whoever calls gets EngineUnavailable, and jobs are tried again.
 """
@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 _PROGRAM = "the vLLM host"
 _LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
+SILENT_S = 120.0  # with work in hand; one step takes seconds
 _POLL_S = 0.1
 _END_S = 10.0
 _LAST_WORDS = 40
@@ -51,7 +52,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _PATH = Path(kvasir_vllm.__file__).parents[1]
 # Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and all of vLLM's processes
 # must be too.
-_WATCHDOG = 'read -r _ || { kill -TERM -- "-$1"; sleep 5; kill -9 -- "-$1"; }'
+# (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
+_WATCHDOG = 'read -r _ || { kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 _TELLING = ("error", "fail", "exception")
 
@@ -72,10 +74,12 @@ class HostProcess:
 
     def __init__(self, launch: HostLaunch) -> None:
         """Returns once the model is loaded. Raises ConfigError with the reason if it isn't."""
-        self._launch = launch
+        self.launch = launch
         self._said: deque[str] = deque(maxlen=_LAST_WORDS)
         self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
         self._lock = threading.Lock()
+        self._heard = 0.0  # when it last said something; monotonic clock
+        self._given_up = False  # as hung
         self._closing = threading.Event()
         self._up = threading.Event()
         self._decided = threading.Event()  # the first start came to its end
@@ -119,7 +123,7 @@ class HostProcess:
         self.check(stop)
         key = uuid.uuid4().hex
         inbox = self._inboxes[key] = queue.SimpleQueue()
-        finished = False
+        finished, asked_at = False, time.monotonic()
         try:
             self._send({"op": "generate", "id": key} | request)
             while not finished:
@@ -127,6 +131,7 @@ class HostProcess:
                     message = inbox.get(timeout=_POLL_S)
                 except queue.Empty:
                     self.check(stop)
+                    self._check_heard(asked_at)
                     continue
                 self._check_taken(message, stop)
                 finished = message["op"] in ("done", "failed")
@@ -146,6 +151,15 @@ class HostProcess:
             raise EngineUnavailable("the vllm engine was closed")
         if stop is not None and stop.is_set():
             raise Cancelled("cancelled while the engine was at work")
+
+    def _check_heard(self, asked_at: float) -> None:
+        """End it if it has said nothing of anybody's work for too long: then it hangs, and all callers are told."""
+        if time.monotonic() - max(self._heard, asked_at) > SILENT_S:
+            with self._lock:
+                first, self._given_up = not self._given_up, True
+            if first:
+                self._said.append(f"error: nothing was heard of it for {SILENT_S:.0f} s of work: it hangs")
+                threading.Thread(target=self._end, name="vllm-host-end", daemon=True).start()
 
     def _check_taken(self, message: Message, stop: threading.Event | None) -> None:
         try:
@@ -219,45 +233,49 @@ class HostProcess:
             if self._closing.is_set():
                 return False
             self._process = subprocess.Popen(
-                [self._launch.environment.python, "-P", "-m", "kvasir_vllm.main", self.folder / "host.sock"],
+                [self.launch.environment.python, "-P", "-m", "kvasir_vllm.main", self.folder / "host.sock"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                env=surroundings(dict(os.environ), self._launch.threads),
+                env=surroundings(dict(os.environ), self.launch.threads),
                 start_new_session=True,  # so that its group holds vLLM's other processes, and Ctrl-C is ours to handle
             )
             return True
 
     def _accepted(self, process: subprocess.Popen[str]) -> socket.socket | None:
-        """Its connection; None if it dies before."""
-        while process.poll() is None and not self._closing.is_set():
+        """Its connection; None if it dies or hangs before."""
+        patience = time.monotonic() + _LOAD_S
+        while process.poll() is None and not self._closing.is_set() and time.monotonic() < patience:
             with suppress(TimeoutError, OSError):
                 connection, _ = self._listener.accept()
-                connection.settimeout(None)
+                connection.settimeout(_LOAD_S)  # until its model is loaded
                 return connection
         return None
 
     def _converse(self, connection: socket.socket) -> float | None:
         """Load, then hand on what comes, until the connection ends. When the model was loaded; None: it wasn't."""
-        version = {"version": wire.VERSION, "block": self._launch.block, "arguments": self._launch.arguments}
+        version = {"version": wire.VERSION, "block": self.launch.block, "arguments": self.launch.arguments}
         connection.sendall(wire.packed({"op": "load"} | version))
         loaded_at = None
         with suppress(OSError, wire.Garbled), connection.makefile("rb") as stream:
             while (message := wire.received(stream.read)) is not None:
+                self._heard = time.monotonic()
                 if message["op"] == "loaded":
+                    connection.settimeout(None)
                     loaded_at = time.monotonic()
                     self._take_up(connection, message)
                 elif message["op"] == "refused":
                     self._said.append(f"refused: {message['why']}")
-                else:
+                elif message["op"] != "step":
                     self._hand_on(message)
         return loaded_at
 
     def _take_up(self, connection: socket.socket, message: Message) -> None:
         with self._lock:
             self._connection = connection
+            self._given_up = False
         self.loaded = message
         self._up.set()
         self._decided.set()
@@ -312,7 +330,7 @@ class HostProcess:
         return (refused[-1] if refused else " | ".join((telling or lines)[-3:]))[:600]
 
     def _untested(self) -> str:
-        release = self._launch.environment.release
+        release = self.launch.environment.release
         return "" if release == environment.TESTED else f" (vLLM {release}; tested with {environment.TESTED})"
 
 

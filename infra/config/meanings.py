@@ -42,6 +42,7 @@ MEANINGS = {
     "models.top_p": "As in `[grading]`, for this model",
     "models.engine": "Where no engine is named; empty: the only one that has weights",
     "models.slots": "Sequences that a decode worker runs at once",
+    "models.prefill_slots": "Prompts that a prefill worker computes at once, where its engine batches them (`vllm`)",
     "models.threads": "Of the CPU; 0: the engine's choice",
     "models.copies": "Without a broker: 2 loads the model twice, so that prefill and decode never share a batch",
     "models.tokenizer": "Kept for counting tokens where no worker is; nothing reads it yet",

@@ -180,6 +180,7 @@ class ModelTable:
     top_p: Share = 0.9
     engine: EngineOrNone = ""  # for the local pipeline; "": the only one with weights
     slots: Slots = 4
+    prefill_slots: Slots = 8
     threads: Annotated[int, _whole(0, 1024)] = 0  # of the CPU; 0: the engine's choice
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # up to so many go to decode without a KV cache
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY  # jobs prefilled at decode too; 0: none is

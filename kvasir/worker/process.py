@@ -120,8 +120,12 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
         name, default = configured.weights_for(choice.engine)
         weights = weights or default
     context = choice.context or (configured.context if configured else 0)
-    slots = 1 if options.role == "prefill" else options.decode.slots or (configured.slots if configured else 4)
-    engine = open_engine(name, engine_options(configured, name, weights, context, slots))
+    slots = prefill_slots = 1  # of the other stage
+    if options.role == "prefill":
+        prefill_slots = configured.prefill_slots if configured else 8
+    else:
+        slots = options.decode.slots or (configured.slots if configured else 4)
+    engine = open_engine(name, engine_options(configured, name, weights, context, slots, prefill_slots))
     return in_family(engine, options.model, configured.same_weights if configured else ()), weights
 
 

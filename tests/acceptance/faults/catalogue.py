@@ -600,6 +600,7 @@ _stop_store_node = partial(harm_store_node, harm=RedisServer.stop, mend=RedisSer
 _freeze_store_node = partial(harm_store_node, harm=_freeze, mend=_thaw)
 _FORKED = "jobs of 8 answers, forked from one KV cache"
 _HYBRID = "a model with a recurrent layer"
+_BATCHED = "four prompts at once in each"
 FAULTS = [
     Fault("none", "nothing", nothing),
     Fault("decode-killed", "SIGKILL of a decode worker, four times", partial(kill_workers, role="decode")),
@@ -622,6 +623,12 @@ FAULTS = [
         partial(kill_workers, role="decode"),
     ),
     _killed_at("hybrid-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_HYBRID}"),
+    Fault(
+        "batched-prefill-killed",
+        f"SIGKILL of a prefill worker, four times; {_BATCHED}",
+        partial(kill_workers, role="prefill"),
+    ),
+    _killed_at("batched-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_BATCHED}"),
     Fault("workers-stopped", "SIGSTOP of two workers for 2 to 3 heartbeats, then SIGCONT, twice", stop_workers),
     Fault("workers-leave", "SIGTERM of two workers, three times", leave_workers),
     Fault("slow-worker", "a decode worker ten times slower joins", slow_worker),
@@ -714,6 +721,7 @@ _PLANS = {
     "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
     **{name: {"questions": 4} for name in ("forked-decode-killed", "forked-prefill-steps", *failpoints.FORKED)},
     **{name: {"weights": load.HYBRID} for name in ("hybrid-decode-killed", "hybrid-prefill-steps")},
+    **{name: {"weights": load.BATCHING} for name in ("batched-prefill-killed", "batched-prefill-steps")},
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},

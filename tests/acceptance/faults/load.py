@@ -17,6 +17,7 @@ from producers.prompts.prompt import Prompt
 # An answer takes max_tokens / 100 seconds: each job's length is its own choice.
 WEIGHTS = "sim:prefill=20000,decode=100,scale=1,layers=2,kv_heads=1,head_dim=16,answer=1000000"
 HYBRID = f"{WEIGHTS},recurrent=1"
+BATCHING = f"{WEIGHTS},batch=4"
 UNPACED = WEIGHTS.replace("scale=1", "scale=0")
 CONTEXT = 32768
 TOKENS_PER_S = 100

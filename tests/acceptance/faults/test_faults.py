@@ -38,6 +38,7 @@ def cluster() -> Iterator[BrokerClusterServices]:
         "decode.replied",
         "decode.answered",
         "hybrid-prefill-steps",
+        "batched-prefill-steps",
         "owner-killed",
         "broker-killed",
         "broker-reset",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from decode_worker import flow as flow_module
-from decode_worker.attempt import Attempts, DecodeAttempt, Slots
+from decode_worker.attempt import Attempts, DecodeAttempt
 from decode_worker.flow import DecodeFlow
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.stealing.policy import FIRST_TOKENS_PER_S
@@ -19,6 +19,7 @@ from infra.broker.base import Delivery
 from infra.broker.consume import JobSource
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.settle import Settler
+from infra.broker.slots import Slots
 from kvstore.blocks import BlockRef
 from messages import codec
 from messages.jobs import DecodeJob, DecodeReport, Sampling, user_prompt

@@ -9,11 +9,11 @@ import pytest
 
 from decode_worker import fallback
 from decode_worker.answers import Answers, Given
-from decode_worker.attempt import Slots
 from engines.base import Answer, Tokenized
 from engines.questions import tokenized
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
+from infra.broker.slots import Slots
 from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import JobResult, Part, PrefillJob, Question, Sampling

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import matrix_models
 from engines.registry import EngineOptions, open_engine
 from engines.vllm import environment
 from engines.vllm.host.kvasir_vllm import wire
@@ -56,6 +57,15 @@ def test_what_is_not_transferred_is_refused_by_name(
     with pytest.raises(ConfigError) as refused:
         open_engine("vllm", EngineOptions(weights, context=512, slots=1))
     assert why in str(refused.value)
+
+
+def test_gemma3_is_refused_for_its_window(a_release: Path, tmp_path: Path) -> None:
+    matrix_models.write(tmp_path, "gemma3", seed=0)
+    made = matrix_models.weights_for("mlx", tmp_path, "gemma3")
+    config = json.loads((made / "config.json").read_text()) | {"architectures": ["Gemma3ForCausalLM"]}
+    (made / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="a sliding window; run it with the llamacpp, mlx or transformers engine"):
+        open_engine("vllm", EngineOptions(str(made), context=512, slots=1))
 
 
 def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

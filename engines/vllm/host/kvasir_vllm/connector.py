@@ -89,6 +89,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._caches: dict[str, torch.Tensor] = {}
         self._pages: Pages | None = None
         self._spoiled: set[int] = set()
+        require_one_rank(vllm_config.parallel_config)
         groups = len(kv_cache_config.kv_cache_groups) if kv_cache_config is not None else 1
         if groups != 1:
             raise ValueError(f"a model whose layers are kept in {groups} groups is not transferred")
@@ -223,3 +224,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _tell(self, **message: Any) -> None:
         with suppress(OSError):  # no host: nobody asks any more
             self._events.sendto(msgpack.packb(message), self._address)
+
+
+def require_one_rank(parallel: Any) -> None:
+    """Raises ValueError where several processes hold the model: each has some heads, or some layers, only."""
+    for name in ("tensor", "pipeline", "data"):
+        if (size := getattr(parallel, f"{name}_parallel_size")) != 1:
+            raise ValueError(
+                f"{name}_parallel_size is {size}: KV caches of a model on several ranks are not transferred"
+            )

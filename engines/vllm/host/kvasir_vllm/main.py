@@ -25,6 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from . import sampling, wire
+from .connector import require_one_rank
 
 EVENTS = "events.sock"  # in the socket's folder: what the connector's datagrams come to
 _PROBE = "probe"
@@ -66,6 +67,7 @@ class Host:
         self._block = asked["block"]
         sampler = f"{__package__}.sampling:KvasirSampler"
         arguments = AsyncEngineArgs(**asked["arguments"], kv_transfer_config=connector, logits_processors=[sampler])
+        require_one_rank(arguments)  # here, too: what the connector says there is not what vLLM gives as its reason
         self._engine = AsyncLLM.from_engine_args(arguments)
         asyncio.get_running_loop().add_reader(self._events, self._drain)
         await self._probe()
@@ -149,6 +151,7 @@ class Host:
                 message = msgpack.unpackb(self._events.recv(_LARGEST_DATAGRAM))
                 if message["op"] == "evaluated":
                     self._evaluated[message["id"]] = message["tokens"]
+                    self._say(op="step", id=message["id"])
                 elif message["op"] == "pages":
                     self._shape = message["shape"]
                 elif message["id"] == _PROBE:

@@ -12,6 +12,7 @@ From Kvasir:
 From the host:
     loaded      version, vllm (its release), device, shape (num_layers, kv_heads, head_dim, dtype)
     refused     why: the model is not loaded, and the host ends
+    step        id: some of its prompt is being computed
     block       id, file, start, end: some blocks of the KV cache, one behind the other
     tokens      id, tokens: the next ones of the answer; logprobs of the first if they were asked for; evaluated: how
                 many of the prompt's tokens vLLM was seen to schedule so far
@@ -27,7 +28,7 @@ from typing import Any
 
 import msgpack
 
-VERSION = 1
+VERSION = 2
 LENGTH = struct.Struct("<I")
 MAX_BYTES = 64 << 20
 

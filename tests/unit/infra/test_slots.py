@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from decode_worker.attempt import Slots
+from infra.broker.slots import Slots
 from tests.support.waiting import wait_until
 
 
