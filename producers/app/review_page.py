@@ -124,7 +124,7 @@ def _pick(desk: Desk, folder: Path, rows: list[Row]) -> Row:
         st.selectbox("Submission", ids, format_func=lambda id: by_id[id].name, key="submission")
         st.button("Next", disabled=elsewhere.issuperset(after), on_click=_go, args=(desk, folder, after), shortcut="J")
         st.selectbox("Show", list(QUEUES), key="show")
-        _ask_name()
+        ask_name()
     said = f"{len(waiting['needs review'])} of {len(rows)} need review."
     if _id(here) in elsewhere:
         said += " Somebody else has this one open."
@@ -157,7 +157,7 @@ def _go(desk: Desk, folder: Path, ahead: Sequence[str]) -> None:
     st.session_state.update(submission=free, criterion=None)
 
 
-def _ask_name() -> None:
+def ask_name() -> None:
     """Asked once: the browser keeps it, and no address does."""
     state = st.session_state
     state.setdefault("your name", state["me"])
