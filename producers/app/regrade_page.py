@@ -130,6 +130,13 @@ def _label(folder: Path, path: Path, now: Path) -> str:
 
 def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: RubricDraft) -> None:
     st.subheader("Regrade", anchor=False)
+    if not view.counts().total:
+        st.caption("Nothing is graded yet, so nothing is compared: the class is graded with the version in use.")
+        used = Path(assignments.read_inputs(folder).rubric) == rubric
+        if st.button("Use this version", type="primary", disabled=used or draft.unsaved):
+            assignments.use_rubric(folder, rubric)
+            st.rerun()
+        return
     names = [grade.submission for grade in view.grades]
     wanted = [name for name in st.session_state.pop("regrade names", []) if name in names]
     if wanted:
@@ -137,7 +144,7 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
     chosen = st.multiselect("Submissions (none: the whole class)", names, key="regrade which")
     if draft.unsaved:
         st.caption("Save what is edited as a new version first: a round is graded with a version that is kept.")
-    elif view.assignment and view.counts().total:
+    elif view.assignment:
         st.caption(escaped(desk.cost(folder, draft.rubric(), chosen)))
     if st.button("Regrade beside the present grades", type="primary", disabled=draft.unsaved):
         start_round(desk.backend, folder, view, rubric, chosen)
