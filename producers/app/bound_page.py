@@ -334,5 +334,6 @@ def _said(found: Bound) -> None:
         st.dataframe([bounds.agreement_row(one) for one in part.agreement], hide_index=True)
     st.caption(
         "same: both gave the same points. kappa: Cohen's, with quadratic weights; 1 is full agreement. bias: yours "
-        f"minus the model's, in points, with its {found.drawn.plan.confidence:.0%} interval. largest: difference."
+        f"minus the model's, in points, with its {found.drawn.plan.confidence:.0%} interval. largest: the largest "
+        "difference."
     )
