@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from messages.errors import RubricError
-from producers.app import rubric_form
+from producers.app import review_page, rubric_form
 from producers.app.rubric_form import RubricDraft
 from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, text
 from producers.desk import assignments
@@ -53,9 +53,10 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
     saved = st.session_state.pop("saved rubric", None)
     if saved in kept:
         st.session_state["rubric version"] = saved
-    chosen = (
-        st.selectbox("Version", kept, format_func=lambda path: _label(folder, path, now), key="rubric version") or now
-    )
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        label = {"format_func": lambda path: _label(folder, path, now), "key": "rubric version"}
+        chosen = st.selectbox("Version", kept, **label) or now
+        review_page.ask_name()  # it stands in the record of changes; and the browser is known again after a reload
     key = (st.session_state["browser"], chosen)
     draft = desk.rubrics.get(key)
     if draft is None:

@@ -37,11 +37,17 @@ _KEYS = """
 _MOST_CHARS = 60_000  # of a submission, until everything is asked for
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
 # A field is sent when it is left; here also when somebody pauses or goes, so that no reload and no Back loses words.
+# So are keys where a section was just chosen: until then they are its radio button's.
 _SCRIPT = """; path=/; max-age=31536000; samesite=strict';
+if (document.activeElement.type === "radio") document.activeElement.blur();
 if (!window.kvasir) {
   window.kvasir = 1;
   const enter = {key: "Enter", code: "Enter", ctrlKey: true, bubbles: true};
   addEventListener("beforeunload", () => document.activeElement.blur());
+  addEventListener("click", ({detail, target}) => {  // with the mouse; whoever uses the arrow keys stays there
+    const section = target.closest("[data-testid=stSidebar] label");
+    if (detail && section) setTimeout(() => document.activeElement.blur(), 100);
+  });
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.altKey || event.metaKey || !document.querySelector(".st-key-form")) return;
     const {key, target} = event;
