@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from infra.config.settings import Settings
@@ -14,42 +14,14 @@ from kvasir.options import account
 from messages.errors import BatchError
 from producers.batch import grade
 from producers.batch.batch import Batch
-from producers.batch.order import answer_tokens
+from producers.batch.cost import cost_of
 from producers.batch.runner import Progress
 from producers.desk.agreement import Difference, differences
 from producers.desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
 from producers.grading import rulings
 from producers.grading.reviews import read_overrides
-from producers.prompts.questions import PASSAGE
 from producers.report.graded import load_graded
-from producers.submissions.tokens import estimate_tokens
 from producers.words import listed, plural
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a regrade asks. Tokens are estimates: of prompts, and of answers as long as they may become."""
-
-    asked: tuple[str, ...]  # criteria, and what else is asked about anew; all in one answer if there are no questions
-    removed: tuple[str, ...]  # criteria
-    submissions: int
-    jobs: int
-    questions: int
-    prompt_tokens: int
-    answer_tokens: int
-    all_answer_tokens: int  # if the whole class were asked everything
-
-    def __str__(self) -> str:
-        said = [f"Asked about anew: {listed(self.asked)}."] if self.asked else []
-        said += [f"No longer asked about: {listed(self.removed)}."] if self.removed else []
-        share = 100 * self.answer_tokens / max(1, self.all_answer_tokens)
-        questions = f", {plural(self.questions, 'question')}" if self.questions else ""
-        said.append(
-            f"{plural(self.submissions, 'submission')}, {plural(self.jobs, 'job')}{questions}: about "
-            f"{self.prompt_tokens:,} tokens of prompts are computed again where their KV cache has gone, and at most "
-            f"{self.answer_tokens:,} tokens of answers, {share:.0f}% of the class's."
-        )
-        return " ".join(said)
 
 
 class Regrade:
@@ -81,7 +53,9 @@ class Regrade:
             request = class_run.request_again(settings, batch)
             self._request = replace(request, rubric=rubric.resolve()) if rubric else request
             self._assignment = class_run.read_class(batch, self._request)
-            self.cost = self._costs(batch)
+            graded = {one.id for made in self._before.grades for one in made.criteria}
+            succeeded = {job for job, state in batch.states.items() if state == "succeeded"}
+            self.cost = cost_of(self._assignment, batch.entries, succeeded, graded)
         self._check_named(criteria)
 
     @property
@@ -152,30 +126,6 @@ class Regrade:
             grade.plan(batch, assignment)
             return class_run.report(batch, assignment, worked=True, notice=self._settings.grading.notice)
 
-    def _costs(self, batch: Batch) -> Cost:
-        tasks = self._assignment.tasks
-        new = [task for task in tasks if batch.states.get(task.job_id) != "succeeded"]
-        known = {key for entry in batch.entries for key in entry.asked}
-        keys = [key for task in new for key in task.asked if key not in known]
-        names = {key.partition(":")[0] for key in keys}
-        rubric = self._assignment.rubric
-        asked = [one.id for one in rubric.criteria if one.id in names or any(not task.asked for task in new)]
-        others = [_SAID.get(name, name) for name in sorted(names - {one.id for one in rubric.criteria})]
-        before = {one.id for made in self._before.grades for one in made.criteria}
-        letters = {model.name: model.letters_per_token for model in self._request.models.values()}
-        return Cost(
-            asked=(*asked, *others),
-            removed=tuple(sorted(before - {one.id for one in rubric.criteria})),
-            submissions=len({task.item_id.rpartition(".")[0] for task in new}),
-            jobs=len(new),
-            questions=sum(len(task.questions) for task in new),
-            prompt_tokens=sum(
-                estimate_tokens(task.prompt.shared + task.prompt.own, letters[task.model]) for task in new
-            ),
-            answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in new),
-            all_answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in tasks),
-        )
-
     def _check_named(self, criteria: Sequence[str]) -> None:
         if not criteria:
             return
@@ -193,6 +143,3 @@ class Regrade:
                 raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
         if others := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
             raise BatchError(f"also changed: {listed(others)}; name that too, or nothing, for all that has changed")
-
-
-_SAID = {PASSAGE: "whether a passage speaks to the grader"}

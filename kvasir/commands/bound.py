@@ -10,11 +10,10 @@ import click
 from kvasir.options import account, gathered, json_option, path
 from kvasir.terminal import say, say_json, table
 from producers import bound as bounds
-from producers.bound import SHEET, Bound, BoundError, Draw, Plan, Stratum
-from producers.export.tables import MAX_BYTES, cell, read_sheet
+from producers.bound import SHEET, Bound, BoundError, Draw, Plan
+from producers.export.tables import MAX_BYTES
 from producers.files.private import open_ordinary
-from producers.grading.bound import SIGNALS, Compared, Release, Unit, percent, plural_points, releases
-from producers.report.grades import one_line
+from producers.grading.bound import SIGNALS, Release, percent, plural_points
 from producers.rubric.rubric import exact, plain
 from producers.words import plural
 
@@ -144,10 +143,9 @@ def _strata(place: Path) -> dict[str, str]:
     """The part of each submission, from a CSV with a header."""
     try:
         with open_ordinary(place) as file:
-            rows = read_sheet(file.read(MAX_BYTES + 1), f"file {place}").rows[1:]
+            return bounds.strata_from(file.read(MAX_BYTES + 1), f"file {place}")
     except OSError as error:
         raise BoundError(f"{place} can't be read: {error.strerror}") from None
-    return {one_line(cell(row, 0)): one_line(cell(row, 1)) for row in rows if cell(row, 0).strip()}
 
 
 def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
@@ -164,26 +162,9 @@ def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
         f"nobody looks at differ by more than {plural_points(plan.tolerance)}."
     )
     for stratum in made.strata:
-        say(_prospect(made, stratum))
+        say(bounds.prospect(made, stratum))
     say(f"Then: kvasir bound {batch}")
     return 0
-
-
-def _prospect(made: Draw, stratum: Stratum) -> str:
-    """What this sample can promise at best: how doubtful the grades are is known before anybody grades."""
-    name = f"{stratum.name}: " if stratum.name else ""
-    ids = {*made.sample(stratum)}
-    if len(ids) == len(stratum.members):
-        return f"{name}That is all of them: nothing stays unseen."
-    units = [Unit(one.doubt, False if one.item_id in ids else None) for one in stratum.members]
-    best = min(releases(units, made.plan.thresholds, made.confidence), key=lambda one: one.at_most)
-    if not best.unseen:
-        return f"{name}Every grade has its doubts, so a person looks at all of them."
-    able = "enough" if best.at_most <= made.plan.at_most else "too few: draw more, before you fill in the sheet"
-    return (
-        f"{name}{best.sampled} of these {len(ids)} have so little doubt that they stand for others, {best.unseen} in "
-        f"all. If they all agree with you, at most {percent(best.at_most)} of those differ: {able}."
-    )
 
 
 # --- the answer ---
@@ -192,7 +173,8 @@ def _prospect(made: Draw, stratum: Stratum) -> str:
 def _show(found: Bound, warnings: list[str]) -> None:
     for part in found.parts:
         say(f"{part.name or found.title}: {part.drawn} of {plural(part.members, 'grade')} graded by hand")
-        table(_COLUMNS, [_row(one) for one in part.agreement], right=_COLUMNS[2:])
+        rows = [bounds.agreement_row(one) for one in part.agreement]
+        table(tuple(rows[0]), [tuple(row.values()) for row in rows], right=tuple(rows[0])[2:])
         say("")
         if len(part.found) > 1 or not part.choice:
             table(_BOUNDS, [_bound_row(one) for one in part.found], right=_BOUNDS)
@@ -201,20 +183,7 @@ def _show(found: Bound, warnings: list[str]) -> None:
         say(sentence)
 
 
-_COLUMNS = ("criterion", "title", "same", "kappa", "bias", "interval", "largest")
 _BOUNDS = ("doubt up to", "grades", "by hand", "off", "unseen", "at most off")
-
-
-def _row(one: Compared) -> list[str]:
-    return [
-        one.criterion or "total",
-        one_line(one.title) if one.criterion else "",
-        f"{one.same} of {one.compared}",
-        "–" if one.kappa is None else f"{round(one.kappa, 2) + 0:.2f}",
-        f"{one.bias:+.2f}",
-        "–" if one.interval is None else f"{one.interval[0]:+.2f} to {one.interval[1]:+.2f}",
-        f"{one.largest:g}",
-    ]
 
 
 def _bound_row(one: Release) -> list[str]:

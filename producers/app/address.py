@@ -14,7 +14,7 @@ import streamlit as st
 from producers.desk.rows import ORDERS, QUEUES
 from producers.report.grades import OUTCOMES
 
-SECTIONS = ("Grade", "Results", "Review", "Regrade", "Export", "Fleet")
+SECTIONS = ("Grade", "Results", "Review", "Regrade", "Bound", "Export", "Fleet")
 REVIEWED = {"any": None, "reviewed": True, "not reviewed": False}
 
 Read = Callable[[Sequence[str]], Any]
@@ -29,6 +29,7 @@ _READ: dict[str, Read] = {
     "assignment": lambda said: said[0],
     "section": _one_of(*SECTIONS),
     "submission": lambda said: said[0],
+    "drawn": lambda said: said[0],
     "show": lambda said: said[0] if said[0] in QUEUES else None,
     "name": lambda said: said[0],
     "state": lambda said: [value for value in OUTCOMES if value in said],
@@ -37,7 +38,11 @@ _READ: dict[str, Read] = {
     "review": lambda said: said[0] == "True",
     "page": lambda said: int(said[0]) if said[0].isdecimal() and len(said[0]) < 6 else 1,
 }
-_IN_SECTION = {"Review": ("submission", "show"), "Results": ("name", "state", "reviewed", "order", "review", "page")}
+_IN_SECTION = {
+    "Review": ("submission", "show"),
+    "Results": ("name", "state", "reviewed", "order", "review", "page"),
+    "Bound": ("drawn",),
+}
 
 
 def follow() -> None:

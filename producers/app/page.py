@@ -8,7 +8,16 @@ from pathlib import Path
 import streamlit as st
 
 from messages.errors import KvasirError
-from producers.app import export_page, fleet_page, grade_page, home_page, regrade_page, results_page, review_page
+from producers.app import (
+    bound_page,
+    export_page,
+    fleet_page,
+    grade_page,
+    home_page,
+    regrade_page,
+    results_page,
+    review_page,
+)
 from producers.app.address import SECTIONS, follow, keep
 from producers.app.shared import Desk, arrive, sentences, the_desk
 from producers.app.unsaved import asks_about_unsaved
@@ -20,6 +29,7 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Results": results_page.show,
     "Review": review_page.show,
     "Regrade": regrade_page.show,
+    "Bound": bound_page.show,
     "Export": export_page.show,
     "Fleet": fleet_page.show,
 }

@@ -7,11 +7,13 @@ from pathlib import Path
 import streamlit as st
 
 from messages.errors import RubricError
+from producers.app import review_page, rubric_form
+from producers.app.rubric_form import RubricDraft
 from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, text
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
-from producers.desk.rounds import adopt_round, rounds, start_round, version, versions
+from producers.desk.rounds import adopt_round, changes, rounds, start_round, version, versions
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.files.private import read_ordinary
@@ -19,8 +21,9 @@ from producers.grading.points import Grade
 from producers.prompts.prompt import prefix
 from producers.prompts.questions import questions_of
 from producers.report.grades import outcome_of
-from producers.rubric.rubric import ROLES, load_rubric
-from producers.words import plural
+from producers.rubric.form import touched
+from producers.rubric.rubric import ROLES
+from producers.words import listed, plural
 
 
 def show(desk: Desk, folder: Path) -> None:
@@ -29,9 +32,9 @@ def show(desk: Desk, folder: Path) -> None:
     if view.problem:
         st.error(escaped(view.problem))
     with sentences():
-        rubric = _editor(folder)
-        _prompts(view, rubric)
-        _start(desk, folder, view, rubric)
+        chosen, draft = _editor(desk, folder, view)
+        _prompts(view, draft)
+        _start(desk, folder, view, chosen, draft)
     for place in reversed(rounds(folder)):
         _round(desk, folder, view, place)
     for place in reversed(versions(folder)):
@@ -42,43 +45,59 @@ def show(desk: Desk, folder: Path) -> None:
 # --- the rubric
 
 
-def _editor(folder: Path) -> Path:
-    """The version that is chosen; a changed text becomes a version of its own when it is saved."""
+def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraft]:
+    """The version that is chosen, as it is edited; what is edited becomes a version of its own when it is saved."""
     st.subheader("Rubric and instructions", anchor=False)
     now = Path(assignments.read_inputs(folder).rubric)
     kept = list(dict.fromkeys([now, *assignments.rubric_versions(folder)]))
     saved = st.session_state.pop("saved rubric", None)
     if saved in kept:
         st.session_state["rubric version"] = saved
-    chosen = (
-        st.selectbox("Version", kept, format_func=lambda path: _label(folder, path, now), key="rubric version") or now
-    )
-    edited = st.text_area(
-        "Rubric", _read(chosen), height=360, key=f"rubric {chosen}", help="Every change makes other jobs."
-    )
-    save, upload = st.columns([1, 3])
-    if save.button("Save as a new version"):
-        st.session_state["saved rubric"] = assignments.save_rubric(folder, chosen.name, edited.encode())
-        st.rerun()
-    replacement = upload.file_uploader("… or upload one", ["yaml", "yml", "json"])
-    if replacement and upload.button("Keep the uploaded one"):
-        st.session_state["saved rubric"] = assignments.save_rubric(folder, replacement.name, replacement.getvalue())
-        st.rerun()
-    return chosen
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        label = {"format_func": lambda path: _label(folder, path, now), "key": "rubric version"}
+        chosen = st.selectbox("Version", kept, **label) or now
+        review_page.ask_name()  # it stands in the record of changes; and the browser is known again after a reload
+    key = (st.session_state["browser"], chosen)
+    draft = desk.rubrics.get(key)
+    if draft is None:
+        draft = desk.rubrics[key] = RubricDraft.of(chosen.name, _read(chosen))
+    rubric_form.edit(draft, changes(folder))
+    _against(view, draft)
+    with st.container(horizontal=True):
+        if st.button("Save as a new version", disabled=not draft.unsaved, type="primary"):
+            name, said = draft.file
+            st.session_state["saved rubric"] = assignments.save_rubric(folder, name, said.encode())
+            del desk.rubrics[key]
+            st.rerun()
+        if draft.unsaved and st.button("Discard what is not saved"):
+            del desk.rubrics[key]
+            st.rerun()
+    with st.expander("Upload a version"):
+        replacement = st.file_uploader("Rubric", ["yaml", "yml", "json"])
+        if replacement and st.button("Keep the uploaded one"):
+            st.session_state["saved rubric"] = assignments.save_rubric(folder, replacement.name, replacement.getvalue())
+            st.rerun()
+    return chosen, draft
 
 
-def _prompts(view: BatchView, chosen: Path) -> None:
-    """What the class shares of each prompt, as this version makes it."""
-    if not view.assignment or not st.toggle("Show the prompts that this version makes"):
+def _against(view: BatchView, draft: RubricDraft) -> None:
+    """What is edited, and what asking about it would cost; why it is no rubric yet."""
+    try:
+        rubric = draft.rubric()
+    except RubricError as error:
+        if not draft.problem:
+            st.error(escaped(str(error)))
         return
-    rubric = load_rubric(chosen)
-    for role in ROLES:
-        if rubric.for_model(role):
-            st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
-            together = view.assignment.request.ask == "together"
-            text(prefix(role, rubric, view.assignment.solution, view.assignment.template, with_criteria=together))
-            for question in () if together else questions_of(role, rubric):
-                text(question.text.strip())
+    if draft.unsaved:
+        st.info("What is edited is not saved yet.")
+    if view.rubric and view.assignment:
+        if rubric.digest == view.rubric.digest:
+            same = "The class is graded with this rubric"
+            st.caption(f"{same}; only the rule on lateness differs." if rubric.late != view.rubric.late else f"{same}.")
+            return
+        changed = touched(view.rubric, rubric)
+        if changed:
+            st.caption(escaped(f"Other than what the class is graded with: {listed(changed)}."))
 
 
 def _read(path: Path) -> str:
@@ -86,6 +105,20 @@ def _read(path: Path) -> str:
         return read_ordinary(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RubricError(f"{path}: the rubric can't be read: {error}; upload it again") from None
+
+
+def _prompts(view: BatchView, draft: RubricDraft) -> None:
+    """What the class shares of each prompt, as this version makes it."""
+    if not view.assignment or not st.toggle("Show the prompts that this version makes"):
+        return
+    rubric = draft.rubric()
+    for role in ROLES:
+        if rubric.for_model(role):
+            st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
+            together = view.assignment.request.ask == "together"
+            text(prefix(role, rubric, view.assignment.solution, view.assignment.template, with_criteria=together))
+            for question in () if together else questions_of(role, rubric):
+                text(question.text.strip())
 
 
 def _label(folder: Path, path: Path, now: Path) -> str:
@@ -96,14 +129,25 @@ def _label(folder: Path, path: Path, now: Path) -> str:
 # --- a new round
 
 
-def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path) -> None:
+def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: RubricDraft) -> None:
     st.subheader("Regrade", anchor=False)
+    if not view.counts().total:
+        st.caption("Nothing is graded yet, so nothing is compared: the class is graded with the version in use.")
+        used = Path(assignments.read_inputs(folder).rubric) == rubric
+        if st.button("Use this version", type="primary", disabled=used or draft.unsaved):
+            assignments.use_rubric(folder, rubric)
+            st.rerun()
+        return
     names = [grade.submission for grade in view.grades]
     wanted = [name for name in st.session_state.pop("regrade names", []) if name in names]
     if wanted:
         st.session_state["regrade which"] = wanted
     chosen = st.multiselect("Submissions (none: the whole class)", names, key="regrade which")
-    if st.button("Regrade beside the present grades", type="primary"):
+    if draft.unsaved:
+        st.caption("Save what is edited as a new version first: a round is graded with a version that is kept.")
+    elif view.assignment:
+        st.caption(escaped(desk.cost(folder, draft.rubric(), chosen)))
+    if st.button("Regrade beside the present grades", type="primary", disabled=draft.unsaved):
         start_round(desk.backend, folder, view, rubric, chosen)
         st.rerun()
 

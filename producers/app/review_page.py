@@ -37,11 +37,17 @@ _KEYS = """
 _MOST_CHARS = 60_000  # of a submission, until everything is asked for
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
 # A field is sent when it is left; here also when somebody pauses or goes, so that no reload and no Back loses words.
+# So are keys where a section was just chosen: until then they are its radio button's.
 _SCRIPT = """; path=/; max-age=31536000; samesite=strict';
+if (document.activeElement.type === "radio") document.activeElement.blur();
 if (!window.kvasir) {
   window.kvasir = 1;
   const enter = {key: "Enter", code: "Enter", ctrlKey: true, bubbles: true};
   addEventListener("beforeunload", () => document.activeElement.blur());
+  addEventListener("click", ({detail, target}) => {  // with the mouse; whoever uses the arrow keys stays there
+    const section = target.closest("[data-testid=stSidebar] label");
+    if (detail && section) setTimeout(() => document.activeElement.blur(), 100);
+  });
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.altKey || event.metaKey || !document.querySelector(".st-key-form")) return;
     const {key, target} = event;
@@ -124,7 +130,7 @@ def _pick(desk: Desk, folder: Path, rows: list[Row]) -> Row:
         st.selectbox("Submission", ids, format_func=lambda id: by_id[id].name, key="submission")
         st.button("Next", disabled=elsewhere.issuperset(after), on_click=_go, args=(desk, folder, after), shortcut="J")
         st.selectbox("Show", list(QUEUES), key="show")
-        _ask_name()
+        ask_name()
     said = f"{len(waiting['needs review'])} of {len(rows)} need review."
     if _id(here) in elsewhere:
         said += " Somebody else has this one open."
@@ -157,7 +163,7 @@ def _go(desk: Desk, folder: Path, ahead: Sequence[str]) -> None:
     st.session_state.update(submission=free, criterion=None)
 
 
-def _ask_name() -> None:
+def ask_name() -> None:
     """Asked once: the browser keeps it, and no address does."""
     state = st.session_state
     state.setdefault("your name", state["me"])

@@ -7,7 +7,7 @@ import getpass
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from uuid import uuid4
 import streamlit as st
 
 from messages.errors import KvasirError
+from producers.app.rubric_form import RubricDraft
 from producers.charts.drawing import Picture
 from producers.desk.assignments import FILE, find_folders, read_inputs
 from producers.desk.backend import Backend
@@ -29,6 +30,7 @@ from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
 from producers.export.late import FILE as TIMES
 from producers.export.requests import FILE as REQUESTS
+from producers.rubric.rubric import Rubric
 
 REFRESH_S = 2.0
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
@@ -43,11 +45,13 @@ class Desk:
     views: Views
     fleet: FleetWatch
     drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
+    rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     _rows: dict[Path, tuple[tuple[int, ...], list[Row]]] = field(default_factory=dict)
+    _cost: tuple[object, str] = ((), "")
     _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -105,6 +109,19 @@ class Desk:
             with self._lock:
                 self._rows[folder] = known
         return view, list(known[1]), decided
+
+    def cost(self, folder: Path, rubric: Rubric, only: Sequence[str] = ()) -> str:
+        """What regrading these submissions with this rubric would ask, in words; counted anew when either changes."""
+        view = self.views.of(folder)
+        key = (folder, view.version, rubric.digest, tuple(only))
+        with self._lock:
+            known = self._cost
+        if known[0] != key:
+            cost = view.cost(rubric, only)
+            known = (key, str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered.")
+            with self._lock:
+                self._cost = known
+        return known[1]
 
     def rates(self) -> list[ModelRate]:
         """How fast each model has been, over all assignments; counted anew only when a result has come."""

@@ -1,14 +1,27 @@
 """A sample of a class, graded by hand without seeing the model's points, and what it promises of the rest.
 
     draw(folder, Plan(), by="Ada")   draws it, and writes bound.json and hand-grades.csv
+    give(folder, item, id, "2", "")  points for one criterion, as they are typed; the sheet may be filled in at once too
     bound_of(folder)                 agreement and the sentence, once the sample is graded
 
 `producers.grading.bound` has the arithmetic, docs/grading.md says what is promised and what is not.
 """
 
-from producers.bound.answer import Bound, Part, as_json, bound_of, sections, words
-from producers.bound.draw import SHEET, Draw, Plan, Stratum, draw, drawn, is_drawn, more
-from producers.bound.sheet import HandGrade, read_sheet_of
+from producers.bound.answer import Bound, Part, agreement_row, as_json, bound_of, prospect, sections, words, words_of
+from producers.bound.draw import (
+    SHEET,
+    Draw,
+    Plan,
+    Stratum,
+    changed,
+    draw,
+    drawn,
+    is_drawn,
+    more,
+    strata_from,
+    undecided,
+)
+from producers.bound.sheet import HandGrade, SheetConflict, give, given, read_sheet_of
 from producers.grading.bound import BoundError
 
 __all__ = [
@@ -19,14 +32,23 @@ __all__ = [
     "HandGrade",
     "Part",
     "Plan",
+    "SheetConflict",
     "Stratum",
+    "agreement_row",
     "as_json",
     "bound_of",
+    "changed",
     "draw",
     "drawn",
+    "give",
+    "given",
     "is_drawn",
     "more",
+    "prospect",
     "read_sheet_of",
     "sections",
+    "strata_from",
+    "undecided",
     "words",
+    "words_of",
 ]

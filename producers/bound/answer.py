@@ -30,6 +30,7 @@ from producers.grading.bound import (
 from producers.grading.points import Grade
 from producers.grading.reviews import current, read_overrides
 from producers.report.graded import GradedClass, load_graded
+from producers.report.grades import one_line
 from producers.rubric.rubric import exact
 from producers.words import plural
 
@@ -205,16 +206,20 @@ def _share(grade: Grade) -> float:
 
 def words(found: Bound) -> list[str]:
     """The sentences, in the order in which they are to be read."""
-    said = list(found.warnings)
-    for part in found.parts:
-        said.append(f"{part.name}: {part.sentence}" if part.name else part.sentence)
-        if part.choice:
-            about = plural(part.choice.unseen, "grade")
-            said.append(
-                f"That is about {about} of {part.members}: {_which(found, part.choice)}, and not among the "
-                f"{part.drawn} graded by hand. Of those, {part.choice.off} of {part.choice.sampled} differed by more."
-            )
+    said = [*found.warnings, *(sentence for part in found.parts for sentence in words_of(found, part))]
     return [*said, f"No error in {SIZES[1]} still allows {allowed(SIZES[1])}, in {SIZES[0]} {allowed(SIZES[0])}."]
+
+
+def words_of(found: Bound, part: Part) -> list[str]:
+    """What is promised of one part, or that nothing is; then which grades that is about."""
+    said = [f"{part.name}: {part.sentence}" if part.name else part.sentence]
+    if part.choice:
+        about = plural(part.choice.unseen, "grade")
+        said.append(
+            f"That is about {about} of {part.members}: {_which(found, part.choice)}, and not among the "
+            f"{part.drawn} graded by hand. Of those, {part.choice.off} of {part.choice.sampled} differed by more."
+        )
+    return said
 
 
 def _which(found: Bound, choice: Release) -> str:
@@ -223,6 +228,37 @@ def _which(found: Bound, choice: Release) -> str:
             "those without a reason for review" if not choice.threshold else f"those with at most {choice.threshold:g}"
         )
     return f"those whose answers are at most {percent(choice.threshold)} of a criterion's points apart"
+
+
+def prospect(made: Draw, stratum: Stratum) -> str:
+    """What this sample can promise at best: how doubtful the grades are is known before anybody grades."""
+    name = f"{stratum.name}: " if stratum.name else ""
+    ids = {*made.sample(stratum)}
+    if len(ids) == len(stratum.members):
+        return f"{name}That is all of them: nothing stays unseen."
+    units = [Unit(one.doubt, False if one.item_id in ids else None) for one in stratum.members]
+    best = min(releases(units, made.plan.thresholds, made.confidence), key=lambda one: one.at_most)
+    if not best.unseen:
+        return f"{name}Every grade has its doubts, so a person looks at all of them."
+    enough = best.at_most <= made.plan.at_most
+    able = "enough" if enough else "too few: draw more, before you fill in the sheet"
+    return (
+        f"{name}{best.sampled} of these {len(ids)} have so little doubt that they stand for others, {best.unseen} in "
+        f"all. If they all agree with you, at most {percent(best.at_most)} of those differ. That is {able}."
+    )
+
+
+def agreement_row(one: Compared) -> dict[str, str]:
+    """A criterion, or the total, as a table shows it."""
+    return {
+        "criterion": one.criterion or "total",
+        "title": one_line(one.title) if one.criterion else "",
+        "same": f"{one.same} of {one.compared}",
+        "kappa": "–" if one.kappa is None else f"{round(one.kappa, 2) + 0:.2f}",
+        "bias": f"{one.bias:+.2f}",
+        "interval": "–" if one.interval is None else f"{one.interval[0]:+.2f} to {one.interval[1]:+.2f}",
+        "largest": f"{one.largest:g}",
+    }
 
 
 def as_json(found: Bound) -> dict[str, Any]:

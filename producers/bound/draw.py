@@ -6,15 +6,19 @@ the first one is graded, would choose what suits.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from messages.errors import BatchError
 from producers.export.tables import ExportError, Sheet, cell, read_sheet, write_sheet
-from producers.files.private import open_ordinary, read_ordinary, write_atomically
+from producers.files.private import open_ordinary, open_private, read_ordinary, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.grading.bound import CONFIDENCE, SIGNALS, BoundError, check_plan, corrected, uniform_sample
 from producers.grading.points import Grade
@@ -152,6 +156,12 @@ def _checked(plan: Plan, graded: GradedClass) -> Plan:
     return Plan(plan.sizes, plan.tolerance, plan.at_most, plan.confidence, plan.signal, tuple(thresholds))
 
 
+def strata_from(data: bytes, what: str) -> dict[str, str]:
+    """The part that each submission belongs to, from a CSV with a header (submission, part). Raises ExportError."""
+    rows = read_sheet(data, what).rows[1:]
+    return {one_line(cell(row, 0)): one_line(cell(row, 1)) for row in rows if cell(row, 0).strip()}
+
+
 def _parts(members: Iterable[Member], strata: Mapping[str, str] | None) -> dict[str, list[Member]]:
     found: dict[str, list[Member]] = {}
     lost = []
@@ -234,7 +244,7 @@ def drawn(folder: Path) -> Draw:
         _check(made)
         return made
     except FileNotFoundError:
-        raise BoundError(f"no sample is drawn yet in {folder}: kvasir bound {folder} --draw 30") from None
+        raise _not_drawn(folder) from None
     except (OSError, ValueError) as error:
         raise BoundError(f"{folder / FILE} can't be used ({error}): it must be as it was written") from None
 
@@ -252,16 +262,37 @@ def _check(made: Draw) -> None:
 
 def more(folder: Path) -> Draw:
     """The next look that was planned: the sheet gets the rows for it. Raises BoundError where none was."""
-    made = drawn(folder)
-    if made.looks == len(made.plan.sizes):
-        raise BoundError(
-            f"only {made.size} grades were planned at the draw. More looks must be planned before the first one, "
-            "because they cost: --draw 30,60"
-        )
-    extended = replace(made, looks=made.looks + 1)
-    _extend_sheet(folder, extended)
-    _save(folder, extended)
+    with held(folder):
+        made = drawn(folder)
+        if made.looks == len(made.plan.sizes):
+            raise BoundError(
+                f"only {made.size} grades were planned at the draw. More looks must be planned before the first one, "
+                "because they cost: --draw 30,60"
+            )
+        extended = replace(made, looks=made.looks + 1)
+        _extend_sheet(folder, extended)
+        _save(folder, extended)
     return extended
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Alone with record and sheet, among all who hold them so. Raises BoundError if nothing is drawn; BatchError."""
+    while True:
+        try:
+            with open_private(folder / FILE, "r+b") as record:
+                fcntl.flock(record, fcntl.LOCK_EX)
+                if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:  # else it was written anew
+                    yield
+                    return
+        except FileNotFoundError:
+            raise _not_drawn(folder) from None
+        except OSError as error:
+            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing is kept") from None
+
+
+def _not_drawn(folder: Path) -> BoundError:
+    return BoundError(f"no sample is drawn yet in {folder}: kvasir bound {folder} --draw 30")
 
 
 # --- the sheet

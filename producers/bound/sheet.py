@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from producers.bound.draw import SHEET, Draw, header_of, limits, read_rows
-from producers.export.tables import cell
+from producers.bound.draw import SHEET, Draw, drawn, header_of, held, limits, read_rows
+from producers.export.tables import Sheet, cell, with_cell, write_sheet
+from producers.files.private import write_atomically
 from producers.grading.bound import BoundError
-from producers.report.graded import GradedClass
+from producers.report.graded import GradedClass, load_graded
 from producers.rubric.rubric import Points, add_points, exact, plain
 from producers.words import plural
 
@@ -40,6 +41,48 @@ def read_sheet_of(folder: Path, made: Draw, graded: GradedClass, place: Path | N
             "a part of a sample, chosen by who was graded first, promises nothing"
         )
     return {ids[name]: _grade(place, name, cells, limits(graded)) for name, cells in found.items()}
+
+
+def given(folder: Path, made: Draw, graded: GradedClass) -> dict[str, dict[str, str]]:
+    """What the sheet holds by now of each who was drawn, by item id: a text for each criterion, "" for none.
+
+    Raises BoundError for a sheet that was changed, or holds others than were drawn.
+    """
+    found = _rows(folder / SHEET, made, graded)
+    ids = {one.submission: id for id, one in made.sampled().items()}
+    return {ids[name]: dict(zip(limits(graded), cells, strict=True)) for name, cells in found.items()}
+
+
+class SheetConflict(BoundError):
+    """The cell holds something else than when it was looked at; `stands` is what."""
+
+    def __init__(self, stands: str) -> None:
+        super().__init__(f"somebody has entered {stands or 'nothing'} here meanwhile; nothing of yours is saved")
+        self.stands = stands
+
+
+def give(folder: Path, item_id: str, criterion: str, points: str, before: str) -> None:
+    """Write the points for one criterion of one submission into the sheet, on disk on return; "" takes them out.
+
+    Args:
+        before: what the cell held when whoever grades looked at it.
+
+    Raises SheetConflict where it holds something else by now, and BoundError: points out of range, a sheet that was
+    changed, somebody who was not drawn. Nothing is written then.
+    """
+    with held(folder):
+        made, graded = drawn(folder), load_graded(folder)
+        one, most = made.sampled().get(item_id), limits(graded)
+        stands = given(folder, made, graded).get(item_id, {}).get(criterion)
+        if one is None or stands is None:
+            raise BoundError("this was not drawn, or the rubric is another one by now; load the page anew")
+        text = str(_points(f"{one.submission!r}, {criterion}", points, most[criterion])) if points.strip() else ""
+        if stands not in (before, text):
+            raise SheetConflict(stands)
+        sheet = read_rows(folder / SHEET)
+        column = [*most].index(criterion) + 1
+        rows = [with_cell(row, column, text) if cell(row, 0).strip() == one.submission else row for row in sheet.rows]
+        write_atomically(folder / SHEET, write_sheet(Sheet(rows, sheet.delimiter, sheet.bom), newline="\n"))
 
 
 def _rows(place: Path, made: Draw, graded: GradedClass) -> dict[str, list[str]]:

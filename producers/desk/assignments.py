@@ -101,6 +101,13 @@ def save_inputs(folder: Path, inputs: Inputs) -> None:
     write_atomically(folder / FILE, json.dumps(asdict(dated), indent=1, ensure_ascii=False))
 
 
+def use_rubric(folder: Path, rubric: Path) -> None:
+    """Grade the class with this version from the start. Raises InputError if it has been graded: that takes a round."""
+    if batches.exists(folder):
+        raise InputError("the class is graded already: regrade it, and then use the round's rubric")
+    save_inputs(folder, replace(read_inputs(folder), rubric=str(rubric)))
+
+
 def _from_manifest(folder: Path) -> Inputs:
     kept = batches.manifest_of(folder)["request"]
     models = kept.get("models", {})

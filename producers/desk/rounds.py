@@ -7,9 +7,10 @@ would make of it with that rubric: adopting a round hands its results over, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from messages.errors import BatchError
 from messages.jobs import JobResult
@@ -22,6 +23,7 @@ from producers.desk.backend import Backend
 from producers.desk.view import BatchView
 from producers.files.journal import Lines
 from producers.files.private import make_folder
+from producers.files.shapes import shaped
 from producers.prompts.prompt import criterion_text
 from producers.report.graded import GradedClass, load_graded, save_graded
 from producers.rubric.rubric import load_rubric
@@ -103,6 +105,26 @@ def note_change(folder: Path, place: Path, who: str = "") -> None:
         "criteria": {criterion.id: criterion_text(criterion) for criterion in new},
     }
     Lines(folder / CHANGES).append([line])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A line of changes.jsonl. `criteria`: how those that were asked about anew have read since."""
+
+    at: float  # seconds since the epoch
+    who: str
+    round: str
+    criteria: Mapping[str, str]
+
+
+def changes(folder: Path) -> list[Change]:
+    """Which rounds were adopted, oldest first. Raises BatchError on a line that says nothing of the kind."""
+    return [change for _, change in Lines(folder / CHANGES).made(_change, "change")]
+
+
+def _change(row: dict[str, Any]) -> Change:
+    made: Change = shaped(Change, row, "the change")
+    return made
 
 
 def keep_version(folder: Path, view: BatchView) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from messages.jobs import STATES, JobResult
 from producers.batch import batch as batches
 from producers.batch import grade as grading
 from producers.batch.batch import BatchEntry, Counts
+from producers.batch.cost import Cost, cost_of
 from producers.batch.grade import Assignment, GradeRequest, Item
 from producers.desk.tail import LineTail
 from producers.files.journal import Standings
@@ -97,6 +98,30 @@ class BatchView:
         """Jobs by state."""
         states = [result.state for result in self.results]
         return Counts(len(self._entries), *(states.count(state) for state in STATES))
+
+    def cost(self, rubric: Rubric, only: Collection[str] = ()) -> Cost:
+        """What grading these submissions (none named: all) with this rubric would ask. Raises KvasirError.
+
+        From the work as it was read: what was handed in since is not in it.
+        """
+        with self._lock:
+            assert self.assignment
+            made, manifest = self.assignment, batches.manifest_of(self.folder)
+            succeeded = {result.job_id for result in self.results if result.state == "succeeded"}
+            assignment = grading.assign(
+                made.request,
+                rubric,
+                made.solution,
+                made.template,
+                [item.submission for item in made.items],
+                manifest["batch_id"],
+                manifest["secret"],
+                self._entries,
+                succeeded,
+            )
+            chosen = tuple(item for item in assignment.items if not only or item.submission.name in only)
+            graded = {criterion.id for criterion in made.rubric.criteria}
+            return cost_of(replace(assignment, items=chosen), self._entries, succeeded, graded)
 
     # --- catching up
 

@@ -136,7 +136,7 @@ def load_rubric(path: Path) -> Rubric:
 
 def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
     """The rubric in a text of the kind that files with this suffix hold. Raises as `load_rubric`."""
-    top = _mapping(file, "the rubric", _data(file, text, suffix), _TOP_KEYS, ("title", "criteria"))
+    top = _mapping(file, "the rubric", rubric_data(file, text, suffix), _TOP_KEYS, ("title", "criteria"))
     title = _text(file, "title", top["title"], MAX_TITLE, line=True)
     instructions = _text(file, "instructions", top.get("instructions", ""), MAX_INSTRUCTIONS)
     criteria = _criteria(file, top["criteria"])
@@ -153,7 +153,8 @@ def _late(file: str, value: Any) -> LateRule:
     return parse_late(file, _mapping(file, "late", value, LATE_KEYS, ("due", "percent")))
 
 
-def _data(file: str, text: str, suffix: str) -> Any:
+def rubric_data(file: str, text: str, suffix: str) -> Any:
+    """The keys and values of ours that a text says, whichever form it has; not checked. Raises RubricError."""
     if suffix == ".csv":
         return from_canvas(file, text)
     data = _parse_json(file, text) if suffix == ".json" else _parse_yaml(file, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from producers.desk.assignments import read_inputs
-from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
-from tests.support.desk_page import DeskPage, graded_assignment, quick_model
+from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
+from tests.support.desk_page import (
+    ON_A_PHONE,
+    DeskPage,
+    axe_finds,
+    graded_assignment,
+    quick_model,
+    type_key,
+    wait_until_holds,
+)
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -22,33 +29,10 @@ SECTIONS = {
     "Results": "Name contains",
     "Review": "Reason for the change",
     "Regrade": "Rubric and instructions",
+    "Bound": "can be drawn",
     "Export": "Make the file",
     "Fleet": "Nothing is running",
 }
-# Sideways: what does not fit the screen. Overlaps: pairs of buttons and fields that share more than their border.
-ON_A_PHONE = """
-(function () {
-  const main = document.querySelector("[data-testid=stMain]");
-  const wide = [document.documentElement, main].filter((e) => e.scrollWidth > innerWidth).length;
-  const found = [...main.querySelectorAll("button, input, textarea")].filter((e) => e.getClientRects().length
-    && getComputedStyle(e).opacity !== "0");
-  const overlaps = [];
-  for (const one of found) for (const other of found) {
-    if (one === other || one.contains(other) || other.contains(one)) continue;
-    const a = one.getBoundingClientRect(), b = other.getBoundingClientRect();
-    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
-        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2)
-      overlaps.push((one.innerText || one.ariaLabel) + " / " + (other.innerText || other.ariaLabel));
-  }
-  return [wide, overlaps];
-})()
-"""
-
-SERIOUS = """
-axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
-  .filter(({impact}) => impact === "serious" || impact === "critical")
-  .map(({id, nodes}) => [id, nodes.map(({html, any}) => [html.slice(0, 200), any.map((one) => one.message)])]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +46,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeskPage]:
 def browser(tmp_path: Path) -> Iterator[Browser]:
     with Browser(tmp_path / "browser") as opened:
         yield opened
-
-
-def value(browser: Browser, label: str) -> str | None:
-    """What the field with this label holds; None if there is none."""
-    found = browser.evaluate(f"(document.querySelector('[aria-label={json.dumps(label)}]') || {{}}).value ?? null")
-    return None if found is None else str(found)
-
-
-def wait_until_holds(browser: Browser, label: str, text: str) -> None:
-    wait_until(
-        lambda: value(browser, label) == text, f"{label} holds {text!r}, not {value(browser, label)!r}", PATIENCE_S
-    )
 
 
 def wait_until_shown(browser: Browser, student: int) -> None:
@@ -98,17 +70,6 @@ def open_review(browser: Browser, desk: DeskPage, folder: Path, name: str = "") 
 def change(browser: Browser, points: int, reason: str) -> None:
     browser.fill("Points for works", str(points))
     browser.fill("Reason for the change", reason)
-
-
-def type_key(browser: Browser, key: str) -> None:
-    """Press a key that is not typed into a field, once the page has come to rest."""
-    wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
-    code = f"Key{key.upper()}" if key.isalpha() else f"Digit{key}" if key.isdigit() else "Slash"
-    for event in ("keyDown", "keyUp"):
-        text = {"text": key} if event == "keyDown" else {}
-        browser.call(
-            "Input.dispatchKeyEvent", type=event, key=key, code=code, windowsVirtualKeyCode=ord(key.upper()), **text
-        )
 
 
 def decisions(folder: Path) -> list[dict[str, object]]:
@@ -542,13 +503,10 @@ def test_on_a_phone_nothing_scrolls_sideways_and_no_buttons_overlap(desk: DeskPa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPage, scheme: str) -> None:
-    axe = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text("utf-8")
     folder = graded_assignment(desk, 4, doubtful=[2])
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}
     for address, words in pages.items():
         browser.open(address)
         browser.wait_for(words)
-        wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
-        browser.evaluate(f"{axe};0")
-        assert browser.evaluate(SERIOUS) == [], address
+        assert axe_finds(browser) == [], address

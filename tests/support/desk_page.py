@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import os
 import signal
@@ -16,12 +17,14 @@ from typing import Self
 from urllib.parse import quote
 
 from infra.config.settings import load_settings
+from kvasir import class_run
 from kvasir.class_run import request_from
 from kvasir.options import ClassFiles
+from producers.batch.batch import Batch
 from producers.desk import assignments
 from producers.desk.assignments import Inputs, grading
 from producers.desk.rounds import rounds
-from tests.support.browser import Browser
+from tests.support.browser import AT_REST, PATIENCE_S, Browser
 from tests.support.desk import answer, plan
 from tests.support.homework import RUBRIC, tiny_class
 from tests.support.processes import ROOT, Model, command, config_text, environment
@@ -29,6 +32,31 @@ from tests.support.waiting import wait_until
 
 START_S = 60.0
 GRADED_S = 200.0
+
+# Sideways: what does not fit the screen. Overlaps: pairs of buttons and fields that share more than their border.
+ON_A_PHONE = """
+(function () {
+  const main = document.querySelector("[data-testid=stMain]");
+  const wide = [document.documentElement, main].filter((e) => e.scrollWidth > innerWidth).length;
+  const found = [...main.querySelectorAll("button, input, textarea")].filter((e) => e.getClientRects().length
+    && getComputedStyle(e).opacity !== "0");
+  const overlaps = [];
+  for (const one of found) for (const other of found) {
+    if (one === other || one.contains(other) || other.contains(one)) continue;
+    const a = one.getBoundingClientRect(), b = other.getBoundingClientRect();
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2)
+      overlaps.push((one.innerText || one.ariaLabel) + " / " + (other.innerText || other.ariaLabel));
+  }
+  return [wide, overlaps];
+})()
+"""
+
+SERIOUS = """
+axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
+  .filter(({impact}) => impact === "serious" || impact === "critical")
+  .map(({id, nodes}) => [id, nodes.map(({html, any}) => [html.slice(0, 200), any.map((one) => one.message)])]))
+"""
 
 
 class DeskPage:
@@ -122,6 +150,8 @@ def graded_assignment(desk: DeskPage, size: int, doubtful: Sequence[int] = ()) -
     assignment = plan(folder, request_from(load_settings(config=desk.config), ClassFiles(work / "submissions", rubric)))
     answer(folder, assignment, [number for number in range(size) if number not in doubtful])
     answer(folder, assignment, doubtful, evidence="nowhere to be found")
+    with Batch(folder) as batch:
+        class_run.look(load_settings(config=desk.config), batch)  # its grades are written down, as by a grading
     return folder
 
 
@@ -136,6 +166,37 @@ def wait_until_chosen(browser: Browser, value: str) -> None:
     """Return when a select box of the page holds this."""
     script = f"[...document.querySelectorAll('input')].some((each) => each.value === {json.dumps(value)})"
     wait_until(lambda: browser.evaluate(script), f"{value!r} is chosen")
+
+
+def value(browser: Browser, label: str) -> str | None:
+    """What the field with this label holds; None if there is none."""
+    found = browser.evaluate(f"(document.querySelector('[aria-label={json.dumps(label)}]') || {{}}).value ?? null")
+    return None if found is None else str(found)
+
+
+def wait_until_holds(browser: Browser, label: str, text: str) -> None:
+    wait_until(
+        lambda: value(browser, label) == text, f"{label} holds {text!r}, not {value(browser, label)!r}", PATIENCE_S
+    )
+
+
+def type_key(browser: Browser, key: str) -> None:
+    """Press a key that is not typed into a field, once the page has come to rest."""
+    wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
+    code = f"Key{key.upper()}" if key.isalpha() else f"Digit{key}" if key.isdigit() else "Slash"
+    for event in ("keyDown", "keyUp"):
+        text = {"text": key} if event == "keyDown" else {}
+        browser.call(
+            "Input.dispatchKeyEvent", type=event, key=key, code=code, windowsVirtualKeyCode=ord(key.upper()), **text
+        )
+
+
+def axe_finds(browser: Browser) -> list[object]:
+    """The serious problems of the page as it is, once it has come to rest."""
+    axe = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text("utf-8")
+    wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
+    browser.evaluate(f"{axe};0")
+    return list(browser.evaluate(SERIOUS))
 
 
 def cut_off(folder: Path) -> None:

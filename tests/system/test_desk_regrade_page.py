@@ -33,6 +33,7 @@ def test_a_rubric_is_edited_tried_beside_the_grades_and_adopted(tmp_path: Path) 
         first = Path(read_inputs(folder).rubric)
 
         browser.open(desk.at(folder, "Regrade"))
+        browser.click("YAML")
         browser.fill("Rubric", STRICTER)
         browser.click("Save as a new version")
         wait_until(lambda: len(rubric_versions(folder)) == 2, "the new text is a version of its own")

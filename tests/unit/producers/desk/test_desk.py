@@ -11,6 +11,7 @@ import pytest
 
 from messages.errors import BatchError, RubricError
 from producers.batch.batch import Batch
+from producers.batch.grade import AskForm
 from producers.desk import assignments
 from producers.desk.agreement import agreement, differences
 from producers.desk.assignments import InputError, Inputs
@@ -22,6 +23,7 @@ from producers.desk.tail import LineTail
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.report.grades import outcomes
+from producers.rubric.rubric import parse_rubric
 from tests.support.desk import answer, plan, planned, request_for, request_of
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -312,6 +314,43 @@ def test_another_rubric_is_another_version_and_a_broken_one_none(tmp_path: Path)
 
     (tmp_path / "rubrics" / ".third.yaml.0a1b2c3d").write_text("title: half")  # another person is saving it
     assert sorted(assignments.rubric_versions(tmp_path)) == sorted([first, second])
+
+
+def test_a_version_is_used_from_the_start_or_by_a_round(tmp_path: Path) -> None:
+    folder = assignments.create(tmp_path, "Means")
+    first = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.encode())
+    other = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.replace("points: 3", "points: 4").encode())
+    assignments.save_inputs(folder, Inputs("Means", str(tmp_path), str(first)))
+    assignments.use_rubric(folder, other)
+    assert assignments.read_inputs(folder).rubric == str(other)
+
+    plan(folder, request_for(tiny_class(tmp_path / "class", 1)))
+    with pytest.raises(InputError, match="graded already"):
+        assignments.use_rubric(folder, first)
+
+
+@pytest.mark.parametrize("ask", ["together", "criteria"])
+def test_another_rubric_costs_what_its_edits_touch(tmp_path: Path, ask: AskForm) -> None:
+    # Given a class of three that is graded
+    tiny_class(tmp_path)
+    request = replace(request_for(tmp_path), ask=ask)
+    assignment = plan(tmp_path / "out", request)
+    if ask == "together":
+        answer(tmp_path / "out", assignment, range(3))
+    view = BatchView(tmp_path / "out", lambda _kept: request).refresh()
+    assert view.assignment
+
+    # When nothing is changed, and when one criterion's guidance is
+    same = view.cost(view.assignment.rubric)
+    changed = parse_rubric("r", RUBRIC.replace("One point for each", "Two points for each"), ".yaml")
+    cost, of_one = view.cost(changed), view.cost(changed, [view.grades[0].submission])
+
+    # Then what has an answer is not asked again, and only a question that is new is named
+    assert (same.jobs, same.asked) == ((0, ()) if ask == "together" else (6, ()))
+    assert cost.asked == (("works", "clear") if ask == "together" else ("works",))
+    assert (cost.submissions, of_one.submissions) == (3, 1)
+    assert of_one.answer_tokens * 3 == cost.answer_tokens
+    assert cost.removed == ()
 
 
 @pytest.mark.parametrize("files", [[], [("a.py", b"1"), ("a.py", b"2")]])
