@@ -38,6 +38,7 @@ pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0
 pre.work-code { background: rgba(128,132,149,0.12); border-left: 3px solid rgba(64,120,220,0.7); border-radius: 4px; }
 pre.work-prose { font-family: inherit; font-size: 1rem; padding: 0 0.25rem; }
 pre.work-output { border-left: 3px solid rgba(128,132,149,0.5); }
+pre.work-prose code { font-size: 0.9em; }
 .work-heading { font-size: 1.15rem; }
 .work-table { border-collapse: collapse; border-left: 3px solid rgba(128,132,149,0.5); }
 .work-table th, .work-table td { padding: 0.1rem 0.6rem; text-align: right; overflow-wrap: anywhere; border: none; }

@@ -101,13 +101,14 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
 
 def _pictures(desk: Desk, folder: Path) -> None:
     view, rows, _ = desk.rows(folder)
-    drawn = of_class(view.rubric, rows) if view.rubric else []
-    if not drawn or not view.rubric:
+    rubric, stamp = view.rubric, desk.version(folder)
+    drawn = pictures(desk, ("class", folder), stamp, lambda: of_class(rubric, rows)) if rubric else ""
+    if not drawn or not rubric:
         return
     st.subheader("The class in pictures", anchor=False)
-    pictures(drawn)
+    st.html(drawn)
     if st.toggle("Each criterion", key="criteria drawn"):
-        pictures(of_criteria(view.rubric, rows))
+        st.html(pictures(desk, ("criteria", folder), stamp, lambda: of_criteria(rubric, rows)))
 
 
 def _act(chosen: list[Row], shown: list[Row]) -> None:
