@@ -1,4 +1,4 @@
-"""A student's work as the review shows it: pictures drawn anew, evidence marked where it stands, nothing of theirs run."""
+"""A student's work as the review shows it: pictures drawn anew, evidence marked, and nothing of theirs run."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
             "&lt;Figure&gt;",
             'alt="picture, cell 2, output 2" width="20" height="10"',
             "The end",
-            "3 pictures, seen by no model; 2 of them can&#x27;t be shown here.",
+            "4 pictures, seen by no model; 3 of them can&#x27;t be shown here.",
         )
     ]
     assert places == sorted(places)
@@ -230,7 +230,7 @@ def test_a_hostile_notebook_is_text_and_pictures(
         wait_until(lambda: browser.evaluate(seen) == [60] + [30] * 38, "the pictures are there", PATIENCE_S)
         assert browser.evaluate("document.title") == "Kvasir grading desk"
         assert browser.evaluate("document.querySelectorAll('[onerror], [src=x]').length") == 0
-        assert "602 pictures, seen by no model; 563 of them can't be shown here." in browser.text()
+        assert "603 pictures, seen by no model; 564 of them can't be shown here." in browser.text()
         assert (
             browser.evaluate("document.querySelector('.work-code mark').innerText.trim()")
             == CODE.split("\n")[2].strip()
