@@ -54,6 +54,11 @@ class Markup:
         """A line that stands back."""
         self._add("p", _FAINT, text)
 
+    def states(self, states: Mapping[str, str]) -> None:
+        """Words side by side, each behind a dot in the colour of its state: open, settled, missing or waiting."""
+        dots = [f'<span class="state state-{state}">{escape(words)}</span>' for words, state in states.items()]
+        self._pieces.append(f'<p style="{_FAINT}">{"".join(dots)}</p>')
+
     def verbatim(self, text: str, marked: Mapping[int, str] = _NOTHING) -> None:
         """Text as it is, with its line breaks; the `marked` lines, counted from 0, are highlighted, each with why."""
         self._lines(f'style="{_VERBATIM}"', map(escape, text.split("\n")), marked)

@@ -32,6 +32,12 @@ button:enabled kbd { color: inherit; opacity: 1; }
 @media (min-width: 641px) {  /* the shorter of work and form stays in sight while the longer one is read */
   .st-key-beside [data-testid="stColumn"] { position: sticky; top: 4rem; align-self: flex-start; }
 }
+.state { margin-right: 1rem; }
+.state::before { content: "●"; margin-right: 0.35rem; }
+.state-open::before { color: light-dark(#b35900, #e69f00); }
+.state-settled::before { color: light-dark(#00805d, #35c49a); }
+.state-missing::before { color: light-dark(#c02020, #ff8080); }
+.state-waiting::before { color: light-dark(#63666a, #b4b1ab); }
 /* A submission's work. Streamlit says by color-scheme whether the page is dark. */
 .work-code, .work-prose, .work-output, .work-table { font-size: 0.875rem; line-height: 1.5; margin: 0 0 0.5rem; }
 pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5rem 0.75rem; background: none; }
@@ -49,6 +55,7 @@ pre.work-prose code { font-size: 0.9em; }
 .work-s { color: light-dark(#0a6640, #8fd9a8); }
 .work-n { color: light-dark(#0b5aa5, #8cc4ff); }
 .work-c { color: light-dark(#5a6472, #b0b8c4); }
+mark [class^="work-"] { color: inherit; }  /* on what is highlighted, only ink can be read */
 </style>"""
 
 

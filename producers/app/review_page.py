@@ -123,13 +123,25 @@ def _pick(desk: Desk, folder: Path, rows: list[Row]) -> Row:
         st.button("Next", disabled=elsewhere.issuperset(after), on_click=_go, args=(desk, folder, after), shortcut="J")
         st.selectbox("Show", list(QUEUES), key="show")
         _ask_name()
-    said = f"{len(waiting['needs review'])} of {len(rows)} need review."
+    said = Markup()
+    said.states(_counted(waiting, len(rows)))
     if _id(here) in elsewhere:
-        said += " Somebody else has this one open."
-    st.caption(said)
+        said.caption("Somebody else has this one open.")
+    said.draw()
     with st.expander("Keys", key="keys"):
         st.markdown(_KEYS)
     return here
+
+
+def _counted(waiting: Mapping[str, Sequence[Row]], total: int) -> dict[str, str]:
+    """How many are in each queue, with the state that they are in."""
+    doubtful, asked, without = (len(waiting[name]) for name in list(QUEUES)[:3])
+    counted = {f"{doubtful} of {total} need review": "open" if doubtful else "settled"}
+    if asked:
+        counted[f"{asked} asked for another look"] = "open"
+    if without:
+        counted[f"{without} without points"] = "missing"
+    return counted
 
 
 def _id(row: Row) -> str:
@@ -196,7 +208,7 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
     )
     if row.final.penalty:
         said_of_it.caption(row.final.penalty.words)
-    said_of_it.caption(_state(row))
+    said_of_it.states({_state(row): _kind_of(row)})
     for remark in row.remarks:
         said_of_it.caption(f"remark: {remark}")
     said_of_it.draw()
@@ -291,6 +303,14 @@ def _state(row: Row) -> str:
     if row.reviewed and not row.final.why_blank:
         return "The grade is final: no question is open."
     return f"⚑ {row.final.why_blank}" if row.needs_review else row.final.why_blank or row.state
+
+
+def _kind_of(row: Row) -> str:
+    if row.state == "waiting":
+        return "waiting"
+    if row.needs_review or row.asked:
+        return "open"
+    return "missing" if row.final.why_blank else "settled"
 
 
 def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, after: str) -> None:
