@@ -16,8 +16,8 @@ from producers.desk.highlight import highlighted
 from producers.desk.plots import Plot
 from producers.desk.tables import Table
 
-_FAINT = "opacity:0.8;font-size:0.875rem;margin:0.5rem 0 0.25rem"
-_BOLD = "font-weight:600;margin:0.75rem 0 0"
+_FAINT = "overflow-wrap:anywhere;opacity:0.8;font-size:0.875rem;margin:0.5rem 0 0.25rem"
+_BOLD = "overflow-wrap:anywhere;font-weight:600;margin:0.75rem 0 0"
 _MARK = "background:rgba(255,200,60,0.4);color:inherit"
 _WHY = "font-size:0.75rem;font-weight:600;margin-left:0.75rem;user-select:none"
 _LARGE = "font-size:2.25rem;line-height:1.2;margin:0"

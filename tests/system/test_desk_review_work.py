@@ -29,6 +29,7 @@ pytestmark = pytest.mark.system  # Pillow comes with the ui extra: so imports of
 
 SCRIPT = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 FRAME = "       city  amount\n0  New York   10.50\n1  Old Town    3.25"
+HOSTILE_FRAME = [(" ", "a", "b"), ("1", SCRIPT.replace(" ", ""), "2"), ("2", "x", "3")]
 CODE = 'def mean(values):\n    """The mean."""\n    return sum(values) / len(values)'
 # What scrolls by itself below the page: its height or width is more than what is seen of it.
 SCROLLS_INSIDE = """
@@ -207,7 +208,10 @@ def graded(desk: DeskPage) -> Path:
             {"image/png": said(png(50_000, 50_000, b"\0"))},
         ),
         code("many()", *({"image/png": said(png(30, 20))} for _ in range(600))),
-        code("print()", {"text/plain": f"  a b\n1 {SCRIPT.replace(' ', '')} 2\n2 x 3"}),
+        code(
+            "print()",
+            {"text/plain": "\n".join(f"{row} {cell.ljust(len(SCRIPT))} {last}" for row, cell, last in HOSTILE_FRAME)},
+        ),
     ]
     (work / "student0_1_0_hw.ipynb").write_text(notebook(*cells), "utf-8")
     folder = new_assignment(desk, "Means", work, RUBRIC)
