@@ -203,7 +203,7 @@ def graded(desk: DeskPage) -> Path:
         text(f"# Hello {SCRIPT}\n\n| a | b |\n|---|---|\n| {SCRIPT} | 2 |\n\n{'wide' * 400}"),
         code(CODE + f"\nname = '{SCRIPT}'\n# {'long ' * 300}", {"text/plain": FRAME, "text/html": SCRIPT}),
         code(
-            "draw()",
+            "def draw(): pass",
             {"image/png": said(polyglot), "text/html": SCRIPT},
             {"image/png": said(png(50_000, 50_000, b"\0"))},
         ),
