@@ -89,7 +89,7 @@ def _filter() -> Filter:
         reviewed = REVIEWED[str(st.selectbox("Reviewed", list(REVIEWED), key="reviewed"))]
         order = st.selectbox("Order", ORDERS, key="order")
         needs_review = st.checkbox("Needs review only", key="review")
-    return Filter(text, states, reviewed, needs_review, order)
+    return Filter(text, states, reviewed, needs_review, order=order)
 
 
 def _asked(row: Row) -> str:
