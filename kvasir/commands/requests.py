@@ -9,7 +9,7 @@ import click
 
 from kvasir.commands.export import bytes_of, write
 from kvasir.options import account, json_option, path
-from kvasir.terminal import say, say_json, table
+from kvasir.terminal import say, say_json, stderr, table
 from messages.errors import UsageError
 from producers import export as out
 from producers.export import FinalGrade, Request
@@ -68,6 +68,13 @@ def _answer(batch: Path, wanted: str, reply: str, by_item: dict[str, FinalGrade]
         raise UsageError(f"there is no request {wanted!r}: kvasir requests {batch} lists them")
     final = by_item.get(request.item_id)
     out.answer(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, who)
+    if request.answer:
+        stderr.print(
+            f"The earlier reply stays in the record, and no longer counts: {one_line(request.answer.reply)}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
 
 
 def _row(request: Request, by_item: dict[str, FinalGrade]) -> list[str]:

@@ -145,7 +145,7 @@ def _by_hand(
     with st.container(key="beside"):
         work, points = st.columns(2)
     with work:
-        review_page._work(item, {})
+        review_page.show_work(desk, view, item, {})
     with points, st.container(key="form"):
         _points(folder, view.rubric.criteria, item, given[here])
 

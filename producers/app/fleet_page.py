@@ -30,11 +30,12 @@ def show(desk: Desk, folder: Path) -> None:
 
 def _run(desk: Desk, folder: Path) -> None:
     """Not in the part that draws itself anew: of a large class this is a lot to send."""
-    drawn = runs.pictures(desk.views.of(folder).results)
+    view = desk.views.of(folder)
+    drawn = pictures(desk, ("run", folder), view.version, lambda: runs.pictures(view.results))
     if drawn:
         st.subheader("The run in pictures", anchor=False)
         st.caption("Of the jobs that have an answer, each from when it was submitted; as of when this page was opened.")
-        pictures(drawn)
+        st.html(drawn)
 
 
 def _workers(desk: Desk, folder: Path) -> None:

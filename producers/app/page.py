@@ -42,6 +42,30 @@ button:enabled kbd { color: inherit; opacity: 1; }
 @media (min-width: 641px) {  /* the shorter of work and form stays in sight while the longer one is read */
   .st-key-beside [data-testid="stColumn"] { position: sticky; top: 4rem; align-self: flex-start; }
 }
+.state { margin-right: 1rem; }
+.state::before { content: "●"; margin-right: 0.35rem; }
+.state-open::before { color: light-dark(#b35900, #e69f00); }
+.state-settled::before { color: light-dark(#00805d, #35c49a); }
+.state-missing::before { color: light-dark(#c02020, #ff8080); }
+.state-waiting::before { color: light-dark(#63666a, #b4b1ab); }
+/* A submission's work. Streamlit says by color-scheme whether the page is dark. */
+.work-code, .work-prose, .work-output, .work-table { font-size: 0.875rem; line-height: 1.5; margin: 0 0 0.5rem; }
+pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5rem 0.75rem; background: none; }
+pre.work-code { background: rgba(128,132,149,0.12); border-left: 3px solid rgba(64,120,220,0.7); border-radius: 4px; }
+pre.work-prose { font-family: inherit; font-size: 1rem; padding: 0 0.25rem; }
+pre.work-output { border-left: 3px solid rgba(128,132,149,0.5); }
+pre.work-prose code { font-size: 0.9em; }
+.work-heading { font-size: 1.15rem; }
+.work-table { border-collapse: collapse; border-left: 3px solid rgba(128,132,149,0.5); }
+.work-table th, .work-table td { padding: 0.1rem 0.6rem; text-align: right; overflow-wrap: anywhere; border: none; }
+.work-table th { font-weight: 600; border-bottom: 1px solid rgba(128,132,149,0.5); }
+.work-plot { display: block; max-width: 100%; height: auto; margin: 0 0 0.5rem; border-radius: 4px; }
+[class^="work-"] { font-style: normal; }
+.work-k { color: light-dark(#8a1f9c, #e0a0f0); }
+.work-s { color: light-dark(#0a6640, #8fd9a8); }
+.work-n { color: light-dark(#0b5aa5, #8cc4ff); }
+.work-c { color: light-dark(#5a6472, #b0b8c4); }
+mark [class^="work-"] { color: inherit; }  /* on what is highlighted, only ink can be read */
 </style>"""
 
 
@@ -54,7 +78,7 @@ def show(open_backend: Callable[[], Backend]) -> None:
         desk = the_desk(open_backend)
         arrive()
         follow()
-        review_page.keep_typed()
+        review_page.keep_typed(desk)
         if desk.backend.notice:
             st.warning(escaped(desk.backend.notice))
         folder = _chosen(desk)

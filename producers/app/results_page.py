@@ -20,7 +20,15 @@ from producers.report.grades import OUTCOMES, outcomes, show_points
 from producers.words import plural
 
 # In pixels. Streamlit goes by the first rows, and cuts off the words of later ones.
-_WIDTHS = {"state": 95, "needs review": 230}
+_WIDTHS = {"needs review": 230}
+_COLOURS = {
+    "graded": "green",
+    "empty": "blue",
+    "unreadable": "red",
+    "incomplete": "orange",
+    "failed": "red",
+    "waiting": "gray",
+}
 
 
 def show(desk: Desk, folder: Path) -> None:
@@ -63,7 +71,10 @@ def _table(desk: Desk, folder: Path) -> None:
     event: Any = st.dataframe(
         [_cells(row, criteria) | ({"asked": _asked(row)} if asked else {}) for row in shown],
         hide_index=True,
-        column_config={name: st.column_config.TextColumn(width=width) for name, width in _WIDTHS.items()},
+        column_config={
+            "state": st.column_config.MultiselectColumn(width=110, options=OUTCOMES, color=list(_COLOURS.values())),
+            **{name: st.column_config.TextColumn(width=width) for name, width in _WIDTHS.items()},
+        },
         on_select="rerun",
         selection_mode="multi-row",
         key=f"table {folder} {page}",
@@ -78,7 +89,7 @@ def _filter() -> Filter:
         reviewed = REVIEWED[str(st.selectbox("Reviewed", list(REVIEWED), key="reviewed"))]
         order = st.selectbox("Order", ORDERS, key="order")
         needs_review = st.checkbox("Needs review only", key="review")
-    return Filter(text, states, reviewed, needs_review, order)
+    return Filter(text, states, reviewed, needs_review, order=order)
 
 
 def _asked(row: Row) -> str:
@@ -89,7 +100,7 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
     points = {item.id: item.points for item in row.final.criteria}
     return {
         "submission": row.name,
-        "state": row.state,
+        "state": [row.state],
         "final points": show_points(row.points),
         "by the model": show_points(row.ai),
         "reviewed": "yes" if row.reviewed else "",
@@ -101,13 +112,14 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
 
 def _pictures(desk: Desk, folder: Path) -> None:
     view, rows, _ = desk.rows(folder)
-    drawn = of_class(view.rubric, rows) if view.rubric else []
-    if not drawn or not view.rubric:
+    rubric, stamp = view.rubric, desk.version(folder)
+    drawn = pictures(desk, ("class", folder), stamp, lambda: of_class(rubric, rows)) if rubric else ""
+    if not drawn or not rubric:
         return
     st.subheader("The class in pictures", anchor=False)
-    pictures(drawn)
+    st.html(drawn)
     if st.toggle("Each criterion", key="criteria drawn"):
-        pictures(of_criteria(view.rubric, rows))
+        st.html(pictures(desk, ("criteria", folder), stamp, lambda: of_criteria(rubric, rows)))
 
 
 def _act(chosen: list[Row], shown: list[Row]) -> None:

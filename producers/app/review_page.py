@@ -13,18 +13,17 @@ from producers.app.address import keep
 from producers.app.markup import Markup
 from producers.app.shared import COOKIE, Desk, decider, live, sentences, text
 from producers.app.unsaved import asks_about_unsaved, can_undo, discard, draft_of, save, undo
+from producers.app.work import MOST_CHARS, drawn_work
 from producers.batch.grade import Item
 from producers.desk.decisions import Decided, Draft
 from producers.desk.rows import QUEUES, Row, select
-from producers.desk.text import SHOWN_CHARS, escaped, shortened
+from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.export import Request, add_requests, answer, points_of
 from producers.grading.points import CriterionGrade
-from producers.grading.quotes import quoted_lines
 from producers.grading.reviews import Override, version_of
 from producers.report.grades import show_distribution, show_points
 from producers.rubric.rubric import Criterion
-from producers.words import plural
 
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 _KEYS = """
@@ -34,7 +33,6 @@ _KEYS = """
 - **s**: save the change; **a**: leave it as it is; **u**: discard what is not saved, or undo the last save
 - **?**: this list
 """
-_MOST_CHARS = 60_000  # of a submission, until everything is asked for
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
 # A field is sent when it is left; here also when somebody pauses or goes, so that no reload and no Back loses words.
 # So are keys where a section was just chosen: until then they are its radio button's.
@@ -95,12 +93,13 @@ def _submission(desk: Desk, folder: Path) -> None:
         return
     row = _pick(desk, folder, rows)
     keep()
-    keep_typed()
+    keep_typed(desk)
     item = view.item(row.number)
     with st.container(key="beside"):
         work, verdict = st.columns(2)
     with work:
-        _work(item, {one.id: one.evidence for one in row.final.grade.criteria if one.evidence_state == "found"})
+        found = (one for one in row.final.grade.criteria if one.evidence_state == "found")
+        show_work(desk, view, item, {one.id: one.evidence for one in found})
     with verdict, st.container(key="form"):
         _verdict(desk, folder, view, row, decided.get(item.item_id, {}))
     _prompt(view, item)
@@ -131,13 +130,25 @@ def _pick(desk: Desk, folder: Path, rows: list[Row]) -> Row:
         st.button("Next", disabled=elsewhere.issuperset(after), on_click=_go, args=(desk, folder, after), shortcut="J")
         st.selectbox("Show", list(QUEUES), key="show")
         ask_name()
-    said = f"{len(waiting['needs review'])} of {len(rows)} need review."
+    said = Markup()
+    said.states(_counted(waiting, len(rows)))
     if _id(here) in elsewhere:
-        said += " Somebody else has this one open."
-    st.caption(said)
+        said.caption("Somebody else has this one open.")
+    said.draw()
     with st.expander("Keys", key="keys"):
         st.markdown(_KEYS)
     return here
+
+
+def _counted(waiting: Mapping[str, Sequence[Row]], total: int) -> dict[str, str]:
+    """How many are in each queue, with the state that they are in."""
+    doubtful, asked, without = (len(waiting[name]) for name in list(QUEUES)[:3])
+    counted = {f"{doubtful} of {total} need review": "open" if doubtful else "settled"}
+    if asked:
+        counted[f"{asked} asked for another look"] = "open"
+    if without:
+        counted[f"{without} without points"] = "missing"
+    return counted
 
 
 def _id(row: Row) -> str:
@@ -175,31 +186,18 @@ def ask_name() -> None:
 # --- the work
 
 
-def _work(item: Item, quotes: dict[str, str]) -> None:
-    """What was handed in; the lines that are quoted as evidence are highlighted, each with its criterion's id."""
+def show_work(desk: Desk, view: BatchView, item: Item, quotes: Mapping[str, str]) -> None:
+    """What was handed in; the lines quoted as evidence are highlighted, each with its criterion's id (`quotes`)."""
     submission = item.submission
     if submission.problem:
         st.error(escaped(submission.problem))
     whole = sum(len(part.text) for part in submission.parts)
-    everything = whole <= _MOST_CHARS or st.toggle(f"Show all {whole:,} characters", key=f"all {item.item_id}")
-    left = whole if everything else _MOST_CHARS
-    shown = Markup()
-    for part in submission.parts:
-        if left <= 0:
-            break
-        body, left_out = shortened(part.text, min(left, SHOWN_CHARS))
-        shown.caption(f"{part.kind}, {part.where}" if part.where else part.kind)
-        why: dict[int, str] = {}
-        for criterion, evidence in quotes.items():
-            for line in quoted_lines(body, [evidence]):
-                why[line] = f"{why[line]}, {criterion}" if line in why else criterion
-        shown.verbatim(body, why)
-        if left_out:
-            shown.caption(f"{plural(left_out, 'character')} more")
-        left -= len(body)
-    if submission.images_left_out:
-        shown.caption(f"Images left out, here and for the models: {submission.images_left_out}.")
-    shown.draw()
+    everything = whole <= MOST_CHARS or st.toggle(f"Show all {whole:,} characters", key=f"all {item.item_id}")
+    most = whole if everything else MOST_CHARS
+    assert view.assignment
+    folder = view.assignment.request.folder
+    key, stamp = ("work", view.folder, item.item_id), (submission, most, *quotes.items())
+    desk.kept(key, stamp, lambda: drawn_work(folder, submission, quotes, most)).draw()
 
 
 # --- the grade
@@ -216,7 +214,7 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
     )
     if row.final.penalty:
         said_of_it.caption(row.final.penalty.words)
-    said_of_it.caption(_state(row))
+    said_of_it.states({_state(row): _kind_of(row)})
     for remark in row.remarks:
         said_of_it.caption(f"remark: {remark}")
     said_of_it.draw()
@@ -224,7 +222,7 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
         st.warning(escaped(grade.reason))
     assert view.rubric
     by_id = {criterion.id: criterion for criterion in view.rubric.criteria}
-    _requests(folder, row)
+    _requests(desk, folder, row)
     draft = draft_of(desk, folder, row.final, decided)
     ids = [item.id for item in grade.criteria]
     state = st.session_state
@@ -240,8 +238,10 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decid
     _history(decided)
 
 
-def _requests(folder: Path, row: Row) -> None:
+def _requests(desk: Desk, folder: Path, row: Row) -> None:
     """What the student asked, and a field for the reply to each."""
+    if said := st.session_state.pop("said of request", ""):
+        st.warning(escaped(said))
     for request in row.requests:
         told = Markup()
         about = f" about {request.criterion_id}" if request.criterion_id else ""
@@ -253,42 +253,52 @@ def _requests(folder: Path, row: Row) -> None:
             told.caption(f"Replied{by}:")
             told.verbatim(request.answer.reply)
         told.draw()
-        if request.answer is None:
-            reply = f"reply {request.id}"
+        reply = f"reply {request.id}"
+        if request.answer is None or st.session_state.get(reply):  # written while somebody else was replying
             st.text_area("Reply, which the student gets", key=reply)
-            st.button("Reply", on_click=_reply, args=(folder, row, request, reply), key=f"send {request.id}")
+            args = (desk, folder, row, request, reply)
+            st.button("Reply", on_click=_reply, args=args, key=f"send {request.id}")
     with st.expander("Enter a request of this student", key="request"):
         criteria = [criterion.id for criterion in row.final.criteria]
         names = {"about": f"asked about {_id(row)}", "text": f"asked {_id(row)}"}
         st.selectbox("About", ["", *criteria], format_func=lambda id: id or "the whole grade", key=names["about"])
         st.text_area("The student's words", key=names["text"])
-        st.button("Enter it", on_click=_enter, args=(folder, row, names), key=f"enter {_id(row)}")
+        st.button("Enter it", on_click=_enter, args=(desk, folder, row, names), key=f"enter {_id(row)}")
 
 
-def keep_typed() -> None:
-    """Streamlit forgets what was typed into a field that it does not draw: replies that were begun, on other pages."""
-    for name in st.session_state:
-        if str(name).startswith(("reply ", "asked ")):
-            st.session_state[name] = st.session_state[name]
+def keep_typed(desk: Desk) -> None:
+    """Replies and requests that were begun outlive other pages, on which Streamlit forgets fields, and a reload."""
+    state = st.session_state
+    typed = desk.typed.setdefault(state["browser"], {})
+    typed.update({str(name): state[name] for name in state if str(name).startswith(("reply ", "asked "))})
+    for name, said in typed.items():
+        state[name] = said
 
 
-def _reply(folder: Path, row: Row, request: Request, reply: str) -> None:
+def _forget_typed(desk: Desk, *names: str) -> None:
+    for name in names:
+        desk.typed[st.session_state["browser"]].pop(name, None)
+        st.session_state.pop(name, None)
+
+
+def _reply(desk: Desk, folder: Path, row: Row, request: Request, reply: str) -> None:
     points = points_of(row.final, request.criterion_id)
-    _kept(lambda: answer(folder, request, st.session_state[reply], points, decider()))
+    if _kept(lambda: answer(folder, request, st.session_state[reply], points, decider())):
+        _forget_typed(desk, reply)
 
 
-def _enter(folder: Path, row: Row, names: Mapping[str, str]) -> None:
+def _enter(desk: Desk, folder: Path, row: Row, names: Mapping[str, str]) -> None:
     about, said = st.session_state[names["about"]] or None, st.session_state[names["text"]]
     if _kept(lambda: add_requests(folder, [Request.about(row.final, about, said, decider())])):
-        st.session_state[names["text"]] = ""
+        _forget_typed(desk, *names.values())
 
 
 def _kept(keep: Callable[[], object]) -> bool:
-    """Whether it was kept; why not is said beside the form."""
+    """Whether it was kept; why not is said above the requests."""
     try:
         keep()
     except KvasirError as error:
-        st.session_state["said"] = str(error)
+        st.session_state["said of request"] = str(error)
         return False
     return True
 
@@ -299,6 +309,14 @@ def _state(row: Row) -> str:
     if row.reviewed and not row.final.why_blank:
         return "The grade is final: no question is open."
     return f"⚑ {row.final.why_blank}" if row.needs_review else row.final.why_blank or row.state
+
+
+def _kind_of(row: Row) -> str:
+    if row.state == "waiting":
+        return "waiting"
+    if row.needs_review or row.asked:
+        return "open"
+    return "missing" if row.final.why_blank else "settled"
 
 
 def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, after: str) -> None:

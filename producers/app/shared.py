@@ -7,10 +7,11 @@ import getpass
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -32,7 +33,10 @@ from producers.export.late import FILE as TIMES
 from producers.export.requests import FILE as REQUESTS
 from producers.rubric.rubric import Rubric
 
+T = TypeVar("T")
+
 REFRESH_S = 2.0
+KEPT = 12  # drawn submissions and pictures that are kept for the next click on them
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
 COOKIE = "kvasir_desk"  # what this browser is called, and its person
 
@@ -46,6 +50,7 @@ class Desk:
     fleet: FleetWatch
     drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
+    typed: dict[str, dict[str, str | None]] = field(default_factory=dict)  # by browser and field: requests and replies
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
@@ -53,6 +58,7 @@ class Desk:
     _rows: dict[Path, tuple[tuple[int, ...], list[Row]]] = field(default_factory=dict)
     _cost: tuple[object, str] = ((), "")
     _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
+    _kept: dict[Hashable, tuple[Hashable, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def folders(self) -> list[Path]:
@@ -123,6 +129,11 @@ class Desk:
                 self._cost = known
         return known[1]
 
+    def version(self, folder: Path) -> Hashable:
+        """Which `rows` were given out last."""
+        with self._lock:
+            return self._rows[folder][0]
+
     def rates(self) -> list[ModelRate]:
         """How fast each model has been, over all assignments; counted anew only when a result has come."""
         views = [self.views.of(folder) for folder in self.folders()]
@@ -134,6 +145,19 @@ class Desk:
             with self._lock:
                 self._rates = known
         return known[1]
+
+    def kept(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
+        """What `make` made for this key, made anew only with another stamp: the version of what it shows."""
+        with self._lock:
+            known = self._kept.pop(key, None)
+        if known is None or known[0] != stamp:
+            known = (stamp, make())
+        with self._lock:
+            self._kept[key] = known
+            while len(self._kept) > KEPT:  # those that nobody has asked for the longest
+                del self._kept[next(iter(self._kept))]
+        made: T = known[1]
+        return made
 
 
 def _changed(path: Path) -> int:
@@ -213,12 +237,19 @@ def decider() -> str:
         return ""
 
 
-def pictures(drawn: Iterable[Picture]) -> None:
-    """Pictures below each other, beside each other where there is room; light or dark as the page is."""
+def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iterable[Picture]]) -> str:
+    """Pictures below each other, beside each other where there is room; light or dark as the page is. "" for none.
+
+    Drawn anew only when their `stamp` has changed.
+    """
     dark = st.context.theme.type == "dark"
+    return desk.kept((key, dark), stamp, lambda: _grid(draw(), dark))
+
+
+def _grid(drawn: Iterable[Picture], dark: bool) -> str:
     cells = "".join(f"<div>{each.image(dark)}</div>" for each in drawn)
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
-    st.html(f'<div style="{grid}">{cells}</div>')
+    return f'<div style="{grid}">{cells}</div>' if cells else ""
 
 
 def text(body: str) -> None:

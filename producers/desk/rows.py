@@ -62,8 +62,8 @@ class Filter:
     states: tuple[str, ...] = ()
     reviewed: bool | None = None
     needs_review: bool = False
-    asked: bool = False
     order: Order = "name"
+    asked: bool = False
 
 
 # What a reviewer goes through: those that wait for a decision come first, and by themselves.

@@ -10,16 +10,20 @@ A student's words are shown and kept, and go into no prompt.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from messages.errors import BatchError
 from producers.export.final import Exported, FinalGrade, final_grades
 from producers.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
 from producers.files.journal import Lines
+from producers.files.private import open_private
 from producers.files.shapes import shaped
 from producers.grading.points import CriterionGrade
 from producers.grading.reviews import MAX_TEXT
@@ -95,15 +99,36 @@ def read_requests(folder: Path) -> list[Request]:
 
 def add_requests(folder: Path, requests: Iterable[Request]) -> int:
     """Keep those that are not kept yet; returns how many. Raises BatchError, and keeps none then."""
-    known = {request.id for request in read_requests(folder)}
-    new = {request.id: request for request in requests if request.id not in known}
-    Lines(folder / FILE).append(_row(request) for request in new.values())
+    with _alone(folder):
+        known = {request.id for request in read_requests(folder)}
+        new = {request.id: request for request in requests if request.id not in known}
+        Lines(folder / FILE).append(_row(request) for request in new.values())
     return len(new)
 
 
 def answer(folder: Path, request: Request, reply: str, points: Points | None, by: str = "") -> None:
-    """Keep a reply. Raises ExportError if there is none, BatchError."""
-    Lines(folder / FILE).append([asdict(Answer(request.id, reply.strip(), points, by))])
+    """Keep a reply to a request that was seen as it is here, with the answer that it has.
+
+    Raises ExportError if there is no reply, or somebody has answered since the request was read; BatchError.
+    """
+    made = Answer(request.id, reply.strip(), points, by)
+    with _alone(folder):
+        standing = next((each.answer for each in read_requests(folder) if each.id == request.id), None)
+        if standing and standing != request.answer:
+            who = f" ({standing.by})" if standing.by else ""
+            raise ExportError(f"somebody has replied meanwhile{who}; read that reply first")
+        Lines(folder / FILE).append([asdict(made)])
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else adds to the file in here, in this process or another. Raises BatchError."""
+    try:
+        with open_private(folder / FILE, "ab") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the request is not kept") from None
 
 
 def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> list[Request]:

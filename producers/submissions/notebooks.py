@@ -11,7 +11,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -103,9 +103,27 @@ def read_notebook(text: str) -> Document:
     return reader.document(notebook)
 
 
-def slim_notebook(data: bytes) -> bytes:
-    """The file without its pictures. Raises Unreadable if what is left would take seconds and gigabytes to read."""
-    data = _PICTURE.sub(rb'\1"', data)
+def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
+    """Where each PNG and JPEG of a notebook stands, as `Part.where` says it, and what stands there: base64, unchecked.
+
+    Raises Unreadable, as `read_notebook`.
+    """
+    for number, cell in enumerate(_cells(_load(text)), 1):
+        where = f"cell {number}"
+        outputs = _merged(_list(_dict(cell).get("outputs")))
+        attached = [(where, _dict(files)) for files in _dict(_dict(cell).get("attachments")).values()]
+        shown = [(_of_output(where, index, outputs), _dict(one.get("data"))) for index, one in enumerate(outputs, 1)]
+        for place, forms in (*attached, *shown):  # several forms of one output are one picture
+            if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
+                yield place, forms[kind]
+
+
+def slim_notebook(data: bytes, instead: Callable[[bytes], bytes] = lambda _: b"") -> bytes:
+    """The file with something else `instead` of each picture's base64, of which this is told.
+
+    Raises Unreadable if what is left would take seconds and gigabytes to read.
+    """
+    data = _PICTURE.sub(lambda found: found[1] + instead(found[0][len(found[1]) : -1]) + b'"', data)
     too_many = Unreadable("it holds too many values for a notebook; clear its outputs and hand it in again")
     if data.count(b'"') > 2 * _MAX_STRINGS:
         raise too_many
@@ -267,8 +285,7 @@ class _NotebookReader:
         self.failed += any(output.get("output_type") == "error" for output in outputs)
         self._add("code", source, where)
         for index, output in enumerate(outputs, 1):
-            text = self._output(output)
-            self._add("output", text, f"{where}, output" if len(outputs) == 1 else f"{where}, output {index}")
+            self._add("output", self._output(output), _of_output(where, index, outputs))
 
     def _output(self, output: Mapping[str, Any]) -> str:
         kind = output.get("output_type")
@@ -299,6 +316,10 @@ class _NotebookReader:
         self.images += images
         if text.strip():
             self.parts.append(Part(kind, text.strip("\n"), where))
+
+
+def _of_output(where: str, index: int, outputs: Sequence[Any]) -> str:
+    return f"{where}, output" if len(outputs) == 1 else f"{where}, output {index}"
 
 
 def _merged(outputs: list[Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -113,6 +114,23 @@ def read_document(path: Path) -> Submission:
     if cut := next((note for note in document.notes if note.startswith(_VERY_LONG)), ""):
         raise SubmissionError(f"{shown(path)} is too much for every prompt of the class: {cut}")
     return document
+
+
+def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    """The notebooks of the submission that `read_submissions(path)` calls by this name, as they are.
+
+    Each with what stands before "cell 1" in the places of its parts. Raises SubmissionError if the path can't be read;
+    a notebook that can't be is left out.
+    """
+    with open_entries(path) as entries:
+        groups = resolve(_grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+        group = next((group for group in groups if group.name == name), None)
+        files = _readable(group) if group else []
+        for label, entry in zip(_labels(files), files, strict=True):
+            with suppress(Unreadable):
+                data = _load(entry)
+                if _kind(entry.path, data) == ".ipynb":
+                    yield _labelled(label, "", ", "), data
 
 
 # --- which files make a submission

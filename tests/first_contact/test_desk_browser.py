@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from producers.desk.assignments import read_inputs
+from producers.export import Request, add_requests, answer, read_requests
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import (
     ON_A_PHONE,
@@ -504,8 +505,16 @@ def test_on_a_phone_nothing_scrolls_sideways_and_no_buttons_overlap(desk: DeskPa
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPage, scheme: str) -> None:
     folder = graded_assignment(desk, 4, doubtful=[2])
+    jobs = json.loads((folder / "batch.json").read_text("utf-8"))["jobs"]
+    asking, answered = sorted({job["item_id"].rpartition(".")[0] for job in jobs})[:2]
+    add_requests(
+        folder, [Request("1" * 12, asking, "works", "I ran it", 2), Request("2" * 12, answered, None, "Why?", 4)]
+    )
+    answer(folder, read_requests(folder)[1], "It stands.", 4, "Ada")
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}
+    for item, words in ((asking, "Reply, which the student gets"), (answered, "Replied (Ada)")):
+        pages[f"{desk.at(folder, 'Review')}&submission={item}"] = words
     for address, words in pages.items():
         browser.open(address)
         browser.wait_for(words)

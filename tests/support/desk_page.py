@@ -39,7 +39,7 @@ ON_A_PHONE = """
   const main = document.querySelector("[data-testid=stMain]");
   const wide = [document.documentElement, main].filter((e) => e.scrollWidth > innerWidth).length;
   const found = [...main.querySelectorAll("button, input, textarea")].filter((e) => e.getClientRects().length
-    && getComputedStyle(e).opacity !== "0");
+    && getComputedStyle(e).opacity !== "0" && !e.closest("details:not([open])"));
   const overlaps = [];
   for (const one of found) for (const other of found) {
     if (one === other || one.contains(other) || other.contains(one)) continue;

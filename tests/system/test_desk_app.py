@@ -82,3 +82,22 @@ def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> N
 
     answer(out, assignment, [1])
     assert [rate.answers for rate in desk.rates()] == [2, 2]
+
+
+def test_what_is_drawn_is_kept_until_what_it_shows_has_changed_and_only_the_latest() -> None:
+    from producers.app.shared import KEPT, Desk
+
+    desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
+    made: list[str] = []
+
+    def drawn(key: str, stamp: int) -> str:
+        return desk.kept(key, stamp, lambda: made.append(f"{key} {stamp}") or made[-1])  # type: ignore[func-returns-value]
+
+    assert [drawn("a", 1), drawn("a", 1), drawn("a", 2)] == ["a 1", "a 1", "a 2"]
+    for number in range(KEPT - 1):
+        drawn(f"other {number}", 0)
+    assert drawn("a", 2) == "a 2"
+    drawn("one more", 0)
+    drawn("a", 2)
+    drawn("other 0", 0)
+    assert [each for each in made if each in ("a 2", "other 0 0")] == ["a 2", "other 0 0", "other 0 0"]

@@ -29,6 +29,18 @@ def test_the_folder_goes_and_the_submissions_stay(graded: Path) -> None:
     assert list((graded.parent / "homework/submissions").iterdir())
 
 
+def test_what_students_asked_goes_too(graded: Path, tmp_path: Path) -> None:
+    name = next((tmp_path / "homework/submissions").iterdir()).name
+    (tmp_path / "asked.csv").write_text(f"submission,request\n{name},Why?\n", "utf-8")
+    written = str(graded / "replies.csv")
+    assert cli.run(["requests", str(graded), "--from", str(tmp_path / "asked.csv"), "--to", written]) == cli.FAILED
+    assert {"requests.jsonl", "replies.csv"} <= {item.name for item in graded.iterdir()}
+
+    assert cli.run(["forget", str(graded), "--yes"]) == 0
+
+    assert not graded.exists()
+
+
 def test_what_is_not_ours_is_left_and_named(graded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (graded / "thesis.docx").write_text("mine")
 

@@ -117,7 +117,9 @@ def test_an_answer_keeps_the_points_then_and_now_and_the_last_one_counts(out: Pa
 
     append_override(out, Override(final.grade.item_id, final.criteria[0].id, 3, "You did.", "asked"))
     answer(out, asked, "You did; sorry.", points_of(grades(out)[0], asked.criterion_id), "Bob")
-    answer(out, asked, "You did. Thank you for asking.", 3, "Bob")
+    with pytest.raises(ExportError, match=r"somebody has replied meanwhile \(Bob\); read that reply first"):
+        answer(out, asked, "No.", 2, "Ann")
+    answer(out, read_requests(out)[0], "You did. Thank you for asking.", 3, "Bob")
 
     [found] = read_requests(out)
     assert found.answer

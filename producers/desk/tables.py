@@ -1,0 +1,89 @@
+"""Data frames in a student's outputs, found in the text that the models saw: columns and rows of plain text.
+
+No HTML is read for this: the rows that are shown are the lines in which evidence is looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+MAX_COLUMNS = 12  # more can't be read in half a page
+_SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")  # under the header of a table in Markdown
+_BETWEEN = re.compile(r"\s*(?:#|$)")  # what parts two: an empty line, a heading, what a tibble says of itself
+_TYPES = re.compile(r"\s+(?:<[\w .+]+>\s*)+")  # the second line of a tibble
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of equally many cells, the header first, and the line on which each stands: from `start` to before `end`."""
+
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...]
+    start: int
+    end: int
+
+
+def tables(lines: Sequence[str], aligned: bool) -> Iterator[Table]:
+    """The tables in these lines, in order; `aligned`: also those whose columns spaces make, as in outputs."""
+    start = 0
+    while start < len(lines):
+        end = start
+        while end < len(lines) and not _BETWEEN.match(lines[end]):
+            end += 1
+        block = range(start, end)
+        found = next((table for read in (_piped, _spaced) if (table := read(lines, block, aligned))), None)
+        if found:
+            yield found
+        start = end + 1
+
+
+def _piped(lines: Sequence[str], block: range, _aligned: bool) -> Table | None:
+    """Cells between bars: Markdown, and what is left of a table in HTML."""
+    places = [number for number in block if not _SEPARATOR.fullmatch(lines[number])]
+    rows = [[cell.strip() for cell in lines[number].strip().strip("|").split(" | ")] for number in places]
+    if len(rows) < 2 or not all("|" in lines[number] for number in block):
+        return None
+    if len(rows[0]) == len(rows[1]) - 1:  # above row names stands nothing
+        rows[0].insert(0, "")
+    return _table(rows, places, block)
+
+
+def _spaced(lines: Sequence[str], block: range, aligned: bool) -> Table | None:
+    """Columns under a header that begins further right than the row names: as pandas and R print data frames."""
+    if not aligned or len(block) < 3 or not lines[block[0]].startswith(" "):
+        return None
+    places = [number for number in block if number == block[0] or not _TYPES.fullmatch(lines[number])]
+    if any(lines[number][:1].isspace() for number in places[1:]):
+        return None
+    cuts = _cuts([lines[number] for number in block])
+    rows = [[lines[number][left:right].strip() for left, right in cuts] for number in places]
+    if rows[0][-1] == "\\":  # pandas: the other columns follow below
+        rows = [row[:-1] for row in rows]
+    return _table(rows, places, block) if rows[0] and not rows[0][0] and all(rows[0][1:]) else None
+
+
+def _cuts(lines: Sequence[str]) -> list[tuple[int, int]]:
+    """Where columns begin and end. A gap in all lines parts two; what has no header belongs to its neighbour."""
+    width = max(map(len, lines))
+    padded = [line.ljust(width) for line in lines]
+    used = [any(line[at] != " " for line in padded) for at in range(width)]
+    edges = [at for at in range(width + 1) if (at < width and used[at]) != (at > 0 and used[at - 1])]
+    cuts = list(zip(edges[::2], edges[1::2], strict=True))
+    merged: list[tuple[int, int]] = []
+    for left, right in cuts:
+        before = merged[-1] if len(merged) > 1 else None  # the row names' column has no header, and stays
+        lone = before and not lines[0][before[0] : before[1]].strip()
+        if before and left - before[1] == 1 and (lone or not lines[0][left:right].strip()):
+            merged[-1] = (before[0], right)
+        else:
+            merged.append((left, right))
+    return merged
+
+
+def _table(rows: Sequence[Sequence[str]], places: Sequence[int], block: range) -> Table | None:
+    width = len(rows[0])
+    if not 2 <= width <= MAX_COLUMNS or any(len(row) != width for row in rows):
+        return None
+    return Table(tuple(map(tuple, rows)), tuple(places), block.start, block.stop)
