@@ -97,9 +97,12 @@ def test_an_unknown_machine_and_a_role_that_has_not_spoken_are_named(site: Site)
     done = site.logs("three")
     assert done.code == 2
     assert "there is no machine 'three' in the configuration; it has: one, two, away" in done.stderr
-    (site.machines["two"].home / "kvasir/log/kvasir-decode-m-1b.log").rename(site.folder / "aside")
-    done = site.logs("two")
-    (site.folder / "aside").rename(site.machines["two"].home / "kvasir/log/kvasir-decode-m-1b.log")
+    log = site.machines["two"].home / "kvasir/log/kvasir-decode-m-1b.log"
+    log.rename(site.folder / "aside")
+    try:
+        done = site.logs("two")
+    finally:
+        (site.folder / "aside").rename(log)
     assert (done.code, done.stdout) == (1, "")
     assert "kvasir-decode-m-1b has written no log yet" in done.stderr
 
