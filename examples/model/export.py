@@ -1,13 +1,15 @@
-"""Write what training has made in the two forms: `python -m examples.model.export RUN [--out DIR]`.
+"""Write what training has made in the two forms: `python -m examples.model.export RUN [RUN …] [--out DIR]`.
 
-RUN is the folder that `examples.model.train` was given as --out. Needs NumPy, tokenizers, safetensors and gguf; no
-PyTorch. Without --out the committed model is replaced; with it nothing is.
+RUN is the folder that `examples.model.train` was given as --out. Of several runs, each begun from the one before, the
+mean of the weights is written, with the tokenizer and the loss curve of the first. Needs NumPy, tokenizers, safetensors
+and gguf; no PyTorch. Without --out the committed model is replaced; with it nothing is.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +23,25 @@ CURVE = "training.json"
 ABOUT = "Trained on made-up assignments: it grades this family of toys and nothing else"
 
 
-def export(run: Path, out: Path) -> None:
-    """Write the folder, the GGUF file and the loss curve of a training run into `out`.
+def export(runs: Sequence[Path], out: Path) -> None:
+    """Write the folder, the GGUF file and the loss curve of a training run, or of the mean of several, into `out`.
 
     Raises ValueError if the weights hold a number that float16 doesn't have.
     """
+    run = runs[0]
     tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
-    weights = read_weights(run / "weights.npz")
+    first, *others = [read_weights(each / "weights.npz") for each in runs]
+    weights = (
+        {name: _mean([value, *(one[name] for one in others)]) for name, value in first.items()} if others else first
+    )
     write_folder(out / NAME, TRAINED, tokenizer, weights)
     write_gguf(out / f"{NAME}.gguf", TRAINED, tokenizer, weights, ABOUT)
     shutil.copy(run / CURVE, out / CURVE)
+
+
+def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    made: np.ndarray = np.mean([value.astype(np.float32) for value in values], axis=0).astype(np.float16)
+    return made
 
 
 def read_weights(path: Path) -> Weights:
@@ -45,10 +56,10 @@ def read_weights(path: Path) -> Weights:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a trained demo model in both of its forms.")
-    parser.add_argument("run", type=Path, help="folder of the training run")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a training run")
     parser.add_argument("--out", type=Path, default=HERE, help="folder to write to")
     given = parser.parse_args()
-    export(given.run, given.out)
+    export(given.runs, given.out)
     print(f"{given.out / NAME} and {given.out / NAME}.gguf")
 
 

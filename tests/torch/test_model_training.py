@@ -63,7 +63,7 @@ def batch(tokenizer: Tokenizer) -> Batch:
 @pytest.fixture(scope="module")
 def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exported")
-    export(run, out)
+    export([run], out)
     return out
 
 

@@ -51,7 +51,7 @@ def test_a_run_s_weights_are_exported_to_the_committed_bytes(tmp_path: Path) -> 
         source = FOLDER if name == "tokenizer.json" else HERE
         (tmp_path / name).write_bytes((source / name).read_bytes())
 
-    export.export(tmp_path, tmp_path / "out")
+    export.export([tmp_path], tmp_path / "out")
 
     assert hashes(tmp_path / "out", model_files(tmp_path / "out")) == hashes(HERE, model_files(HERE))
 
