@@ -42,6 +42,7 @@ def test_what_has_only_begun_is_neither_known_nor_different(tmp_path: Path) -> N
         done = run("--config", str(quick), "grade", *words, "--quiet", env=environment(tmp_path), cwd=tmp_path)
         assert done.code == 0, done.stderr
         browser.open(desk.at(graded, "Regrade"))
+        browser.click("YAML")  # the form comes first
         browser.fill("Rubric", STRICTER)
         browser.click("Save as a new version")
         saved = "[...document.querySelectorAll('input')].some((each) => each.value.startsWith('version 2'))"
