@@ -165,7 +165,7 @@ _FORM = "!!document.querySelector('input[aria-label=\"Points for cleaning\"]')"
 # Whether its work is the one that can be read.
 _SHOWN = (
     "((number) => [...document.querySelectorAll('pre')]"
-    f".some((each) => each.textContent.endsWith(' ' + number + ' found.')))({_CHOSEN})"
+    f".some((each) => each.textContent.includes(' ' + number + ' found.')))({_CHOSEN})"
 )
 
 
