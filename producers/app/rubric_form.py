@@ -110,6 +110,10 @@ class RubricDraft:
 
 def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     """Draw it, and take in what is typed."""
+    # Here and not in the radio's callback: a button of the form that is pressed just before has its callback after it,
+    # and the text would lack what the button did.
+    if (wanted := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
+        _switch(draft, wanted)
     key = f"rubric view {draft.number}"
     st.session_state[key] = draft.view
     kind = {".json": "JSON", ".csv": "CSV"}.get(Path(draft.name).suffix.lower(), "YAML")
@@ -119,7 +123,6 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
         key=key,
         horizontal=True,
         format_func=lambda view: kind if view == "YAML" else view,
-        on_change=lambda: _switch(draft, key),
     )
     if draft.view == "YAML":
         _as_text(draft)
@@ -129,12 +132,12 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
         st.error(escaped(draft.problem))
 
 
-def _switch(draft: RubricDraft, key: str) -> None:
+def _switch(draft: RubricDraft, view: View) -> None:
     if draft.view == "YAML":
         draft.text = st.session_state.get(f"rubric text {draft.number}", draft.text)
     else:
         _take_in(draft)
-    draft.show(st.session_state[key])
+    draft.show(view)
 
 
 def _as_text(draft: RubricDraft) -> None:
