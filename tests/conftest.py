@@ -41,6 +41,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test that was run once more failed the first time: the plug-in only names it, and CI's machine is gone."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"first try of {report.nodeid}", sep="_")
+        terminalreporter.write_line(report.longreprtext[-6000:])
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside() -> Iterator[None]:
     """The developer's own KVASIR_* settings reach no test, and what a test sets reaches no other."""

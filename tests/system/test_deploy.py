@@ -127,7 +127,7 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
     # Given the password file of an earlier deployment, with one user for everybody, and none for the store
     programs.require("rabbitmq"), programs.require("redis")
     broker, store = (free_port() % 20_000 + 20_000 for _ in range(2))
-    there, mine = site.machines[0].home / "kvasir" / "secrets", site.folder / "new"
+    there, mine = site.machines[0].home / "kvasir" / "secrets", site.folder / f"new-{broker}"
     mine.mkdir()
     there.mkdir(parents=True, exist_ok=True)
     (mine / "broker").write_text("of-last-year\n"), (there / "broker").write_text("of-last-year\n")
@@ -136,7 +136,7 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
     gateway = f'{{ role = "gateway", port = {free_port()} }}'
     config.write_text(
         f'[services]\nbroker = "amqp://teacher@{URL_HOST}:{broker}/"\nstore = "redis://teacher@{URL_HOST}:{store}/0"\n'
-        'broker_password_file = "new/broker"\nstore_password_file = "new/store"\n'
+        f'broker_password_file = "{mine.name}/broker"\nstore_password_file = "{mine.name}/store"\n'
         f'[models."{MODEL}"]\ncontext = 4096\nshort_prompt_tokens = 0\nweights.simulated = "{WEIGHTS}"\n'
         + MACHINE.format(
             name="one",
