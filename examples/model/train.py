@@ -225,7 +225,7 @@ class Training:
         started = saved = time.monotonic()
         sums, count = torch.zeros(3), 0
         for batch in DataLoader(lessons, batch_size=None, num_workers=self.plan.workers):
-            progress = max(self.step / self.plan.steps, (time.monotonic() - started) / (60 * self.plan.minutes))
+            progress = max(self.step / self.plan.steps, (time.monotonic() - started) / (60 * self.plan.minutes or 1e-9))
             if self.stopped or progress >= 1:
                 break
             self._set_rate(min(1.0, (self.step + 1) / 20, 1.0 if self.plan.hold else (1 - progress) / 0.3))

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvasir.cli import run
+from kvasir.plan.targets import beside_goal
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples/kvasir.toml"
@@ -76,6 +77,16 @@ def test_every_target_has_a_verdict_and_a_reason(capsys: pytest.CaptureFixture[s
     assert "times the" in goals["throughput"]["why"]
     assert goals["energy"]["met"]
     assert all(goal["why"] for goal in goals.values())
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "digits", "text"),
+    [(60, 68.2, 0, "68"), (60, 59.98, 0, "59.98"), (15, 14.97, 1, "14.97"), (50, 12345.6, 0, "12,346")],
+)
+def test_a_prediction_never_reads_like_the_goal_that_it_missed(
+    goal: float, value: float, digits: int, text: str
+) -> None:
+    assert beside_goal(goal, value, digits) == text
 
 
 def test_energy_and_cost_follow_from_watts_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
