@@ -26,7 +26,10 @@ from messages.errors import Cancelled, ConfigError, KVTransferFailed
 from messages.jobs import Sampling, user_prompt
 from messages.kv import Block, KVCache, Record, Window
 from tests.contract import test_engines as contract
-from tests.contract.test_engines import CONTEXT, GREEDY, SLOTS, Pair, blocks_of, layout_of
+from tests.contract.test_engines import CONTEXT, GREEDY, SHARED, SLOTS, Pair, blocks_of, layout_of
+from tests.support.homework import example_prompt
+from tests.support.tiny_gguf import TinyModel, write_gguf
+from tests.support.tiny_hf import write_hf
 
 pytestmark = pytest.mark.torch
 
@@ -58,8 +61,10 @@ for _name, _test in vars(contract).items():
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    prefill, decode = load(f"{FOLDER}?dtype=f32", slots=1), load(f"{FOLDER}?dtype=f32")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder, tiny = tmp_path_factory.mktemp("random"), TinyModel()  # the demo's model says much the same of any prompt
+    weights = f"{write_hf(folder / 'tiny', write_gguf(folder / 'tiny.gguf'), tiny)}?dtype=f32"
+    prefill, decode = load(weights, slots=1), load(weights)
     yield Pair(prefill, decode)
     prefill.close()
     decode.close()
@@ -98,11 +103,12 @@ def llama() -> Iterator[Engine]:
 def test_a_cache_transferred_between_pytorch_and_llama_cpp_leads_to_the_same_answer(
     llama: Engine, towards: str, dtype: str
 ) -> None:
-    # Given a prompt of some hundreds of tokens, which both tokenize alike, prefilled by one engine
+    # Given a prompt of several chunks, which both tokenize alike, prefilled by one engine
     torch_engine = load(f"{FOLDER}{dtype}", slots=1)
     prefill, decode = (torch_engine, llama) if towards == "llamacpp" else (llama, torch_engine)
-    tokens = prefill.tokenize(user_prompt(QUESTION, "\nWho was Kvasir?"), 0.0).ids
-    assert tokens == decode.tokenize(user_prompt(QUESTION, "\nWho was Kvasir?"), 0.0).ids
+    prompt = user_prompt("", example_prompt("code", "brookside"))  # one that the model knows: no token is a near tie
+    tokens = prefill.tokenize(prompt, 0.0).ids
+    assert tokens == decode.tokenize(prompt, 0.0).ids
     assert len(tokens) > CHUNK
     cache = cache_of(prefill, tokens)
     # When the other decodes from it, and cold
@@ -177,10 +183,10 @@ def test_a_prefix_longer_than_the_prompt_is_refused(pair: Pair) -> None:
         blocks_of(pair.prefill, tokens[:100], resume=cache_of(pair.prefill, tokens[:102]))
 
 
-def test_bfloat16_travels_as_its_bit_pattern(pair: Pair) -> None:
-    engine = load(f"{FOLDER}?dtype=bf16")
-    tokens = pair.prompt("bits")[:200]
-    ours, exact = cache_of(engine, tokens), cache_of(pair.prefill, tokens)
+def test_bfloat16_travels_as_its_bit_pattern() -> None:
+    engine, precise = load(f"{FOLDER}?dtype=bf16"), load(f"{FOLDER}?dtype=f32")
+    tokens = engine.tokenize(user_prompt(SHARED, "bits"), 0.0).ids[:200]
+    ours, exact = cache_of(engine, tokens), cache_of(precise, tokens)
 
     assert ours.layout.dtype == "bf16"
     for layer in range(ours.layout.num_layers):
@@ -190,6 +196,7 @@ def test_bfloat16_travels_as_its_bit_pattern(pair: Pair) -> None:
         np.testing.assert_allclose(floats, np.stack(exact.layer(layer)), atol=0.3)
     assert prove(engine, engine) == ""
     engine.close()
+    precise.close()
 
 
 # Models whose caches are not transferred
