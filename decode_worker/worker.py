@@ -147,10 +147,9 @@ class DecodeWorker:
 
     def _open(self, delivery: Delivery, loaded: LoadedModel, until_done: ExitStack) -> DecodeAttempt | None:
         """Read and check a delivery; None if it has been settled."""
-        attempt = DecodeAttempt.at(delivery, "decode", model_of(delivery.queue))
+        attempt = self._settler.receive(DecodeAttempt, delivery, "decode", model_of(delivery.queue))
         attempt.loaded = loaded
         envelope = attempt.envelope
-        self._settler.received(attempt)
         with self._settler.settling(attempt):
             taken = counting_crashes(self._cluster_state, "decode", envelope.job_id, envelope.run, envelope.returns)
             crashes = until_done.enter_context(taken)

@@ -138,9 +138,8 @@ class PrefillWorker:
 
         Returns the decode job to publish, or nothing if the delivery has been settled.
         """
-        attempt = Attempt[PrefillJob].at(delivery, "prefill", self._model)
+        attempt = self._settler.receive(Attempt[PrefillJob], delivery, "prefill", self._model)
         envelope = attempt.envelope
-        self._settler.received(attempt)
         ready: list[Settlement] = []
         taken = counting_crashes(self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns)
         try:
