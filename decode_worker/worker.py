@@ -25,7 +25,7 @@ from infra.broker.base import Broker, Delivery
 from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
 from infra.broker.envelope import Why
 from infra.broker.failpoints import failpoint
-from infra.broker.settle import Group, Settler, check_runnable, replying
+from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
 from infra.broker.slots import Slots
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
@@ -89,7 +89,7 @@ class DecodeWorker:
         model = model_cache.home.model
         self._loop = ConsumerLoop(broker, self._settler, "decode", model, self.worker_id, self._open_flow)
         self._tombstones = Tombstones(self._cluster_state)
-        self._answers = Group("answers", self._settle, HELD_IF_INSTANT)
+        self._answers = GroupCommit("answers", self._settle, HELD_IF_INSTANT)
         self._aborting = False
         self._started_at = self._cluster_state.now()
         self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self._slots.count)

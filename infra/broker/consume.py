@@ -247,8 +247,7 @@ class ConsumerLoop:
                 handler.take([delivery])
 
     def _hand_back(self, deliveries: list[Delivery]) -> None:
-        if deliveries:
-            self._settler.hand_back_all(deliveries, self._stage)
+        self._settler.hand_back_all(deliveries, self._stage)
 
     def _restore_queues(self) -> None:
         """Declare what somebody deleted. The jobs in it were lost with it: their batch's owner publishes them again."""

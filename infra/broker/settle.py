@@ -186,8 +186,9 @@ class Settler:
             envelope = open_envelope(delivery, stage, topology.model_of(delivery.queue))
             message = envelope.seal(delivery.message.body)
             back.append(Settlement(Attempt[Any]([delivery], envelope), Address(topology.WORK, delivery.queue), message))
-        with suppress(BrokerUnavailable):
-            self.settle(*back)
+        if back:
+            with suppress(BrokerUnavailable):
+                self.settle(*back)
 
     def defer(self, attempt: Attempt[Any]) -> None:
         """Somebody else is on it, or has died on it: look again in a second. Counts nowhere.
@@ -243,11 +244,11 @@ class Settler:
             attempt.deliveries.pop().ack()
 
 
-class Group(Generic[T]):
+class GroupCommit(Generic[T]):
     """Gives items to `work` in a thread of its own, as many as there are, in order. What `work` raises is logged.
 
     While one group is under way, the next one gathers: settling is cheaper for many at once. With one item now and
-    then each is a group of its own, and waits for nobody. A database calls it group commit.
+    then each is a group of its own, and waits for nobody. The word is that of databases.
 
     While `most` or more are unfinished `add` waits. Thread-safe.
     """
