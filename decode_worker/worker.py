@@ -131,7 +131,7 @@ class DecodeWorker:
                 attempts = self._claim(opened)
                 began = time.monotonic()
                 for attempt in attempts:
-                    attempt.ahead = ahead
+                    attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
                     if self._aborting or (begun and time.monotonic() - began > PATIENCE_S):
                         attempt.stop_for("leaving")  # those behind a slow one go back: the engine is stopped at once
                     begun += 1

@@ -35,8 +35,7 @@ from messages.jobs import LANES, PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
 from prefill_worker.flow import PrefillFlow, SlotFlow, is_large
-from prefill_worker.kv_transfer import KVWriter
-from prefill_worker.refusals import Refusals
+from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
 
