@@ -193,9 +193,6 @@ def to_interleaved(keys: Array) -> Array:
     return np.ascontiguousarray(np.swapaxes(halves, -1, -2)).reshape(keys.shape)
 
 
-_EMPTY: Array = np.empty(0, np.uint8)
-
-
 class _SlotFileReader:
     """Takes bytes off the front; every length is checked against what is left before it is used."""
 
