@@ -13,7 +13,9 @@ from engines.base import Capabilities
 from engines.llamacpp.server import PROGRAM, find_program
 from engines.vllm import environment
 
-_ALL = Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True)
+_ALL = Capabilities(
+    prefill=True, decode=True, exports_kv=True, imports_kv=True, blocks_while_computing=True, resumes=True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class EngineEntry:
 CATALOGUE = (
     EngineEntry(
         "llamacpp",
-        Capabilities(True, True, True, True, resumes=True),
+        Capabilities(prefill=True, decode=True, exports_kv=True, imports_kv=True, resumes=True),
         ("xllamacpp",),
         "llamacpp",
         "FILE.gguf, ollama:NAME, llama-server:FILE.gguf, http://HOST:PORT?slots=FOLDER",

@@ -17,7 +17,7 @@ from kvstore.uploader import Uploader
 from messages.change import changed
 from messages.errors import Cancelled, ContextExceeded, KvasirError, KVTransferFailed, StoreUnavailable
 from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
-from messages.kv import Block, KVCache, KVLayout, Record, State, Window
+from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from prefill_worker.admission import Admission, NoRoom
 
 __all__ = ["KVWriter", "NoRoom"]
@@ -167,7 +167,7 @@ class _Transfer:
             if type_ is Window:
                 rows = min(ref.end, layout.window) * len(layout.window_layers)
                 payload = rows * 2 * layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
-            elif type_ is State:
+            elif type_ is RecurrentState:
                 payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
             # Redis' allocator (jemalloc) has four sizes in each doubling: a record of 4 MiB and a header takes 5.
@@ -231,7 +231,7 @@ class _Transfer:
 
         def emit(record: Record) -> None:
             end = record.end if isinstance(record, Block) else record.position
-            ref = wanted.get((type(record), end, record.layer if isinstance(record, State) else None))
+            ref = wanted.get((type(record), end, record.layer if isinstance(record, RecurrentState) else None))
             if ref:
                 uploader.put(ref, record)
                 failpoint("prefill.storing", self._job.job_id)
@@ -259,7 +259,7 @@ class _Transfer:
         records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
         if self.kv.layout.snapshots:
             ends = snapshot_refs(self.kv.layout, records[-1][1])
-            records += [(Window if ref.layer is None else State, ref) for ref in ends]
+            records += [(Window if ref.layer is None else RecurrentState, ref) for ref in ends]
         return records
 
     def absent(self, end: int) -> _Records:

@@ -70,7 +70,7 @@ def write_description(folder: Path, name: str, made: Any) -> None:
     write_atomically(folder / f"{name}.json", json.dumps(asdict(made), ensure_ascii=False) + "\n")
 
 
-class State:
+class GatewayFolder:
     """The folder of one gateway; use as a context manager. Raises ConfigError if it is another's, or can't be used."""
 
     def __init__(self, folder: Path) -> None:
