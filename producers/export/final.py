@@ -79,11 +79,8 @@ def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[Graded
     graded = load_graded(folder)
     decided = read_overrides(folder)
     late = late_of(folder, graded.late)
-    return graded, [apply(grade, current(decided, *_names(grade)), include_unreviewed, late) for grade in graded.grades]
-
-
-def _names(grade: Grade) -> set[str]:
-    return {grade.item_id, grade.submission} - {""}
+    named = [(grade, {grade.item_id, grade.submission} - {""}) for grade in graded.grades]
+    return graded, [apply(grade, current(decided, *names), include_unreviewed, late) for grade, names in named]
 
 
 def apply(
