@@ -143,9 +143,7 @@ class SimulatedEngine:
             fingerprint=model.fingerprint,
             tokenizer="sim-4-characters",
             layout=self._layout,
-            capabilities=Capabilities(
-                prefill=True, decode=True, exports_kv=True, imports_kv=True, blocks_while_computing=True, resumes=True
-            ),
+            capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
             chars_per_token=float(CHARS_PER_TOKEN),
             prefill_slots=model.batch,
         )
