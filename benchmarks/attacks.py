@@ -30,7 +30,7 @@ from benchmarks.attacks_asked import asked
 from examples.attacks.corpus import Text, read
 from examples.attacks.train import train
 from producers.attacks.detection import strongest
-from producers.attacks.scorer import Table
+from producers.attacks.scorer import ScorerWeights
 
 GROUPS, QUICK_GROUPS = 8, 3
 _LEET = str.maketrans("oieast", "013457")
@@ -79,12 +79,12 @@ DISGUISES: dict[str, Callable[[str], str]] = {
 }
 
 
-def submissions_flagged(texts: Iterable[Text], table: Table | None) -> list[tuple[Text, bool]]:
+def submissions_flagged(texts: Iterable[Text], table: ScorerWeights | None) -> list[tuple[Text, bool]]:
     """Each text, and whether the submission that it stands in would need a look."""
     return [(text, flagged(text.text, table)) for text in texts]
 
 
-def flagged(text: str, table: Table | None = None) -> bool:
+def flagged(text: str, table: ScorerWeights | None = None) -> bool:
     """Whether a small homework that holds this text is flagged. It is the same homework for the same text."""
     return any(strongest(homework(text), table))
 

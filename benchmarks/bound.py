@@ -34,7 +34,7 @@ from producers.grading.bound import (
     SIZES,
     UNLIKE,
     Release,
-    Unit,
+    SamplingUnit,
     chosen,
     corrected,
     releases,
@@ -78,7 +78,9 @@ def one_class(
     truth = [draw.random() < world.off[doubt] for doubt in doubts]
     ids = [f"{number:04d}" for number in range(size)]
     seen = set(uniform_sample(ids, sample, str(draw.random())))
-    units = [Unit(doubt, off if id in seen else None) for id, doubt, off in zip(ids, doubts, truth, strict=True)]
+    units = [
+        SamplingUnit(doubt, off if id in seen else None) for id, doubt, off in zip(ids, doubts, truth, strict=True)
+    ]
     found = releases(units, thresholds, corrected(CONFIDENCE, len(thresholds)))
     choice = chosen(found, wish)
     if choice is None:

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import matrix_hybrid
 from benchmarks.matrix_models import ROPE_THETA
 from engines.llamacpp.slotfile import to_interleaved
-from messages.kv import Array, KVCache, State
+from messages.kv import Array, KVCache, RecurrentState
 
 FOREIGN = "one foreign block"
 SHIFTED = "convolution shifted by one"
@@ -45,7 +45,7 @@ def _states(cache: KVCache, change: Callable[[Array], Array]) -> KVCache:
     return replace(cache, states=tuple(states))
 
 
-def _moved(cache: KVCache) -> tuple[State, ...]:
+def _moved(cache: KVCache) -> tuple[RecurrentState, ...]:
     """Convolutions that look back at columns of one position earlier; the oldest is seen twice."""
     states = []
     for state in cache.states:

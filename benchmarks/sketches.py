@@ -37,7 +37,7 @@ from benchmarks import harness, matrix_models
 from engines.catalogue import BY_NAME
 from engines.huggingface.weights import layout_of, open_folder
 from engines.registry import EngineOptions, open_engine
-from engines.sketch import TOKENS, Agreement, Sketch, compare, prompt
+from engines.sketch import TOKENS, Sketch, SketchAgreement, compare, prompt
 from engines.sketching import computed
 from messages.kv import KVLayout
 
@@ -71,7 +71,7 @@ def sketch(engine: str, folder: Path, model: str, weights: Path | str = "", layo
         return Sketch(engine, info.rounding, info.fingerprint, info.tokenizer, tokens, shape, (), numbers)
 
 
-def beyond(found: Agreement) -> float:
+def beyond(found: SketchAgreement) -> float:
     """How far the worst layer is beyond what is taken for rounding, as a factor; below 1: accepted."""
     return max((max(keys, values) / tolerance for keys, values, tolerance in found.layers), default=float("inf"))
 

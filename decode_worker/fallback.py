@@ -79,8 +79,7 @@ class Fallback:
         return next((delivery for queue in self._queues if (delivery := self._broker.get(queue))), None)
 
     def _pass_on(self, delivery: Delivery) -> None:
-        attempt = Attempt[PrefillJob].at(delivery, "prefill", self._model)
-        self._settler.received(attempt)
+        attempt = self._settler.receive(Attempt[PrefillJob], delivery, "prefill", self._model)
         with self._settler.settling(attempt):
             job = codec.decode(delivery.message.body, PrefillJob)
             self._settler.observe(attempt.envelope.event(Step.PREFILL_STARTED))

@@ -57,7 +57,7 @@ class DecodeFlow:
         self._kv = kv
         self._hand_back = hand_back
         self._flows = True
-        self._at_once = 1  # how many quick jobs the flow brings at once; 1: they are not quick
+        self._at_once = 1  # by adaptive_prefetch; 1: jobs are not quick, and each slot is sent one
         self._full_since = 0.0  # 0: a slot was free at the last look
         self._prefetch = slots.count  # how many deliveries of the flow may be unacked
         self._credit = slots.count  # how many more the flow may bring; of long jobs, at least
@@ -139,7 +139,7 @@ class DecodeFlow:
             self._hand_back(self._stop_flow())  # it does not know of a slot that is free again
             return self._pulled()
         decode_s = self._forecast.decode_s(self._model)
-        self._take_in(1 if self._running.foreign(self._model) else adaptive_prefetch(decode_s, self._at_once))
+        self._set_at_once(1 if self._running.foreign(self._model) else adaptive_prefetch(decode_s, self._at_once))
         delivery = self._consumer.receive(timeout_s)
         if delivery is None:
             return []
@@ -151,7 +151,7 @@ class DecodeFlow:
             return [delivery]
         return receive_group(self._consumer, delivery, decode_s)
 
-    def _take_in(self, wanted: int) -> None:
+    def _set_at_once(self, wanted: int) -> None:
         """Hold so many quick jobs at once from now on."""
         if wanted == self._at_once:
             return
@@ -189,7 +189,7 @@ class DecodeFlow:
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
         if self._ahead_wanted and self._running.next_end_s(self._throughput.expected_s) <= soon_s:
-            self._hold(urgent() or self._home_ahead(decode_s) or self._thief.steal())
+            self._keep_ahead(urgent() or self._home_ahead(decode_s) or self._thief.steal())
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
         """A job of our own, unless it is among the last: another worker might be free for it first."""
@@ -201,7 +201,7 @@ class DecodeFlow:
                 return None
         return self._broker.get(self._bulk)
 
-    def _hold(self, delivery: Delivery | None) -> None:
+    def _keep_ahead(self, delivery: Delivery | None) -> None:
         if delivery is None:
             return
         self._ahead, self._ahead_since = delivery, time.monotonic()

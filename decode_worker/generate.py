@@ -23,7 +23,7 @@ from decode_worker.likelihoods import value_likelihoods
 from engines.base import Answer, DecodeEngine, DecodesText, Loaded
 from engines.logprobs import logprob_gap
 from engines.questions import tokenized
-from engines.sketch import Agreement
+from engines.sketch import SketchAgreement
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.failpoints import failpoint
@@ -45,7 +45,7 @@ from messages.jobs import (
     StoredKV,
     TokenEvent,
 )
-from messages.kv import KVCache, KVLayout, Record, State, is_finite
+from messages.kv import KVCache, KVLayout, Record, RecurrentState, is_finite
 from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
@@ -281,15 +281,17 @@ def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
     )
 
 
-def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> Agreement:
+def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> SketchAgreement:
     """Whether an engine takes this KV cache: its producer computes what it would compute itself, as was measured."""
     info = loaded.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
-        return Agreement(f"engine {info.engine} takes no KV cache")
+        return SketchAgreement(f"engine {info.engine} takes no KV cache")
     if stored.fingerprint != info.fingerprint:
-        return Agreement(f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}")
+        return SketchAgreement(
+            f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
+        )
     if why := stored.layout.why_unsupported:
-        return Agreement(why)
+        return SketchAgreement(why)
     return loaded.sketches.agreement(stored.sketch)
 
 
@@ -304,7 +306,7 @@ def fetch(kv: KVStore, job: DecodeJob, stored: StoredKV) -> Fetched:
 
 def check_finite(record: Record, layout: KVLayout) -> None:
     """Raises KVTransferFailed for inf or nan, whoever computed it: every answer from it would be nonsense."""
-    if not is_finite(record.data, "f32" if isinstance(record, State) else layout.dtype):
+    if not is_finite(record.data, "f32" if isinstance(record, RecurrentState) else layout.dtype):
         raise KVTransferFailed("the stored KV cache holds inf or nan")
 
 

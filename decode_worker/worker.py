@@ -25,7 +25,7 @@ from infra.broker.base import Broker, Delivery
 from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
 from infra.broker.envelope import Why
 from infra.broker.failpoints import failpoint
-from infra.broker.settle import Group, Settler, check_runnable, replying
+from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
 from infra.broker.slots import Slots
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
@@ -89,7 +89,7 @@ class DecodeWorker:
         model = model_cache.home.model
         self._loop = ConsumerLoop(broker, self._settler, "decode", model, self.worker_id, self._open_flow)
         self._tombstones = Tombstones(self._cluster_state)
-        self._answers = Group("answers", self._settle, HELD_IF_INSTANT)
+        self._answers = GroupCommit("answers", self._settle, HELD_IF_INSTANT)
         self._aborting = False
         self._started_at = self._cluster_state.now()
         self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self._slots.count)
@@ -131,7 +131,7 @@ class DecodeWorker:
                 attempts = self._claim(opened)
                 began = time.monotonic()
                 for attempt in attempts:
-                    attempt.ahead = ahead
+                    attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
                     if self._aborting or (begun and time.monotonic() - began > PATIENCE_S):
                         attempt.stop_for("leaving")  # those behind a slow one go back: the engine is stopped at once
                     begun += 1
@@ -147,10 +147,9 @@ class DecodeWorker:
 
     def _open(self, delivery: Delivery, loaded: LoadedModel, until_done: ExitStack) -> DecodeAttempt | None:
         """Read and check a delivery; None if it has been settled."""
-        attempt = DecodeAttempt.at(delivery, "decode", model_of(delivery.queue))
+        attempt = self._settler.receive(DecodeAttempt, delivery, "decode", model_of(delivery.queue))
         attempt.loaded = loaded
         envelope = attempt.envelope
-        self._settler.received(attempt)
         with self._settler.settling(attempt):
             taken = counting_crashes(self._cluster_state, "decode", envelope.job_id, envelope.run, envelope.returns)
             crashes = until_done.enter_context(taken)

@@ -31,6 +31,12 @@ class Capabilities:
     blocks_while_computing: bool = False  # emits blocks before the last token is computed
     resumes: bool = False  # can start from a stored prefix
 
+    @classmethod
+    def local(cls, *, transfers_kv: bool, blocks_while_computing: bool = False) -> Capabilities:
+        """Of an engine of ours: it decodes, and where its KV caches can be transferred it prefills and resumes, too."""
+        can, early = transfers_kv, transfers_kv and blocks_while_computing
+        return cls(prefill=can, decode=True, exports_kv=can, imports_kv=can, blocks_while_computing=early, resumes=can)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:

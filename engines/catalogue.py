@@ -13,7 +13,7 @@ from engines.base import Capabilities
 from engines.llamacpp.server import PROGRAM, find_program
 from engines.vllm import environment
 
-_ALL = Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True)
+_ALL = Capabilities.local(transfers_kv=True, blocks_while_computing=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EngineEntry:
 CATALOGUE = (
     EngineEntry(
         "llamacpp",
-        Capabilities(True, True, True, True, resumes=True),
+        Capabilities.local(transfers_kv=True),
         ("xllamacpp",),
         "llamacpp",
         "FILE.gguf, ollama:NAME, llama-server:FILE.gguf, http://HOST:PORT?slots=FOLDER",

@@ -86,7 +86,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class SketchAgreement:
     """Of two sketches: why the KV caches of one are not for the other ("": they are), and the difference by layer.
 
     `rounded`: dtypes or formats of weights differ. `layers`: of K and of V, as a share of their norms, and what is
@@ -164,18 +164,18 @@ def projected(layer: int, both: Array) -> Array:
     return np.concatenate([small, np.linalg.norm(both, axis=1, keepdims=True)], axis=1)
 
 
-def compare(ours: Sketch, theirs: Sketch) -> Agreement:
+def compare(ours: Sketch, theirs: Sketch) -> SketchAgreement:
     """Whether KV caches by the engine of `theirs` are what that of `ours` would compute, but for rounding."""
     names = f"{theirs.engine} and {ours.engine}"
     formats = {(end.rounding, end.layout.dtype) for end in (ours, theirs)}
     if ours.tokenizer != theirs.tokenizer:
-        return Agreement(f"{names} have different tokenizers")
+        return SketchAgreement(f"{names} have different tokenizers")
     if replace(ours.layout, dtype=theirs.layout.dtype) != theirs.layout:
-        return Agreement(f"{names} keep KV caches of different shapes")
+        return SketchAgreement(f"{names} keep KV caches of different shapes")
     if found := difference(theirs.ropes, ours.ropes):
-        return Agreement(f"{names} compute different keys, {found}")
+        return SketchAgreement(f"{names} compute different keys, {found}")
     if not all(_common(ours, theirs, row) for row in range(len(ours.numbers))):
-        return Agreement(f"{names} were looked at in prompts of other lengths: give both the same context")
+        return SketchAgreement(f"{names} were looked at in prompts of other lengths: give both the same context")
     tolerances = TOLERANCES[_coarsest(ours, theirs)]
     layers, why = [], ""
     for layer in range(len(ours.numbers)):
@@ -191,7 +191,7 @@ def compare(ours: Sketch, theirs: Sketch) -> Agreement:
                 f"differs by up to {apart[what].max():.1%}, and rounding makes {tolerance:.2%} at most; likely because "
                 + _likely(apart, norms, places, tolerance)
             )
-    return Agreement(why, len(formats) > 1, tuple(layers))
+    return SketchAgreement(why, len(formats) > 1, tuple(layers))
 
 
 def _place(layout: KVLayout, row: int, position: int, what: int) -> str:
@@ -269,25 +269,25 @@ class Sketches:
         self.refused: dict[str, str] = {}  # why, in one sentence, by the name of the sketch
         self._own = own
         self._store = store
-        self._known = {self.name: Agreement("")}
+        self._known = {self.name: SketchAgreement("")}
 
     def keep(self) -> None:
         """Have our own lie in the store, for those who are to compare theirs with it."""
         if self._own and self._store:
             self._store.put_sketch(self.name, self._own.encoded)
 
-    def agreement(self, name: str) -> Agreement:
+    def agreement(self, name: str) -> SketchAgreement:
         """What to make of KV caches whose producer left the sketch `name`. Compared once, as soon as it is found."""
         if name not in self._known:
             if not self._own or not self._store or not name:
-                return Agreement("its producer and this worker did not both leave a sketch of what they compute")
+                return SketchAgreement("its producer and this worker did not both leave a sketch of what they compute")
             body = self._store.get_sketch(name)
             if body is None:
-                return Agreement("the sketch of its producer is not in the store, so nothing was compared")
+                return SketchAgreement("the sketch of its producer is not in the store, so nothing was compared")
             try:
                 self._known[name] = compare(self._own, read(body, name))
             except KVTransferFailed as error:  # what lies there may be replaced
-                return Agreement(str(error))
+                return SketchAgreement(str(error))
             if self._known[name].why:
                 self.refused[name] = self._known[name].why
         return self._known[name]

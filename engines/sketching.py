@@ -12,7 +12,7 @@ import numpy as np
 from engines.base import EngineInfo, PrefillEngine
 from engines.sketch import TOKENS, VERSION, Sketch, named, positions, projected, prompt, read, shape
 from messages.errors import KVTransferFailed
-from messages.kv import Array, KVLayout, Record, State, Window, cast
+from messages.kv import Array, KVLayout, Record, RecurrentState, Window, cast
 
 
 def sketch_of(engine: PrefillEngine) -> Sketch | None:
@@ -54,7 +54,7 @@ def computed(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Arr
     numbers = np.zeros(shape(layout), np.float32)
 
     def see(record: Record) -> None:
-        if isinstance(record, State):
+        if isinstance(record, RecurrentState):
             row = layout.num_layers + layout.state_layers.index(record.layer)
             for what, part in enumerate(layout.state_parts(record.data)):
                 if part.size:

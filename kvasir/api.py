@@ -9,7 +9,7 @@ from infra.config.settings import Settings, load_settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
 from kvasir.connect import Observer
-from kvasir.options import Chosen, ClassFiles, Place, id_list
+from kvasir.options import BatchPlace, Chosen, ClassFiles, id_list
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress
 from producers.batch.grade import AskForm
@@ -61,7 +61,7 @@ def grade(
     request = class_run.request_from(used, ClassFiles(Path(folder), Path(rubric), solution, template), chosen)
     with (
         TerminalProgress(quiet) as progress,
-        class_run.open_class(request, Place(out, replace), progress.say) as (batch, assignment),
+        class_run.open_class(request, BatchPlace(out, replace), progress.say) as (batch, assignment),
     ):
         return class_run.run(used, batch, assignment, progress, observe, max_wait_s, deadline_s)
 

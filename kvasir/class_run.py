@@ -13,7 +13,7 @@ from typing import Any
 from engines.proof import outside_in
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import Observer, connect, is_cluster
-from kvasir.options import ALL, Chosen, ClassFiles, Place, default_folder
+from kvasir.options import ALL, BatchPlace, Chosen, ClassFiles, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from producers.batch import grade
@@ -145,7 +145,9 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
 
 
 @contextmanager
-def open_class(request: GradeRequest, wanted: Place, say: Callable[[str], None]) -> Iterator[tuple[Batch, Assignment]]:
+def open_class(
+    request: GradeRequest, wanted: BatchPlace, say: Callable[[str], None]
+) -> Iterator[tuple[Batch, Assignment]]:
     """The batch of this class, planned: where it is wanted, else in its first default folder that is free or its own.
 
     Another class's batch in the folder that is wanted raises BatchError, unless it is to be moved aside.

@@ -74,7 +74,7 @@ ALL = Chosen()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchPlace:
     """Where a batch lives. `replace`: another class's batch there is moved aside."""
 
     out: Path | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.blocks import BlockRef, snapshot_refs
-from messages.kv import Block, KVCache, KVLayout, Record, State, Window
+from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import WorkerInfo
 
 # A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
@@ -55,7 +55,7 @@ class KVStore(ABC):
         """The window record of `ref`. Raises KVTransferFailed as `get`."""
 
     @abstractmethod
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
         """The recurrent states of `refs`, in order. Raises KVTransferFailed as `get`."""
 
     def get_cache(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> KVCache:

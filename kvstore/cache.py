@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from kvstore.base import KVStore, StoreUsage
 from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
-from messages.kv import Block, KVLayout, Record, State, Window
+from messages.kv import Block, KVLayout, Record, RecurrentState, Window
 
 # All that a record is checked against: a request that differs in any of it goes to the store, which judges.
 _Identity = tuple[str, KVLayout, BlockRef]
@@ -56,7 +56,7 @@ class CachedKVStore(KVStore):
         """See KVStore."""
         return self._store.get_window(fingerprint, layout, ref)
 
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
         """See KVStore."""
         return self._store.get_states(fingerprint, layout, refs)
 

@@ -13,7 +13,7 @@ from kvstore.workers import readable_registrations
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import MAX_QUESTION_ANSWERS
-from messages.kv import Block, KVLayout, Record, State, Window
+from messages.kv import Block, KVLayout, Record, RecurrentState, Window
 from messages.workers import WorkerInfo
 
 DEFAULT_MAX_BYTES = 4 << 30
@@ -124,7 +124,7 @@ class MemoryKVStore(KVStore):
         """See KVStore."""
         return decode_window(self._value(ref), fingerprint, layout, ref)
 
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
         """See KVStore."""
         return [decode_state(self._value(ref), fingerprint, layout, ref) for ref in refs]
 

@@ -23,7 +23,7 @@ import xxhash
 
 from kvstore.blocks import BlockRef
 from messages.errors import KVTransferFailed
-from messages.kv import NUMPY_TYPES, STATE_TYPE, Array, Block, DType, KVLayout, Record, State, Window
+from messages.kv import NUMPY_TYPES, STATE_TYPE, Array, Block, DType, KVLayout, Record, RecurrentState, Window
 
 VERSION = 1
 ALIGNMENT = 16
@@ -82,13 +82,13 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     return Window(ref.end, _array(payload, layout, shape))
 
 
-def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> State:
+def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> RecurrentState:
     """The state of `ref`, its data a read-only view of `value`. Raises KVTransferFailed."""
     header, payload = _split(value, ref)
     expected = _header(_STATE, fingerprint, _STATE_DTYPE, ref, _state_shape(layout), payload)
     _check(header, expected, value, payload, ref)
     assert ref.layer is not None  # see snapshot_refs
-    return State(ref.end, ref.layer, np.ndarray((layout.state_size,), STATE_TYPE, buffer=payload))
+    return RecurrentState(ref.end, ref.layer, np.ndarray((layout.state_size,), STATE_TYPE, buffer=payload))
 
 
 def _window_shape(layout: KVLayout, rows: int) -> Shape:

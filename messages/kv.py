@@ -184,7 +184,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RecurrentState:
     """The recurrent state of one layer after the first `position` tokens.
 
     `data` is float32 of the shape (layout.state_size,): see `KVLayout.state_parts`.
@@ -195,7 +195,7 @@ class State:
     data: Array
 
 
-Record = Block | Window | State
+Record = Block | Window | RecurrentState
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class KVCache:
     layout: KVLayout
     blocks: tuple[Block, ...]
     window: Window | None = None
-    states: tuple[State, ...] = ()
+    states: tuple[RecurrentState, ...] = ()
 
     def __post_init__(self) -> None:
         position = 0

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
+from typing import NoReturn
 
 from kvstore.base import ClusterState, KVStore, StoreUsage
 from messages.errors import Stopped, StoreUnavailable
@@ -110,27 +111,29 @@ class Admission:
         with self._lock:
             usage = self._usage(size)
             mark = high_water_mark(usage)
-            if not usage.max_bytes or not size or self._is_negligible(usage, size):
-                return self._granting(size, nullcontext())
-            if size > mark:
-                raise StoreUnavailable(
-                    f"{size:,} bytes are more than the {mark:,} that all KV caches may take together"
-                )
-            name = f"{self._name}.{next(self._numbers)}"
-            if self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
-                return self._granting(size, _keep_reserved(self._cluster_state, name, measure))
-            if self._clock() < self._hopeless_until and not self._decode_waits():
-                raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
-            self._shut(size)
-            raise NoRoom(f"no room for {size:,} bytes for now")
+            negligible = size <= mark * _NEGLIGIBLE and not self._is_near_full(usage, size)
+            reservation: AbstractContextManager[None] = nullcontext()
+            if usage.max_bytes and size and not negligible:
+                if size > mark:
+                    raise StoreUnavailable(
+                        f"{size:,} bytes are more than the {mark:,} that all KV caches may take together"
+                    )
+                name = f"{self._name}.{next(self._numbers)}"
+                if not self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
+                    self._refuse(size)
+                reservation = _keep_reserved(self._cluster_state, name, measure)
+            self._hopeless_until = 0.0
+            self._granted += size
+            return reservation
 
-    def _granting(self, size: int, reservation: AbstractContextManager[None]) -> AbstractContextManager[None]:
-        self._hopeless_until = 0.0
-        self._granted += size
-        return reservation
-
-    def _is_negligible(self, usage: StoreUsage, size: int) -> bool:
-        return size <= high_water_mark(usage) * _NEGLIGIBLE and not self._is_near_full(usage, size)
+    def _refuse(self, size: int) -> NoReturn:
+        if self._clock() < self._hopeless_until and not self._decode_waits():
+            raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
+        log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")
+        self._wanted = size
+        self._idle_since = self._clock()
+        self._next_look = 0.0
+        raise NoRoom(f"no room for {size:,} bytes for now")
 
     def _usage(self, size: int) -> StoreUsage:
         """How full the store is; as of a second ago if with all that we stored since it is far from full."""
@@ -142,12 +145,6 @@ class Admission:
     def _is_near_full(self, usage: StoreUsage, size: int) -> bool:
         """Nearer than a quarter, for there may be a few more workers, who grant as we do."""
         return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted + size) > high_water_mark(usage)
-
-    def _shut(self, size: int) -> None:
-        log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")
-        self._wanted = size
-        self._idle_since = self._clock()
-        self._next_look = 0.0
 
     def _find_room(self, size: int) -> bool:
         """Whether `size` bytes would be granted now, after shared blocks were freed if they may be."""

@@ -44,7 +44,7 @@ class PrefillFlow:
         if self._given:
             took_s = (time.monotonic() - self._given_at) / self._given
             self._mean_s += (1 - 0.9**self._given) * (took_s - self._mean_s)
-        self._hold(adaptive_prefetch(self._mean_s, self._prefetch))
+        self._set_prefetch(adaptive_prefetch(self._mean_s, self._prefetch))
         first = self._consumer.receive(timeout_s)
         if first is None:
             group = []
@@ -54,7 +54,7 @@ class PrefillFlow:
             group = receive_group(self._consumer, first, self._mean_s)
         if self._prefetch > 1 and any(map(is_large, group)):
             self._mean_s = _SLOW_S
-            self._hold(1)
+            self._set_prefetch(1)
         self._given, self._given_at = len(group), time.monotonic()
         return group
 
@@ -75,7 +75,7 @@ class PrefillFlow:
         """See Flow."""
         self._consumer.nudge()
 
-    def _hold(self, wanted: int) -> None:
+    def _set_prefetch(self, wanted: int) -> None:
         if wanted > self._prefetch:
             self._consumer.widen(wanted)
         elif wanted < self._prefetch:

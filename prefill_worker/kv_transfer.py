@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from engines.base import Loaded, PrefillEngine
 from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
+from kvstore.heartbeat import CLAIM_TTL_S
 from kvstore.uploader import Uploader
 from messages.change import changed
-from messages.errors import ContextExceeded, KvasirError, KVTransferFailed, StoreUnavailable
+from messages.errors import Cancelled, ContextExceeded, KvasirError, KVTransferFailed, StoreUnavailable
 from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
-from messages.kv import Block, KVCache, KVLayout, Record, State, Window
+from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from prefill_worker.admission import Admission, NoRoom
-from prefill_worker.prefix import PrefixLeases
-from prefill_worker.refusals import Refusals
 
 __all__ = ["KVWriter", "NoRoom"]
 
@@ -31,6 +31,9 @@ MIN_RESUME_TOKENS = 64
 _FIRST_GUESS_TOKENS_PER_S = 100.0
 # A neighbour's prefix is of use once it is stored, not once it is computed.
 _STORING_TOO = 1.5
+# For the neighbour's prefix, and for what the decode workers' registrations say.
+_LOOK_EVERY_S = 0.1
+REFUSALS_EVERY_S = 3.0
 
 # Less is stored sooner than a thread begins to store it behind the engine's back.
 _BEHIND_BYTES = 1 << 20
@@ -60,7 +63,7 @@ class KVWriter:
         self.tokens_per_s = 0.0  # moving average; 0: nothing computed yet
         self.engine = loaded.engine
         self.store = kv
-        self._why_no_kv = loaded.why_no_kv
+        self._engine_why_no_kv = loaded.why_no_kv
         self._worker_id = worker_id
         self.sketch = loaded.sketches.name
         self._refusals = refusals
@@ -74,13 +77,13 @@ class KVWriter:
         A store that is away or too small, or an engine that can't give its cache out, costs the KV transfer and not the
         job: the decoder then does the prompt itself. Raises ContextExceeded, NoRoom, and what else the engine raises.
         """
-        layout, why = self.engine.info.layout, self._why_none(job)
+        layout, why = self.engine.info.layout, self._why_no_kv(job)
         report = PrefillReport(self._worker_id, self.engine.info.engine, queue_s)
         if why or not layout:
             return DecodeJob(job, None, report, why)
         one = _Transfer(self, layout, job, report, stop)
         try:
-            one.look = one.absent(one.kv.num_tokens)
+            one.known_absent = one.absent(one.kv.num_tokens)
             with self.admission.reserve(one.bytes_to_store):
                 one.compute_in_parts()
         except NoRoom:
@@ -100,7 +103,7 @@ class KVWriter:
             self.tokens_per_s = 0.8 * mean + 0.2 * rate if mean else rate
         return DecodeJob(job, one.kv, one.report)
 
-    def _why_none(self, job: PrefillJob) -> str:
+    def _why_no_kv(self, job: PrefillJob) -> str:
         """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if it is too long."""
         info, asks = self.engine.info, job.asks()
         prompt, answer = max(((len(ask.tokens), ask.sampling.max_tokens) for ask in asks), key=sum)
@@ -115,7 +118,7 @@ class KVWriter:
             return "a prompt of one token has no KV cache to transfer"
         if job.kv_tokens * len(asks) < self._short_tokens:
             return "a prompt this short is computed sooner than fetched"
-        return self._why_no_kv or info.layout.why_unsupported or self._refusals.why()
+        return self._engine_why_no_kv or info.layout.why_unsupported or self._refusals.why()
 
 
 class _Transfer:
@@ -144,7 +147,8 @@ class _Transfer:
         self._stops_at_boundary = self._resumes and shared >= MIN_RESUME_TOKENS
         kept = shared_boundary(layout, covered) if job.tag and layout.snapshots and self._resumes else 0
         self._turn_end = kept if kept >= max(MIN_RESUME_TOKENS, shared + 1) else 0
-        self.look: _Records | None = None  # what was absent a moment ago, until somebody else may have stored some
+        # What was absent a moment ago; None as soon as somebody else may have stored some of it.
+        self.known_absent: _Records | None = None
         self._repaired = False  # a stored start was damaged: once, it is computed anew
 
     def bytes_to_store(self) -> int:
@@ -163,7 +167,7 @@ class _Transfer:
             if type_ is Window:
                 rows = min(ref.end, layout.window) * len(layout.window_layers)
                 payload = rows * 2 * layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
-            elif type_ is State:
+            elif type_ is RecurrentState:
                 payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
             # Redis' allocator (jemalloc) has four sizes in each doubling: a record of 4 MiB and a header takes 5.
@@ -183,7 +187,7 @@ class _Transfer:
         if self._stops_at_boundary and self.absent(self.kv.shared_tokens):
             chain = next(ref.chain for ref in self._refs if ref.end == self.kv.shared_tokens)
             patience_s = _STORING_TOO * self.kv.shared_tokens / (self._owner.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
-            self.look = None
+            self.known_absent = None
             with self._owner.leases.turn(
                 chain, lambda: not self.absent(self.kv.shared_tokens), patience_s, self._stop
             ) as ours:
@@ -196,7 +200,7 @@ class _Transfer:
     def _compute(self, end: int) -> None:
         """Run the engine up to position `end`, uploading each absent record as it comes."""
         absent = self.absent(end)
-        self.look = None
+        self.known_absent = None
         if not absent:
             return
         first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
@@ -227,7 +231,7 @@ class _Transfer:
 
         def emit(record: Record) -> None:
             end = record.end if isinstance(record, Block) else record.position
-            ref = wanted.get((type(record), end, record.layer if isinstance(record, State) else None))
+            ref = wanted.get((type(record), end, record.layer if isinstance(record, RecurrentState) else None))
             if ref:
                 uploader.put(ref, record)
                 failpoint("prefill.storing", self._job.job_id)
@@ -255,13 +259,16 @@ class _Transfer:
         records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
         if self.kv.layout.snapshots:
             ends = snapshot_refs(self.kv.layout, records[-1][1])
-            records += [(Window if ref.layer is None else State, ref) for ref in ends]
+            records += [(Window if ref.layer is None else RecurrentState, ref) for ref in ends]
         return records
 
     def absent(self, end: int) -> _Records:
-        """Those records that are not stored. Snapshots at other ends than the last were not looked for."""
-        if self.look is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
-            return [(type_, ref) for type_, ref in self.look if ref.end <= end]
+        """Those records up to `end` that are not stored: asks the store, unless that is known from a moment ago.
+
+        What is known then says nothing of snapshots at other ends than the last.
+        """
+        if self.known_absent is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
+            return [(type_, ref) for type_, ref in self.known_absent if ref.end <= end]
         records = self._records(end)
         missing = set(self._store.missing([ref for _, ref in records]))
         return [(type_, ref) for type_, ref in records if ref in missing]
@@ -290,3 +297,93 @@ class _Transfer:
         at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.tagged and ref.end <= end}
         missing = set(self._store.missing([ref for refs in at.values() for ref in refs])) if at else set()
         return [position for position, refs in at.items() if missing.isdisjoint(refs)]
+
+
+class PrefixLeases:
+    """The leases of one worker, whose heartbeat calls `renew`: one worker computes a class's prefix while others wait.
+
+    So do its own other jobs. A lease (a claim on the store's cluster state) says who computes. Waiting ends when the
+    prefix is there, when the lease is free, or after about the time that computing would have taken: a lease is a
+    courtesy and never holds a job up. Thread-safe.
+    """
+
+    def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
+        self._cluster_state = cluster_state
+        self._worker_id = worker_id
+        self._held: list[tuple[str, int]] = []
+        self._lock = threading.Lock()
+
+    def held(self) -> list[tuple[str, int]]:
+        """Claims that are ours."""
+        return list(self._held)
+
+    def renew(self) -> None:
+        """Keep what is held."""
+        for name in self.held():
+            self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
+
+    @contextmanager
+    def turn(
+        self, chain: str, is_there: Callable[[], bool], patience_s: float, stop: threading.Event
+    ) -> Iterator[bool]:
+        """Whether it is for us to compute the prefix whose last block has this chain hash; False: it is there.
+
+        Waits at most `patience_s` for another worker, or job, that computes it, then both do. Raises Cancelled if
+        `stop` is set meanwhile, and what `is_there` raises.
+        """
+        name = (f"prefix-{chain}", 1)
+        give_up = time.monotonic() + patience_s
+        while not (ours := self._claimed(name)):
+            if is_there() or time.monotonic() > give_up:
+                break
+            if stop.wait(_LOOK_EVERY_S):
+                raise Cancelled("cancelled while another worker computed the prefix")
+        try:
+            # Whoever held the lease until just now may have finished.
+            yield not is_there()
+        finally:
+            if ours:
+                self._held.remove(name)
+                self._cluster_state.release(*name, self._worker_id)
+
+    def _claimed(self, name: tuple[str, int]) -> bool:
+        """Whether this job has it now. The store tells workers apart, and not the jobs of one."""
+        with self._lock:
+            ours = name not in self._held and self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
+            if ours:
+                self._held.append(name)
+            return ours
+
+
+class Refusals:
+    """What the decode workers of one model make of one sketch, as their registrations say. Callable from any thread.
+
+    Computing and storing what every decoder will not use costs each prompt twice. Such a job goes on without a KV
+    cache, with the decoders' own reason, until one of them takes it or another decoder comes.
+    """
+
+    def __init__(
+        self, cluster_state: ClusterState, model: str, sketch: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster_state = cluster_state
+        self._model = model
+        self._sketch = sketch
+        self._clock = clock
+        self._next_look = 0.0
+        self._why = ""
+
+    def why(self) -> str:
+        """Why all of them refuse it, in the words of one; "": there is none yet, or one that does not refuse it.
+
+        As of at most REFUSALS_EVERY_S ago.
+        """
+        now = self._clock()
+        if self._sketch and now >= self._next_look:
+            self._next_look = now + REFUSALS_EVERY_S
+            whys = [
+                each.why_refused(self._sketch)
+                for each in self._cluster_state.registrations()
+                if each.role == "decode" and each.model == self._model
+            ]
+            self._why = whys[0] if whys and all(whys) else ""
+        return self._why

@@ -21,7 +21,7 @@ from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
 from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
-from infra.broker.settle import Group, Settlement, Settler, check_runnable, passing_on
+from infra.broker.settle import GroupCommit, Settlement, Settler, check_runnable, passing_on
 from infra.broker.slots import Slots
 from infra.broker.topology import work_queue
 from infra.config.hours import ALWAYS, Hours
@@ -35,8 +35,7 @@ from messages.jobs import LANES, PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
 from prefill_worker.flow import PrefillFlow, SlotFlow, is_large
-from prefill_worker.kv_transfer import KVWriter
-from prefill_worker.refusals import Refusals
+from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class PrefillWorker:
         )
         self._tombstones = Tombstones(self._cluster_state)
         self._settler = Settler(broker, [model], observe)
-        self._passing = Group("passing on", self._pass_on, HELD_IF_INSTANT)
+        self._onward = GroupCommit("passing on", self._settle, HELD_IF_INSTANT)
         hand_back = partial(self._settler.hand_back_all, stage="prefill")
         self._slots = Slots(loaded.engine.info.prefill_slots)
         open_flow = partial(SlotFlow if self._slots.count > 1 else PrefillFlow, broker, model, hand_back)
@@ -93,7 +92,7 @@ class PrefillWorker:
             self._loop.run(self, hours)
         finally:
             self._slots.close()
-            self._passing.close()
+            self._onward.close()
             heartbeat.close()
 
     def _renew(self) -> None:
@@ -115,33 +114,34 @@ class PrefillWorker:
         Here, if the engine computes one prompt at a time, and else in a slot.
         """
         if self._slots.count > 1:
-            self._slots.take(lambda _leave_slot: self._handle_all(deliveries), len(deliveries))
+            self._slots.take(lambda _leave_slot: self.handle(deliveries), len(deliveries))
         else:
-            self._handle_all(deliveries)
+            self.handle(deliveries)
 
-    def _handle_all(self, deliveries: list[Delivery]) -> None:
+    def handle(self, deliveries: list[Delivery]) -> None:
+        """Deliveries, from arrival to decode jobs on their way out, one after the other."""
         started = time.monotonic()
         ready: list[Settlement] = []
         for number, delivery in enumerate(deliveries):
             if ready and is_large(delivery):  # what is ready does not wait for this one
-                self._passing.add(*ready)
+                self._onward.add(*ready)
                 ready = []
-            ready += self.handle(delivery)
+            if settlement := self._prefill(delivery):
+                ready.append(settlement)
             if time.monotonic() - started > PATIENCE_S:  # they are slower than was thought
                 self._settler.hand_back_all(deliveries[number + 1 :], "prefill")
                 break
         if ready:
-            self._passing.add(*ready)
+            self._onward.add(*ready)
 
-    def handle(self, delivery: Delivery) -> list[Settlement]:
+    def _prefill(self, delivery: Delivery) -> Settlement | None:
         """One delivery: check, tokenize (once in a job's life), compute what isn't stored yet, store it.
 
-        Returns the decode job to publish, or nothing if the delivery has been settled.
+        Returns the decode job to publish; None if the delivery has been settled.
         """
-        attempt = Attempt[PrefillJob].at(delivery, "prefill", self._model)
+        attempt = self._settler.receive(Attempt[PrefillJob], delivery, "prefill", self._model)
         envelope = attempt.envelope
-        self._settler.received(attempt)
-        ready: list[Settlement] = []
+        settlement = None
         taken = counting_crashes(self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns)
         try:
             with taken as crashes, self._settler.settling(attempt):
@@ -154,22 +154,21 @@ class PrefillWorker:
                 if self._aborting:
                     attempt.stop_for("leaving")
                 self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
-                if not job.tokens:
-                    job = tokenized(self._engine, job)
+                job = job if job.tokens else tokenized(self._engine, job)
                 failpoint("prefill.tokenized", job.job_id)
                 onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
                 failpoint("prefill.stored", job.job_id)
                 if onward.kv:
                     facts = {name: getattr(onward.prefill, name) for name in _FACTS}
                     self._observe(envelope.event(Step.KV_STORED, **facts))
-                ready.append(passing_on(attempt, onward))
+                settlement = passing_on(attempt, onward)
         finally:
             with self._lock:
                 self._prefilling.discard(attempt)
                 self._done += 1
-        return ready
+        return settlement
 
-    def _pass_on(self, ready: list[Settlement]) -> None:
+    def _settle(self, ready: list[Settlement]) -> None:
         """Publish decode jobs, confirmed; then ack. The next job is under way meanwhile."""
         try:
             self._settler.settle(*ready)
@@ -192,12 +191,12 @@ class PrefillWorker:
 
     def holding(self) -> int:
         """Jobs whose decode job is not confirmed yet; the loop's own thread computes none while it asks."""
-        return self._slots.holding + len(self._passing.unfinished())
+        return self._slots.holding + len(self._onward.unfinished())
 
     def finish(self) -> None:
         """Wait until what was taken is acked."""
         self._slots.finish()
-        self._passing.finish()
+        self._onward.finish()
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what is prefilled of this batch."""
@@ -224,8 +223,8 @@ class PrefillWorker:
             return list(self._prefilling)
 
     def _job_ids(self) -> tuple[str, ...]:
-        passing = [one.attempt for one in self._passing.unfinished()]
-        return tuple(each.envelope.job_id for each in [*self._in_hand(), *passing])
+        onward = [one.attempt for one in self._onward.unfinished()]
+        return tuple(each.envelope.job_id for each in [*self._in_hand(), *onward])
 
     def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""

@@ -151,14 +151,14 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DrainTimes:
     """When the last of some jobs starts, and when it ends, in seconds from now; infinite without workers."""
 
     start_s: float
     end_s: float
 
 
-def plan(ready: int, peers: Iterable[Peer]) -> Plan:
+def plan(ready: int, peers: Iterable[Peer]) -> DrainTimes:
     """Give `ready` equal jobs to these workers' slots, each to the slot that ends it soonest.
 
     A busy slot frees as if its worker's running jobs had begun at evenly spread times: the j-th of k after
@@ -166,9 +166,9 @@ def plan(ready: int, peers: Iterable[Peer]) -> Plan:
     """
     slots = [slot for peer in peers for slot in _slots(peer)]
     if ready <= 0:
-        return Plan(0.0, 0.0)
+        return DrainTimes(0.0, 0.0)
     if not slots:
-        return Plan(math.inf, math.inf)
+        return DrainTimes(math.inf, math.inf)
     exact = min(ready, _EXACT_JOBS_A_SLOT * len(slots))
     drained_s = (ready - exact) / sum(1 / service_s for _, service_s in slots)
     ends = [(free_s + service_s, service_s) for free_s, service_s in slots]
@@ -176,7 +176,7 @@ def plan(ready: int, peers: Iterable[Peer]) -> Plan:
     for _ in range(exact):
         end_s, service_s = ends[0]
         heapq.heapreplace(ends, (end_s + service_s, service_s))
-    return Plan(drained_s + end_s - service_s, drained_s + end_s)
+    return DrainTimes(drained_s + end_s - service_s, drained_s + end_s)
 
 
 def decide(offers: Sequence[Offer]) -> Steal | Refusal:
@@ -229,7 +229,7 @@ def _judge(offer: Offer) -> Steal | Refusal:
     return Steal(*figures, offer.load_s, here_s, there.end_s, _saving_s(queue, there, here_s))
 
 
-def _saving_s(queue: Queue, there: Plan, here_s: float) -> float:
+def _saving_s(queue: Queue, there: DrainTimes, here_s: float) -> float:
     if math.isinf(there.end_s):
         return NOBODY_S
     return there.end_s - max(here_s, plan(queue.ready - 1, queue.peers).end_s)

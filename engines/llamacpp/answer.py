@@ -33,7 +33,7 @@ _NO_JSON = "~"  # no JSON text begins with it
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AnswerRequest:
     """What is to be answered: a prompt whose KV cache may lie in the slot, and who wants to know."""
 
     slot: int
@@ -93,7 +93,7 @@ class Completions:
         self._enforced: set[str] = set()  # schemas that were seen to constrain
         self._channel = final_channel(prompt.control_id, prompt.plain_ids)
 
-    def generate(self, ask: Ask) -> Answer:
+    def generate(self, ask: AnswerRequest) -> Answer:
         """Answer it; thoughts come first in models that have channels."""
         if self._channel is not None:
             return self._think_and_answer(ask, self._channel.anew())
@@ -143,14 +143,14 @@ class Completions:
             raise InvalidSchema("the JSON schema can't be made a constraint: the llama.cpp server does not enforce it")
         self._enforced.add(schema)
 
-    def _hear(self, ask: Ask, cache_prompt: bool) -> _Heard:
+    def _hear(self, ask: AnswerRequest, cache_prompt: bool) -> _Heard:
         """The whole stream of one request."""
         heard = _Heard(ask.called, ask.on_text)
         for event in self._events(_request(ask) | {"cache_prompt": cache_prompt}, ask.stop):
             heard.take(event)
         return heard
 
-    def _think_and_answer(self, ask: Ask, channel: FinalChannel) -> Answer:
+    def _think_and_answer(self, ask: AnswerRequest, channel: FinalChannel) -> Answer:
         """In two requests; all that was sampled counts, what came before the final channel is not shown."""
         thoughts = self._think(ask, channel)
         left = ask.sampling.max_tokens - thoughts.count
@@ -166,7 +166,7 @@ class Completions:
             first_token_s=thoughts.first_token_s,
         )
 
-    def _think(self, ask: Ask, channel: FinalChannel) -> _Heard:
+    def _think(self, ask: AnswerRequest, channel: FinalChannel) -> _Heard:
         """Answer freely until the final channel opens. Under a schema an answer can't end before it began."""
         free = replace(ask, sampling=replace(ask.sampling, json_schema="", stop=()))
         body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(ask.sampling.json_schema)}
@@ -196,7 +196,7 @@ class Completions:
             raise EngineUnavailable("the llama.cpp server ended its answer without saying why")
 
 
-def _request(ask: Ask) -> dict[str, Any]:
+def _request(ask: AnswerRequest) -> dict[str, Any]:
     sampling = ask.sampling
     body: dict[str, Any] = {
         "prompt": list(ask.tokens),
@@ -243,7 +243,7 @@ def _answer(heard: _Heard, sampling: Sampling) -> Answer:
     )
 
 
-def _unfinished(thoughts: _Heard, ask: Ask, channel: FinalChannel) -> Answer:
+def _unfinished(thoughts: _Heard, ask: AnswerRequest, channel: FinalChannel) -> Answer:
     """An answer that never came to its final channel is shown whole, so that a reader sees what went on."""
     if channel.is_open:  # and no token is left
         thoughts.finish = "limit"

@@ -23,7 +23,7 @@ import numpy as np
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
 from engines.chat import common_prefix
 from engines.llamacpp import slotfile
-from engines.llamacpp.answer import Ask, Completions
+from engines.llamacpp.answer import AnswerRequest, Completions
 from engines.llamacpp.http import ServerRefused
 from engines.llamacpp.model import (
     effective_ropes,
@@ -156,7 +156,7 @@ class LlamaCppEngine:
         with self._decode_slots.taken(stop) as slot:
             self._answers.require_enforced(sampling.json_schema, slot, stop)
             self._prepare(slot, state, stop)
-            answer = self._answers.generate(Ask(slot, tokens, sampling, on_text, stop, called))
+            answer = self._answers.generate(AnswerRequest(slot, tokens, sampling, on_text, stop, called))
             self._keep(slot, state, (*tokens, *answer.tokens))
             return answer
 
@@ -203,7 +203,7 @@ class LlamaCppEngine:
             tokenizer=tokenizer_hash(backing.gguf) if backing.gguf else self._observed_tokenizer(),
             layout=layout,
             ropes=self._ropes if layout else (),
-            capabilities=Capabilities(transfers_kv, True, transfers_kv, transfers_kv, resumes=transfers_kv),
+            capabilities=Capabilities.local(transfers_kv=transfers_kv),
             chars_per_token=len(_SAMPLE) / len(self._sample_ids),
             vocabulary=len(vocabulary(backing.gguf)) if backing.gguf else 0,
             rounding=rounding(backing.gguf) if backing.gguf else "q4",

@@ -175,7 +175,7 @@ def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class _TensorInfo:
     """`start` and `end` are counted from the start of the tensor data."""
 
     name: str
@@ -185,11 +185,11 @@ class _Tensor:
     end: int
 
 
-def _read_tensor(reader: _GGUFReader) -> _Tensor:
+def _read_tensor(reader: _GGUFReader) -> _TensorInfo:
     name, num_dimensions = reader.text(), reader.scalar("<I")
     if num_dimensions > 8:
         raise _Damaged(f"tensor {name!r:.60} has {num_dimensions:,} dimensions")
     values = math.prod(reader.scalar("<Q") for _ in range(num_dimensions))
     kind, offset = reader.scalar("<I"), reader.scalar("<Q")
     per_block, block_bytes = _TENSOR_TYPES.get(kind, (1, 0))
-    return _Tensor(name, kind, values, offset, int(offset + -(-values // per_block) * block_bytes))
+    return _TensorInfo(name, kind, values, offset, int(offset + -(-values // per_block) * block_bytes))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, State, Window, cast, cut_into_blocks, is_finite
+from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window, cast, cut_into_blocks, is_finite
 
 MAGIC = b"qsgg"
 VERSION = 4
@@ -137,7 +137,7 @@ def to_window(file: SlotFile, shape: SlotShape) -> Window | None:
     return Window(len(file.tokens), np.stack([np.stack(_arrays(layer, shape)) for layer in file.caches[1]]))
 
 
-def to_states(file: SlotFile, shape: SlotShape) -> list[State]:
+def to_states(file: SlotFile, shape: SlotShape) -> list[RecurrentState]:
     """The states of the recurrent layers, at the end of the file's tokens."""
     layout, found = shape.layout, []
     expected = (math.prod(layout.conv_shape), math.prod(layout.matrix_shape))
@@ -152,7 +152,7 @@ def to_states(file: SlotFile, shape: SlotShape) -> list[State]:
             groups = (heads // shape.key_heads, shape.key_heads)
             columns, matrix = _regrouped(columns, matrix, layout, groups)
         numbers = np.concatenate([columns.reshape(-1), matrix.swapaxes(1, 2).reshape(-1)])
-        found.append(State(len(file.tokens), layer, numbers))
+        found.append(RecurrentState(len(file.tokens), layer, numbers))
     return found
 
 
@@ -191,9 +191,6 @@ def to_interleaved(keys: Array) -> Array:
     """The inverse of `to_halves`: new index 2i+j holds old j·d/2+i."""
     halves = keys.reshape(*keys.shape[:-1], 2, -1)
     return np.ascontiguousarray(np.swapaxes(halves, -1, -2)).reshape(keys.shape)
-
-
-_EMPTY: Array = np.empty(0, np.uint8)
 
 
 class _SlotFileReader:
@@ -359,7 +356,7 @@ def _cache_parts(
     yield bytes(4) * (streams - 1)
 
 
-def _state_parts(states: Sequence[State], shape: SlotShape) -> Iterator[bytes]:
+def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator[bytes]:
     layout, both = shape.layout, []
     for state in states:
         # In a slot it would outlive the sequence: llama.cpp clears a state by multiplying it with 0.

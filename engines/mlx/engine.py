@@ -30,7 +30,7 @@ from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
 from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, KVLayout, Record, State, Window
+from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class MLXEngine:
             tokenizer=prompt.tokenizer_hash,
             layout=loop.layout,
             ropes=loop.ropes,
-            capabilities=Capabilities(transfers_kv, True, transfers_kv, transfers_kv, transfers_kv, transfers_kv),
+            capabilities=Capabilities.local(transfers_kv=transfers_kv, blocks_while_computing=True),
             chars_per_token=prompt.chars_per_token,
             vocabulary=min(len(prompt.token_texts()), loop.num_logits),
             rounding=rounding(folder, loop.layout.dtype) if loop.layout else "q4",
@@ -117,7 +117,7 @@ class MLXEngine:
         self._loop.submit(work)
         try:
             while not isinstance(output := self._take(work, stop), Prefilled):
-                assert isinstance(output, Block | Window | State)
+                assert isinstance(output, Block | Window | RecurrentState)
                 emit(output)
         finally:
             work.abandoned = True

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from mlx_lm.models.cache import RotatingKVCache as RingCache
 
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, State, Window
+from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
@@ -109,14 +109,14 @@ def window(caches: Sequence[Any], layout: KVLayout) -> Window | None:
     return Window(position, np.array(np.asarray(data).view(layout.numpy_type), order="C"))
 
 
-def snapshot(caches: Sequence[Any], layout: KVLayout, position: int) -> list[State]:
+def snapshot(caches: Sequence[Any], layout: KVLayout, position: int) -> list[RecurrentState]:
     """The states of the recurrent layers, which have seen `position` tokens."""
     found = []
     for index in layout.state_layers:
         columns, matrix = caches[index].cache
         parts = (columns[0].T, matrix[0].swapaxes(1, 2))
         numbers = mx.concatenate([part.astype(mx.float32).reshape(-1) for part in parts])
-        found.append(State(position, index, np.array(numbers)))
+        found.append(RecurrentState(position, index, np.array(numbers)))
     return found
 
 

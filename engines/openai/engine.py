@@ -20,7 +20,7 @@ from typing import Any
 
 from engines.base import Answer, EngineInfo
 from engines.chat import chat
-from engines.openai.http import OpenAIServer, Outside, Refused, Unlisted, never
+from engines.openai.http import OpenAIServer, Outside, RequestRefused, Unlisted, never
 from engines.openai.place import outside
 from engines.registry import EngineOptions
 from engines.remote import CAPABILITIES, SAMPLE, TextOnly, break_known_marks, check_json, context_of
@@ -89,10 +89,10 @@ def why_not(error: EngineUnavailable, with_key: bool) -> ConfigError:
     """The error of an engine that can't start, with what to do."""
     if isinstance(error, Outside):
         return ConfigError(f"{error} in the model's table")
-    if isinstance(error, Refused) and error.status in _KEY_REFUSED:
+    if isinstance(error, RequestRefused) and error.status in _KEY_REFUSED:
         mend = "it does not take this API key" if with_key else f"it wants an API key: {_KEY}"
         return ConfigError(f"{error}; {mend}")
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return ConfigError(str(error))
     return ConfigError(f"{error}; is it running there?" if "does not answer" in str(error) else str(error))
 
@@ -103,7 +103,7 @@ def served(server: OpenAIServer, model: str) -> dict[str, Any]:
         listed = server.models()
     except Unlisted:
         return {}
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status != 404:
             raise
         return {}
@@ -160,7 +160,7 @@ class OpenAIEngine(TextOnly):
         try:
             for event in self._server.chat(self._request(messages, sampling), stop):
                 reading.take(event)
-        except Refused as refused:
+        except RequestRefused as refused:
             raise never(refused) from refused
         finish_reason = reading.finish_reason()
         self._check_whole(prompt, sampling, reading.prompt_tokens)
@@ -209,14 +209,14 @@ class OpenAIEngine(TextOnly):
             try:
                 for event in self._server.chat(request):
                     reading.take(event)
-            except Refused as refused:
+            except RequestRefused as refused:
                 self._do_without(refused, request)
                 continue
             if reading.prompt_tokens:
                 self._letters_per_token = len(text) / reading.prompt_tokens
             return
 
-    def _do_without(self, refused: Refused, request: dict[str, Any]) -> None:
+    def _do_without(self, refused: RequestRefused, request: dict[str, Any]) -> None:
         """The field that a refusal names is not sent again. Raises the refusal if it names none."""
         named = f"{refused.param} {refused.said}"
         field = next((each for each in _OPTIONAL if each in request and each in named), "")

@@ -30,7 +30,7 @@ _NO_SCHEMA = ("grammar", "schema", "response_format")
 _NEVER = (400, 413, 422)
 
 
-class Refused(EngineUnavailable):
+class RequestRefused(EngineUnavailable):
     """The server answered with an error; `said` is its sentence, and `param` the field that it names."""
 
     def __init__(self, host: str, status: int, said: str, param: str = "") -> None:
@@ -169,13 +169,13 @@ class OpenAIServer:
             body = read.decode(errors="replace")
         raise self._refused(status, body)
 
-    def _refused(self, status: int, body: Any) -> Refused:
+    def _refused(self, status: int, body: Any) -> RequestRefused:
         """Servers write {"error": {"message"}}, {"error": "…"}, {"message"} or {"detail"}; or no JSON at all."""
         error = body.get("error", body) if isinstance(body, dict) else body
         said = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
         param = str(error.get("param") or "") if isinstance(error, dict) else ""
         text = " ".join(str(said or error).split())
-        return Refused(self.host, status, text.replace(self._key, "***") if self._key else text, param)
+        return RequestRefused(self.host, status, text.replace(self._key, "***") if self._key else text, param)
 
     async def _check_place(self) -> None:
         """Before each request to a name: it may lead elsewhere than it did."""
@@ -187,7 +187,7 @@ class OpenAIServer:
 
     def _sorted_out(self, error: BaseException) -> KvasirError:
         """What a failed request means for the job."""
-        if isinstance(error, Refused) and error.status in _NEVER:
+        if isinstance(error, RequestRefused) and error.status in _NEVER:
             said = error.said.lower()
             if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or any(words in said for words in _TOO_LONG):
                 return ContextExceeded(f"the server refused the prompt: {error.said:.300}")
@@ -199,7 +199,7 @@ class OpenAIServer:
         return EngineUnavailable(f"the server at {self.host} does not answer: {_words(error):.300}")
 
 
-def never(refused: Refused) -> KvasirError:
+def never(refused: RequestRefused) -> KvasirError:
     """The job's error of a refusal that asking again would not change; the refusal itself if it might."""
     if refused.status not in _NEVER:
         return refused

@@ -41,7 +41,7 @@ from messages.errors import (
     KVTransferFailed,
 )
 from messages.jobs import Part, Sampling
-from messages.kv import Array, Block, KVCache, KVLayout, Record, State
+from messages.kv import Array, Block, KVCache, KVLayout, Record, RecurrentState
 
 CHARS_PER_TOKEN = 4
 _BOS = 1
@@ -143,7 +143,7 @@ class SimulatedEngine:
             fingerprint=model.fingerprint,
             tokenizer="sim-4-characters",
             layout=self._layout,
-            capabilities=Capabilities(True, True, True, True, blocks_while_computing=True, resumes=True),
+            capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
             chars_per_token=float(CHARS_PER_TOKEN),
             prefill_slots=model.batch,
         )
@@ -194,7 +194,7 @@ class SimulatedEngine:
                 if end > first:
                     emit(Block(start, self._data(chain[start:end])))
             for layer in self._layout.state_layers:
-                emit(State(len(tokens), layer, self._state(chain, layer)))
+                emit(RecurrentState(len(tokens), layer, self._state(chain, layer)))
             return Prefilled(len(tokens) - restored, restored, time.monotonic() - started)
 
     def decode(

@@ -184,7 +184,7 @@ class TransformersEngine:
             tokenizer=self._prompt.tokenizer_hash,
             layout=layout,
             ropes=self._ropes,
-            capabilities=Capabilities(transfers_kv, True, transfers_kv, transfers_kv, transfers_kv, transfers_kv),
+            capabilities=Capabilities.local(transfers_kv=transfers_kv, blocks_while_computing=True),
             chars_per_token=self._prompt.chars_per_token,
             vocabulary=len(self._prompt.token_texts()),
             rounding=rounding(weights.folder, layout.dtype) if layout else "q4",

@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from messages.errors import InvalidMessage, KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, State, Window
+from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window
 
 TORCH_TYPES: dict[DType, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -140,14 +140,14 @@ class Exporter:
         rows = torch.stack([_layer_rows(layer, 0, layer.keys.shape[-2]) for layer in layers])
         return Window(past.get_seq_length(), as_numpy(rows.cpu().contiguous()))
 
-    def states(self, past: DynamicCache) -> list[State]:
+    def states(self, past: DynamicCache) -> list[RecurrentState]:
         """The states of the recurrent layers, now. Waits for them."""
         found = []
         for index in self._layout.state_layers:
             layer = past.layers[index]
             parts = (layer.conv_states[0][0, :, 1:], layer.recurrent_states[0][0])
             numbers = torch.cat([part.float().reshape(-1) for part in parts])
-            found.append(State(past.get_seq_length(), index, as_numpy(numbers.cpu())))
+            found.append(RecurrentState(past.get_seq_length(), index, as_numpy(numbers.cpu())))
         return found
 
     @staticmethod
@@ -182,7 +182,9 @@ def _state_shapes(index: int, layer: LinearAttentionLayer) -> tuple[tuple[int, .
     return (int(channels), int(kept) - 1), tuple(map(int, matrix.shape[1:]))
 
 
-def _set_state(layer: LinearAttentionLayer, state: State, layout: KVLayout, device: torch.device) -> torch.Tensor:
+def _set_state(
+    layer: LinearAttentionLayer, state: RecurrentState, layout: KVLayout, device: torch.device
+) -> torch.Tensor:
     """Put a state into a new layer; whether it is finite."""
     columns, matrix = (torch.from_numpy(np.array(part)).to(device) for part in layout.state_parts(state.data))
     columns = torch.nn.functional.pad(columns, (1, 0)).to(TORCH_TYPES[layout.dtype])

@@ -21,7 +21,7 @@ import producers
 from examples.attacks.corpus import Text, read
 from producers.attacks.detection import split
 from producers.attacks.disguises import plain
-from producers.attacks.scorer import WEIGHTS, Table, buckets, meaning, places, word_list
+from producers.attacks.scorer import WEIGHTS, ScorerWeights, buckets, meaning, places, word_list
 
 EPOCHS = 4
 RATE = 0.8
@@ -77,11 +77,11 @@ def _same_meaning() -> dict[int, list[str]]:
     return same
 
 
-def train(texts: Sequence[Text], seed: int = 0) -> Table:
+def train(texts: Sequence[Text], seed: int = 0) -> ScorerWeights:
     """The table for these texts."""
     each = [_trained(texts, seed * TRAININGS + number) for number in range(TRAININGS)]
     weights = np.mean([weights for weights, _ in each], axis=0)
-    return Table(weights.astype(np.float32), sum(bias for _, bias in each) / TRAININGS, THRESHOLD)
+    return ScorerWeights(weights.astype(np.float32), sum(bias for _, bias in each) / TRAININGS, THRESHOLD)
 
 
 def _trained(texts: Sequence[Text], seed: int) -> tuple[npt.NDArray[np.float64], float]:
@@ -105,7 +105,7 @@ def _trained(texts: Sequence[Text], seed: int) -> tuple[npt.NDArray[np.float64],
     return weights, bias
 
 
-def packed(table: Table) -> bytes:
+def packed(table: ScorerWeights) -> bytes:
     """The file: a line of JSON, then a byte for each weight."""
     step = float(np.abs(table.weights).max()) / 127
     numbers = {"step": step, "bias": table.bias, "threshold": table.threshold}

@@ -208,7 +208,7 @@ class ConsumerLoop:
         house.start()
         try:
             while not self._stopping.is_set():
-                self._take(source, handler)
+                self._turn(source, handler)
         finally:
             self._stopping.set()
             self._hand_back(source.close())
@@ -219,7 +219,8 @@ class ConsumerLoop:
         """Take nothing more. May be called from any thread, and from a signal handler."""
         self._stopping.set()
 
-    def _take(self, source: JobSource, handler: Handler) -> None:
+    def _turn(self, source: JobSource, handler: Handler) -> None:
+        """Once there is room: the next deliveries go to the worker, or nothing comes for a moment."""
         if self.off:
             self._hand_back(source.pause())
             self._stopping.wait(_IDLE_WAIT_S)
@@ -247,8 +248,7 @@ class ConsumerLoop:
                 handler.take([delivery])
 
     def _hand_back(self, deliveries: list[Delivery]) -> None:
-        if deliveries:
-            self._settler.hand_back_all(deliveries, self._stage)
+        self._settler.hand_back_all(deliveries, self._stage)
 
     def _restore_queues(self) -> None:
         """Declare what somebody deleted. The jobs in it were lost with it: their batch's owner publishes them again."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from infra.broker import topology
 from infra.broker.base import Broker
-from infra.broker.envelope import Attempt
+from infra.broker.envelope import Attempt, open_envelope
 from infra.broker.settle import Settler
 from messages import checks
 from messages.errors import InvalidMessage, Poison
@@ -24,9 +24,9 @@ def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
             return
         headers = delivery.message.headers
         stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
-        attempt = Attempt[Any].at(delivery, stage, _model(headers.get("kvasir-model"), model))
+        envelope = open_envelope(delivery, stage, _model(headers.get("kvasir-model"), model))
         why = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
-        settler.fail(attempt, Poison(why))
+        settler.fail(Attempt[Any]([delivery], envelope), Poison(why))
 
 
 def _model(named: object, otherwise: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from infra.broker import topology, trace
 from infra.broker.base import Address, Delivery, Header, Message
@@ -69,7 +69,7 @@ class Envelope:
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
         return Event(step, self.job_id, self.model, {**identity, "item_id": self.item_id, **facts})
 
-    def at(self, stage: Stage) -> Envelope:
+    def for_stage(self, stage: Stage) -> Envelope:
         """The same job at another stage: counters start anew, except that of the failed KV transfers."""
         return changed(self, stage=stage, attempts=0, returns=0)
 
@@ -128,11 +128,6 @@ class Attempt(Generic[J]):
     why_stopped: Why = ""
     settled: bool = False  # what it came to is confirmed: what is adopted after that can be acked
     over: bool = False  # the job ended with it, and nobody will need the job's own blocks again
-
-    @classmethod
-    def at(cls, delivery: Delivery, stage: Stage, model: str) -> Self:
-        """A delivery that has just come."""
-        return cls([delivery], open_envelope(delivery, stage, model))
 
     def stop_for(self, why: Why) -> None:
         """Stop it; the first reason counts."""

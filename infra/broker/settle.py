@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.control import ring
-from infra.broker.envelope import Attempt, Envelope
+from infra.broker.envelope import Attempt, Envelope, open_envelope
 from infra.broker.failpoints import failpoint
 from messages import codec
 from messages.errors import (
@@ -37,6 +37,7 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+A = TypeVar("A", bound=Attempt[Any])
 
 MAX_ATTEMPTS = 6
 MAX_KV_TRANSFERS = 2  # that fail; then the decoder does the prompt itself
@@ -59,7 +60,7 @@ class Settlement:
 def passing_on(attempt: Attempt[Any], job: DecodeJob) -> Settlement:
     """Prefill is done: the decode job."""
     envelope = attempt.envelope
-    message = envelope.at("decode").seal(codec.encode(job))
+    message = envelope.for_stage("decode").seal(codec.encode(job))
     to = topology.work("decode", envelope.model, envelope.lane)
     return Settlement(attempt, to, message, Step.PASSED_ON, "prefill.passed")
 
@@ -83,11 +84,12 @@ class Settler:
         self._models = models
         self.observe = observe
 
-    def received(self, attempt: Attempt[Any]) -> None:
-        """Note that a delivery has come back from somebody."""
-        returns = attempt.deliveries[0].returns
-        if returns:
-            self.observe(attempt.envelope.event(Step.REDELIVERED, returns=returns))
+    def receive(self, kind: type[A], delivery: Delivery, stage: Stage, model: str) -> A:
+        """Begin an attempt, of this kind, at a job that has just come; the event says if it came back from somebody."""
+        attempt = kind([delivery], open_envelope(delivery, stage, model))
+        if delivery.returns:
+            self.observe(attempt.envelope.event(Step.REDELIVERED, returns=delivery.returns))
+        return attempt
 
     @contextmanager
     def settling(self, attempt: Attempt[Any]) -> Iterator[None]:
@@ -181,11 +183,12 @@ class Settler:
         """Deliveries that nobody has begun. If the broker is gone, it has them and will hand them out again."""
         back = []
         for delivery in deliveries:
-            attempt = Attempt[Any].at(delivery, stage, topology.model_of(delivery.queue))
-            message = attempt.envelope.seal(delivery.message.body)
-            back.append(Settlement(attempt, Address(topology.WORK, delivery.queue), message))
-        with suppress(BrokerUnavailable):
-            self.settle(*back)
+            envelope = open_envelope(delivery, stage, topology.model_of(delivery.queue))
+            message = envelope.seal(delivery.message.body)
+            back.append(Settlement(Attempt[Any]([delivery], envelope), Address(topology.WORK, delivery.queue), message))
+        if back:
+            with suppress(BrokerUnavailable):
+                self.settle(*back)
 
     def defer(self, attempt: Attempt[Any]) -> None:
         """Somebody else is on it, or has died on it: look again in a second. Counts nowhere.
@@ -197,7 +200,7 @@ class Settler:
     def _prefill_again(self, attempt: Attempt[DecodeJob]) -> None:
         """The KV cache is gone: back to prefill, ahead of the bulk, with the failed KV transfer counted."""
         envelope = attempt.envelope
-        back = replace(envelope.at("prefill"), kv_transfers=envelope.kv_transfers + 1)
+        back = replace(envelope.for_stage("prefill"), kv_transfers=envelope.kv_transfers + 1)
         self._publish(topology.work("prefill", envelope.model, "now"), back.seal(codec.encode(attempt.job.job)))
         self.observe(envelope.event(Step.KV_GONE))
         self._ack(attempt)
@@ -241,11 +244,11 @@ class Settler:
             attempt.deliveries.pop().ack()
 
 
-class Group(Generic[T]):
+class GroupCommit(Generic[T]):
     """Gives items to `work` in a thread of its own, as many as there are, in order. What `work` raises is logged.
 
     While one group is under way, the next one gathers: settling is cheaper for many at once. With one item now and
-    then each is a group of its own, and waits for nobody. A database calls it group commit.
+    then each is a group of its own, and waits for nobody. The word is that of databases.
 
     While `most` or more are unfinished `add` waits. Thread-safe.
     """

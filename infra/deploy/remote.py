@@ -26,7 +26,7 @@ class DeployFailed(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class RemoteFile:
     """A file to be written. Secrets have mode 0o600."""
 
     content: bytes
@@ -82,7 +82,7 @@ class Remote:
         for asked in self._asked:
             asked.terminate()
 
-    def put(self, files: Mapping[str, File], root: bool = False) -> None:
+    def put(self, files: Mapping[str, RemoteFile], root: bool = False) -> None:
         """Write files, by absolute path, each replaced as a whole. `root`: with sudo, owned by root."""
         if files:
             sudo = "sudo -n " if root else ""
@@ -105,7 +105,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _tar(files: Mapping[str, File]) -> bytes:
+def _tar(files: Mapping[str, RemoteFile]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path, file in files.items():

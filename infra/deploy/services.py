@@ -20,7 +20,7 @@ from infra.config.settings import MachineSettings, Settings
 from infra.config.urls import addresses
 from infra.deploy.accounts import Account
 from infra.deploy.permissions import PERMISSIONS, STORE_RULES
-from infra.deploy.remote import File
+from infra.deploy.remote import RemoteFile
 from infra.deploy.units import LOOPBACK, Place, Unit
 from messages.errors import ConfigError
 
@@ -43,7 +43,7 @@ def service_units(machine: MachineSettings, settings: Settings) -> list[Unit]:
 
 def service_files(
     machine: MachineSettings, settings: Settings, place: Place, broker: Sequence[Account], store: Sequence[Account]
-) -> Mapping[str, File]:
+) -> Mapping[str, RemoteFile]:
     """What the services of a machine read, by path; whatever holds a hash is its owner's alone.
 
     `broker`, `store`: who may log in there; nobody else can.
@@ -52,14 +52,14 @@ def service_files(
     folder, files = f"{place.folder}/services", {}
     if "broker" in roles:
         hosts, port = _addresses(settings.services.broker, "broker", 5672)
-        files[f"{folder}/rabbitmq.conf"] = File(_rabbitmq_conf(hosts, port, place).encode())
-        files[f"{folder}/enabled_plugins"] = File(_PLUGINS.encode())
-        files[f"{folder}/definitions.json"] = File(definitions(broker).encode(), _SECRET)
+        files[f"{folder}/rabbitmq.conf"] = RemoteFile(_rabbitmq_conf(hosts, port, place).encode())
+        files[f"{folder}/enabled_plugins"] = RemoteFile(_PLUGINS.encode())
+        files[f"{folder}/definitions.json"] = RemoteFile(definitions(broker).encode(), _SECRET)
     if "store" in roles:
         hosts, port = _store_addresses(settings)
         limit = int(roles["store"].memory_gb * _GB)
-        files[f"{folder}/redis.conf"] = File(_redis_conf(hosts, port, limit, place).encode())
-        files[f"{folder}/redis.acl"] = File(store_users(store).encode(), _SECRET)
+        files[f"{folder}/redis.conf"] = RemoteFile(_redis_conf(hosts, port, limit, place).encode())
+        files[f"{folder}/redis.acl"] = RemoteFile(store_users(store).encode(), _SECRET)
     return files
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from infra.deploy.remote import File
+from infra.deploy.remote import RemoteFile
 from infra.deploy.units import Place, Supervisor, Unit, control, unit_file
 
 Switch = Literal["start", "stop", "restart"]
@@ -24,7 +24,7 @@ class DeployStep:
 
     says: str
     script: str = ""
-    files: Mapping[str, File] = field(default_factory=dict)
+    files: Mapping[str, RemoteFile] = field(default_factory=dict)
     as_root: bool = False  # writes the files with sudo
 
 
@@ -67,8 +67,8 @@ def use(place: Place, release: str) -> list[DeployStep]:
 
 def write(says: str, place: Place, config: bytes, secrets: Mapping[str, bytes]) -> DeployStep:
     """The configuration, and secrets that only their owner can read."""
-    files = {f"{place.folder}/kvasir.toml": File(config)}
-    files |= {f"{place.folder}/secrets/{name}": File(content, SECRET) for name, content in secrets.items()}
+    files = {f"{place.folder}/kvasir.toml": RemoteFile(config)}
+    files |= {f"{place.folder}/secrets/{name}": RemoteFile(content, SECRET) for name, content in secrets.items()}
     return DeployStep(says, files=files)
 
 
@@ -94,7 +94,7 @@ def forget(place: Place, names: Sequence[str]) -> list[DeployStep]:
 def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> list[DeployStep]:
     """Write the supervisor's files, and make them known."""
     written = dict(unit_file(supervisor, unit, place) for unit in units)
-    files = {path: File(text.encode()) for path, text in written.items()}
+    files = {path: RemoteFile(text.encode()) for path, text in written.items()}
     enable = "; ".join(control(supervisor, "enable", unit, place) for unit in units)
     return [DeployStep(f"write {len(units)} unit(s) for {supervisor}", enable, files, supervisor != "plain")]
 

@@ -14,12 +14,12 @@ from kvasir import api, class_run, dry_run
 from kvasir.connect import connect, need_cluster
 from kvasir.deadline import deadline_option
 from kvasir.options import (
+    BatchPlace,
     Chosen,
     ClassFiles,
     Globals,
     Models,
     Output,
-    Place,
     gathered,
     grading_options,
     id_list,
@@ -48,13 +48,13 @@ _WAITS = ", or use kvasir grade, which waits"
 @json_option
 @quiet_option
 @wait_option
-@gathered(files=ClassFiles, models=Models, place=Place, chosen=Chosen, output=Output)
+@gathered(files=ClassFiles, models=Models, place=BatchPlace, chosen=Chosen, output=Output)
 @click.pass_obj
 def grade(
     given: Globals,
     files: ClassFiles,
     models: Models,
-    place: Place,
+    place: BatchPlace,
     chosen: Chosen,
     deadline_s: float,
     dry: bool,
@@ -84,13 +84,13 @@ def grade(
 @grading_options
 @deadline_option
 @quiet_option
-@gathered(files=ClassFiles, models=Models, place=Place, chosen=Chosen)
+@gathered(files=ClassFiles, models=Models, place=BatchPlace, chosen=Chosen)
 @click.pass_obj
 def submit(
     given: Globals,
     files: ClassFiles,
     models: Models,
-    place: Place,
+    place: BatchPlace,
     chosen: Chosen,
     deadline_s: float,
     quiet: bool,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from engines.catalogue import BY_NAME
-from engines.sketch import Agreement, compare, read
+from engines.sketch import SketchAgreement, compare, read
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window
 from infra.config.settings import MachineSettings, ModelSettings, Settings
 from kvasir.doctor.findings import Finding, error, ok, warn
@@ -121,20 +121,20 @@ def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, f
     )
 
 
-def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> Agreement:
+def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> SketchAgreement:
     """What the decode worker makes of the prefill worker's sketch."""
     bodies = [(each.sketch and fetch(each.sketch), each.sketch) for each in (decode, prefill)]
     if not all(body for body, _ in bodies):
-        return Agreement("what they compute was not compared, since the store does not hold a sketch of each")
+        return SketchAgreement("what they compute was not compared, since the store does not hold a sketch of each")
     try:
         ours, theirs = (read(body, name) for body, name in bodies if body)
     except KVTransferFailed as unreadable:
-        return Agreement(str(unreadable))
+        return SketchAgreement(str(unreadable))
     found = compare(ours, theirs)
     return replace(found, why=found.why or decode.why_refused(prefill.sketch))
 
 
-def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, found: Agreement) -> Finding:
+def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, found: SketchAgreement) -> Finding:
     layers = tuple({"k": keys, "v": values, "rounding": rounding} for keys, values, rounding in found.layers)
     if found.why:
         refused = error(model.name, f"{pair}: {found.why}; the decoder does every prompt", _MEND_SKETCH)

@@ -89,7 +89,7 @@ def plan(
         jobs = _of_folder(settings, work, tokens, draw.seed)
     fleet = fleet_of(settings, models_of(jobs), steal=not no_steal)
     made = forecast(settings, fleet, jobs, work.submissions or len({job.name.split(".")[0] for job in jobs}))
-    goals = targets(made, fleet, jobs)
+    goals = list(targets(made, fleet))
     if chart:
         write_chart(chart, typical(fleet, jobs, Stealing))
     click.echo(json.dumps(report.as_json(made, goals))) if as_json else report.show(made, goals)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from decode_worker.stealing import policy as stealing
 from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
-from kvasir.plan.simulate import DecoderState, Policy, Running, State
+from kvasir.plan.simulate import DecoderState, Policy, Running, SimulationState
 
 
 class Stealing(Policy):
@@ -20,7 +20,7 @@ class Stealing(Policy):
         self._answers: dict[str, int] = defaultdict(int)
         self._tokens: dict[str, int] = defaultdict(int)
 
-    def choose(self, state: State, decoder: DecoderState) -> str | None:
+    def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
         """See Policy."""
         home = decoder.worker.model
         if state.waiting(home):
@@ -31,16 +31,16 @@ class Stealing(Policy):
         decision = stealing.decide([self._offer(state, decoder, model) for model in others])
         return decision.model if isinstance(decision, Steal) else None
 
-    def answered(self, state: State, decoder: DecoderState, done: Running) -> None:
+    def answered(self, state: SimulationState, decoder: DecoderState, done: Running) -> None:
         """See Policy."""
         self._answers[done.job.model] += 1
         self._tokens[done.job.model] += done.job.answer_tokens
 
-    def _offer(self, state: State, decoder: DecoderState, model: str) -> Offer:
+    def _offer(self, state: SimulationState, decoder: DecoderState, model: str) -> Offer:
         load_s = 0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0)
         return Offer(self._queue(state, decoder, model), self._service_s(decoder, model), load_s=load_s)
 
-    def _queue(self, state: State, asking: DecoderState, model: str) -> Queue:
+    def _queue(self, state: SimulationState, asking: DecoderState, model: str) -> Queue:
         home = [
             decoder
             for decoder in state.decoders

@@ -93,15 +93,15 @@ class Running:
 class Policy:
     """What decides which queue a free slot takes from. This one serves its home model and nothing else."""
 
-    def choose(self, state: State, decoder: DecoderState) -> str | None:
+    def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
         """The model to take a waiting job of, or None to stay idle for now."""
         return decoder.worker.model if state.waiting(decoder.worker.model) else None
 
-    def answered(self, state: State, decoder: DecoderState, done: Running) -> None:
+    def answered(self, state: SimulationState, decoder: DecoderState, done: Running) -> None:
         """Learn from a job that has ended."""
 
 
-class State:
+class SimulationState:
     """What can be seen at a moment, and the machinery that moves it."""
 
     def __init__(self, fleet: Fleet, policy: Policy) -> None:
@@ -223,4 +223,4 @@ class State:
 
 def simulate(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Policy | None = None) -> SimulatedRun:
     """Run the jobs through the fleet; those of a model without workers are never answered."""
-    return State(fleet, policy or Policy()).run(jobs)
+    return SimulationState(fleet, policy or Policy()).run(jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvasir.plan.fleet import Fleet, PlannedJob
+from kvasir.plan.fleet import Fleet
 from kvasir.plan.forecast import Forecast, Lone
 
 LATENCY_S = 15.0
@@ -27,12 +27,8 @@ class Target:
     why: str
 
 
-def targets(made: Forecast, fleet: Fleet, jobs: Sequence[PlannedJob]) -> list[Target]:
+def targets(made: Forecast, fleet: Fleet) -> Iterator[Target]:
     """All eight, in the team's order."""
-    return list(_targets(made, fleet, jobs))
-
-
-def _targets(made: Forecast, fleet: Fleet, jobs: Sequence[PlannedJob]) -> Iterator[Target]:
     slowest = max(made.lone, key=lambda lone: lone.latency_s)
     yield Target(
         "latency",

@@ -86,7 +86,7 @@ class Bulk:
         self._links = links
         self._timeout_s = links.timeout_s(timeout_s)
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[BulkConnection] = []
         self._arena = Arena()
 
     def put(self, items: Iterable[tuple[str, bytes, memoryview]], ttl_s: int) -> int:
@@ -138,7 +138,7 @@ class Bulk:
             connection.close()
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[Connection]:
+    def connection(self) -> Iterator[BulkConnection]:
         """A connection that nobody else uses; closed after a failure, kept else."""
         connection = self._take_idle() or self._links.first(self._open)
         try:
@@ -149,13 +149,13 @@ class Bulk:
         with self._lock:
             self._idle.append(connection)
 
-    def _open(self, index: int) -> Connection:
+    def _open(self, index: int) -> BulkConnection:
         target = bulk_target(self._links.urls[index])
         if target is None:
             raise exceptions.ConnectionError("its URL has options")  # of all, or none: seen before
-        return Connection(target, self._timeout_s, index, self._links.several)
+        return BulkConnection(target, self._timeout_s, index, self._links.several)
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> BulkConnection | None:
         while True:
             with self._lock:
                 if not self._idle:
@@ -172,7 +172,7 @@ def command(*words: str) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
 
 
-class Connection:
+class BulkConnection:
     """One socket, logged in. Every method raises what redis-py raises, or OSError; only Redirected leaves it usable."""
 
     def __init__(self, target: BulkTarget, timeout_s: float, index: int, glance: bool) -> None:

@@ -23,7 +23,7 @@ from kvstore.redis.bulk import (
     SETS_AHEAD,
     Arena,
     Bulk,
-    Connection,
+    BulkConnection,
     Redirected,
     Values,
     command,
@@ -146,7 +146,7 @@ class ClusterBulk:
 class _Link:
     """A node's connection during one call, and what is to come over it."""
 
-    connection: Connection
+    connection: BulkConnection
     keys: deque[str] = field(default_factory=deque)  # not yet asked for
     unanswered: deque[Item] = field(default_factory=deque)
 
@@ -165,7 +165,7 @@ class _Link:
 class _Links(dict[Node, _Link]):
     """Links that are opened as they are asked for."""
 
-    def __init__(self, connect: Callable[[Node], Connection]) -> None:
+    def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:
         super().__init__()
         self._connect = connect
 

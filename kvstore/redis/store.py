@@ -19,7 +19,7 @@ from kvstore.redis.client import TIMEOUT_S, Client, errors_mapped, node_urls, op
 from kvstore.redis.cluster_bulk import ClusterBulk
 from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
-from messages.kv import Block, KVLayout, Record, State, Window
+from messages.kv import Block, KVLayout, Record, RecurrentState, Window
 
 PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
 GETS_AT_ONCE = 8
@@ -86,7 +86,7 @@ class RedisKVStore(KVStore):
         """See KVStore."""
         return self._decoded(decode_window, fingerprint, layout, [ref])[0]
 
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[State]:
+    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
         """See KVStore."""
         return self._decoded(decode_state, fingerprint, layout, refs)
 

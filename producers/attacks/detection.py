@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from producers.attacks.disguises import READINGS, plain, uncovered
-from producers.attacks.scorer import Floats, Table, scores
+from producers.attacks.scorer import Floats, ScorerWeights, scores
 from producers.prompts.prompt import has_control_tokens
 from producers.submissions.reading import Submission
 
@@ -48,7 +48,7 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
     return tuple(flags[:MAX_FLAGS])
 
 
-def strongest(texts: Sequence[str], using: Table | None = None) -> list[tuple[float, str] | None]:
+def strongest(texts: Sequence[str], using: ScorerWeights | None = None) -> list[tuple[float, str] | None]:
     """For each text its strongest passage with its score, from 0.5 to 1, or None."""
     best: list[tuple[float, str] | None] = [None] * len(texts)
     sentences = [(owner, sentence) for owner, text in enumerate(_cut(texts)) for sentence in split(text)]
@@ -97,7 +97,7 @@ def _runs(owners: Sequence[int], read: Sequence[str], news: Sequence[bool]) -> I
                 yield first, last + 1
 
 
-def _logits(read: Sequence[str], runs: Sequence[tuple[int, int]], using: Table | None) -> Floats:
+def _logits(read: Sequence[str], runs: Sequence[tuple[int, int]], using: ScorerWeights | None) -> Floats:
     if not runs:
         return np.zeros(0, np.float32)
     texts = [plain(sentence) for sentence in read]

@@ -40,7 +40,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ScorerWeights:
     """Weights of hashed n-grams and of pairs of meanings, the bias, and how far above even chances is worth a look."""
 
     weights: Floats
@@ -49,12 +49,12 @@ class Table:
 
 
 @cache
-def table() -> Table:
+def table() -> ScorerWeights:
     """The table that comes with the package: a line of JSON, then a byte for each weight."""
     head, _, body = resources.files("producers.attacks").joinpath(WEIGHTS).read_bytes().partition(b"\n")
     numbers = json.loads(head)
     weights = np.frombuffer(body, np.int8).astype(np.float32) * np.float32(numbers["step"])
-    return Table(weights, numbers["bias"], numbers["threshold"])
+    return ScorerWeights(weights, numbers["bias"], numbers["threshold"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _pair_worth(count: Floats) -> Floats:
     return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + count), np.float32)
 
 
-def scores(text: str, passages: Sequence[tuple[int, int]], using: Table | None = None) -> Floats:
+def scores(text: str, passages: Sequence[tuple[int, int]], using: ScorerWeights | None = None) -> Floats:
     """The logit of each passage, given by its first character and the one after its last; above 0: worth a look."""
     using = using or table()
     first, last = np.array(passages, np.int64).reshape(-1, 2).T

@@ -6,7 +6,6 @@ what was meant. `submitted.jsonl` gets a job's line after the broker has confirm
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from messages import checks
 from messages.errors import BatchError, InvalidMessage
 from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
 from producers.files.journal import MAX_RUN, Journal, Lines, run_of
-from producers.files.private import make_folder, open_private, read_ordinary, tighten, write_atomically
+from producers.files.private import make_folder, read_ordinary, take_lock, tighten, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.prompts.prompt import LINE_FORM, PROMPT_FORM, QUESTION_FORM
 from producers.words import plural
@@ -320,15 +319,11 @@ def _lock(folder: Path) -> int:
     try:
         make_folder(folder)
         tighten(folder)
-        with open_private(folder / "batch.lock", "ab") as lock:
-            descriptor = os.dup(lock.fileno())
+        descriptor = take_lock(folder / "batch.lock")
     except OSError as error:
         raise BatchError(f"can't use {folder} for results: {error.strerror}; name another folder with --out") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise BatchError(f"{folder} is in use by another kvasir process; wait for it, or watch its results") from None
+    if descriptor is None:
+        raise BatchError(f"{folder} is in use by another kvasir process; wait for it, or watch its results")
     return descriptor
 
 

@@ -32,7 +32,7 @@ _QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no 
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
 
 
-class Work(Protocol):
+class JobSpec(Protocol):
     """What a job is made of."""
 
     @property
@@ -73,10 +73,10 @@ class Progress(Protocol):
 class ReadAgain:
     """Tasks that are made anew each time somebody goes through them: so many prompts needn't be kept."""
 
-    def __init__(self, tasks: Callable[[], Iterable[Work]]) -> None:
+    def __init__(self, tasks: Callable[[], Iterable[JobSpec]]) -> None:
         self._tasks = tasks
 
-    def __iter__(self) -> Iterator[Work]:
+    def __iter__(self) -> Iterator[JobSpec]:
         return iter(self._tasks())
 
 
@@ -84,7 +84,7 @@ class Runner:
     """One owner's work on one batch. Needs the batch's folder lock and its reply queue, so there is only one."""
 
     def __init__(
-        self, batch: Batch, tasks: Iterable[Work], client: Client, progress: Progress, deadline_s: float = 0.0
+        self, batch: Batch, tasks: Iterable[JobSpec], client: Client, progress: Progress, deadline_s: float = 0.0
     ) -> None:
         """`tasks` is gone through when jobs are published, and again when the broker has lost some (`ReadAgain`).
 

@@ -7,7 +7,17 @@
 `producers.grading.bound` has the arithmetic, docs/grading.md says what is promised and what is not.
 """
 
-from producers.bound.answer import Bound, Part, agreement_row, as_json, bound_of, prospect, sections, words, words_of
+from producers.bound.answer import (
+    Bound,
+    SamplePart,
+    agreement_row,
+    as_json,
+    bound_of,
+    prospect,
+    sections,
+    words,
+    words_of,
+)
 from producers.bound.draw import (
     SHEET,
     Draw,
@@ -30,8 +40,8 @@ __all__ = [
     "BoundError",
     "Draw",
     "HandGrade",
-    "Part",
     "Plan",
+    "SamplePart",
     "SheetConflict",
     "Stratum",
     "agreement_row",

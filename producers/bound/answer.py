@@ -17,7 +17,7 @@ from producers.grading.bound import (
     BoundError,
     Compared,
     Release,
-    Unit,
+    SamplingUnit,
     allowed,
     chosen,
     compare,
@@ -36,7 +36,7 @@ from producers.words import plural
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SamplePart:
     """The class, or one of the parts that have a sample each. `name` is "" for the class."""
 
     name: str
@@ -54,7 +54,7 @@ class Bound:
 
     title: str
     drawn: Draw
-    parts: tuple[Part, ...]
+    parts: tuple[SamplePart, ...]
     blind: bool  # whether the hand grades were given without the model's points in sight
     warnings: tuple[str, ...]
 
@@ -85,10 +85,10 @@ def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False
     return Bound(graded.title, made, parts, not from_reviews, tuple(_warnings(folder, made, graded, from_reviews)))
 
 
-def _part(stratum: Stratum, made: Draw, grades: Mapping[str, Grade], by_hand: Mapping[str, HandGrade]) -> Part:
+def _part(stratum: Stratum, made: Draw, grades: Mapping[str, Grade], by_hand: Mapping[str, HandGrade]) -> SamplePart:
     plan, ids = made.plan, made.sample(stratum)
     off = {id: _is_off(grades[id], by_hand[id], made) for id in ids}
-    units = [Unit(one.doubt, off.get(one.item_id)) for one in stratum.members]
+    units = [SamplingUnit(one.doubt, off.get(one.item_id)) for one in stratum.members]
     found = tuple(releases(units, plan.thresholds, made.confidence))
     choice = chosen(found, plan.at_most)
     if choice:
@@ -99,7 +99,7 @@ def _part(stratum: Stratum, made: Draw, grades: Mapping[str, Grade], by_hand: Ma
         wanted = f"At most {percent(plan.at_most)} that differ by more than {plan.tolerance}: "
         sentence = wanted + no_promise(found, len(ids), plan.at_most, made.confidence)
     pairs = [(grades[id], by_hand[id]) for id in ids]
-    return Part(stratum.name, len(units), len(ids), tuple(_agreement(pairs, made)), found, choice, sentence)
+    return SamplePart(stratum.name, len(units), len(ids), tuple(_agreement(pairs, made)), found, choice, sentence)
 
 
 def _is_off(grade: Grade, by_hand: HandGrade, made: Draw) -> bool:
@@ -210,7 +210,7 @@ def words(found: Bound) -> list[str]:
     return [*said, f"No error in {SIZES[1]} still allows {allowed(SIZES[1])}, in {SIZES[0]} {allowed(SIZES[0])}."]
 
 
-def words_of(found: Bound, part: Part) -> list[str]:
+def words_of(found: Bound, part: SamplePart) -> list[str]:
     """What is promised of one part, or that nothing is; then which grades that is about."""
     said = [f"{part.name}: {part.sentence}" if part.name else part.sentence]
     if part.choice:
@@ -236,7 +236,7 @@ def prospect(made: Draw, stratum: Stratum) -> str:
     ids = {*made.sample(stratum)}
     if len(ids) == len(stratum.members):
         return f"{name}That is all of them: nothing stays unseen."
-    units = [Unit(one.doubt, False if one.item_id in ids else None) for one in stratum.members]
+    units = [SamplingUnit(one.doubt, False if one.item_id in ids else None) for one in stratum.members]
     best = min(releases(units, made.plan.thresholds, made.confidence), key=lambda one: one.at_most)
     if not best.unseen:
         return f"{name}Every grade has its doubts, so a person looks at all of them."

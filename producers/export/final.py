@@ -79,11 +79,8 @@ def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[Graded
     graded = load_graded(folder)
     decided = read_overrides(folder)
     late = late_of(folder, graded.late)
-    return graded, [apply(grade, current(decided, *_names(grade)), include_unreviewed, late) for grade in graded.grades]
-
-
-def _names(grade: Grade) -> set[str]:
-    return {grade.item_id, grade.submission} - {""}
+    named = [(grade, {grade.item_id, grade.submission} - {""}) for grade in graded.grades]
+    return graded, [apply(grade, current(decided, *names), include_unreviewed, late) for grade, names in named]
 
 
 def apply(
@@ -92,7 +89,7 @@ def apply(
     """One grade with the decisions about it. A total that a person set is final: nothing is taken off."""
     whole = decided.get(None)
     criteria = tuple(_decided(criterion, decided.get(criterion.id)) for criterion in grade.criteria)
-    points = whole.points if whole and whole.points is not None else _sum(grade, criteria)
+    points = whole.points if whole and whole.points is not None else _sum(criteria)
     why = "" if points is not None else _why_none(grade, criteria)
     doubts = () if whole else _open_doubts(grade, decided)
     if points is not None and doubts and not include_unreviewed:
@@ -126,7 +123,7 @@ def _decided(criterion: CriterionGrade, override: Override | None) -> CriterionG
     return changed
 
 
-def _sum(grade: Grade, criteria: Iterable[CriterionGrade]) -> Points | None:
+def _sum(criteria: Iterable[CriterionGrade]) -> Points | None:
     """All criteria or no total."""
     points = [criterion.points for criterion in criteria]
     known = [value for value in points if value is not None]

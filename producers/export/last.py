@@ -24,7 +24,7 @@ FILE = "exports.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ExportedPoints:
     """The points that an export gave out, by item; None was left blank."""
 
     kind: str
@@ -36,8 +36,8 @@ class Given:
 class SinceLast:
     """An export as it would be now, beside the last one of its kind; `last` is None if there was none."""
 
-    now: Given
-    last: Given | None
+    now: ExportedPoints
+    last: ExportedPoints | None
     changed: tuple[tuple[str, Points | None, Points | None], ...]  # submission, then, now; in the class's order
 
     def said(self) -> str:
@@ -57,7 +57,7 @@ class SinceLast:
 def since_last(folder: Path, kind: str, grades: Iterable[FinalGrade]) -> SinceLast:
     """How these grades differ from those that were last given out as this kind. Raises BatchError."""
     now = {final.grade.item_id or final.submission: final for final in grades}
-    given = Given(kind, {item: final.points for item, final in now.items()})
+    given = ExportedPoints(kind, {item: final.points for item, final in now.items()})
     last = next((each for each in reversed(_read(folder)) if each.kind == kind), None)
     if last is None:
         return SinceLast(given, None, ())
@@ -69,14 +69,14 @@ def since_last(folder: Path, kind: str, grades: Iterable[FinalGrade]) -> SinceLa
     )
 
 
-def note_given(folder: Path, given: Given) -> None:
+def note_given(folder: Path, given: ExportedPoints) -> None:
     """Keep that this was given out. Raises BatchError."""
     Lines(folder / FILE).append([{"kind": given.kind, "at": given.at, "points": dict(given.points)}])
 
 
-def _read(folder: Path) -> list[Given]:
-    def made(row: dict[str, Any]) -> Given:
-        given: Given = shaped(Given, row, "the export")
+def _read(folder: Path) -> list[ExportedPoints]:
+    def made(row: dict[str, Any]) -> ExportedPoints:
+        given: ExportedPoints = shaped(ExportedPoints, row, "the export")
         return given
 
     return [given for _, given in Lines(folder / FILE).made(made, "export")]

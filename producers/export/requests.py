@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestReply:
     """What a person replied to a request, and the points that stood then."""
 
     answers: str  # the request's id
@@ -65,7 +65,7 @@ class Request:
     points: Points | None
     by: str = ""
     time: float = field(default_factory=time.time)  # seconds since the epoch
-    answer: Answer | None = None
+    answer: RequestReply | None = None
 
     @classmethod
     def about(cls, final: FinalGrade, criterion_id: str | None, text: str, by: str = "") -> Request:
@@ -111,7 +111,7 @@ def answer(folder: Path, request: Request, reply: str, points: Points | None, by
 
     Raises ExportError if there is no reply, or somebody has answered since the request was read; BatchError.
     """
-    made = Answer(request.id, reply.strip(), points, by)
+    made = RequestReply(request.id, reply.strip(), points, by)
     with _alone(folder):
         standing = next((each.answer for each in read_requests(folder) if each.id == request.id), None)
         if standing and standing != request.answer:
@@ -209,8 +209,8 @@ def _require_short(what: str, text: str) -> None:
         raise ExportError(f"a {what} may have {MAX_TEXT:,} characters; this one has {len(text):,}")
 
 
-def _line(row: dict[str, Any]) -> Request | Answer:
-    made: Request | Answer = shaped(Answer if "answers" in row else Request, row, "the request")
+def _line(row: dict[str, Any]) -> Request | RequestReply:
+    made: Request | RequestReply = shaped(RequestReply if "answers" in row else Request, row, "the request")
     return made
 
 

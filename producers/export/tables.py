@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -112,8 +112,5 @@ def with_cell(row: Sequence[str], index: int, text: str) -> list[str]:
 
 def uses_decimal_comma(sheet: Sheet) -> bool:
     """Whether numbers in this file have a decimal comma: one such cell tells, in a file that isn't cut at commas."""
-    return sheet.delimiter != "," and any(re.fullmatch(r"-?\d+,\d+", cell.strip()) for cell in _cells(sheet.rows))
-
-
-def _cells(rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    return (cell for row in rows for cell in row)
+    decimal = re.compile(r"-?\d+,\d+")
+    return sheet.delimiter != "," and any(decimal.fullmatch(cell.strip()) for row in sheet.rows for cell in row)

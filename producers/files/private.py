@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -95,6 +96,18 @@ def open_private(path: Path, mode: str, follow: bool = False) -> IO[Any]:
     keep Kvasir waiting for ever.
     """
     return open(path, mode, opener=partial(_open, 0 if follow else os.O_NOFOLLOW | os.O_NONBLOCK))
+
+
+def take_lock(path: Path) -> int | None:
+    """Hold this file's lock until the descriptor is closed; None if another process holds it. Raises OSError."""
+    with open_private(path, "ab") as file:
+        descriptor = os.dup(file.fileno())
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _open(more: int, name: str, flags: int) -> int:

@@ -25,7 +25,7 @@ from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import LineTask, PromptLine
 from producers.batch.runner import Runner, cancelled
 from producers.client import Client
-from producers.gateway.files import State, StoredFile, read_all, write_description
+from producers.gateway.files import GatewayFolder, StoredFile, read_all, write_description
 from producers.gateway.refusal import Refused
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class StoredBatch:
 class Batches:
     """All batches of a gateway. Methods may be called from any thread; those that change something block."""
 
-    def __init__(self, state: State, client: Client, check_body: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, state: GatewayFolder, client: Client, check_body: Callable[[dict[str, Any]], None]) -> None:
         """Goes on with what was under way. `check_body` raises BadLine for a body that is not served."""
         self._folder = state.folder / "batches"
         self.files = state.files

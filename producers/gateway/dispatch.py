@@ -26,7 +26,7 @@ _THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PromptRequest:
     """One prompt for one model. `deadline_s` from now; `stream`: its pieces are wanted, too; `tag`: see PrefillJob."""
 
     model: str
@@ -91,7 +91,7 @@ class Dispatch:
         """Whether jobs can be sent and results received now."""
         return self._client.broker.connected and all(reader.is_alive() for reader in self._readers)
 
-    async def start(self, ask: Ask) -> Run:
+    async def start(self, ask: PromptRequest) -> Run:
         """Send a job. `leave` it, whatever happens. Raises BrokerUnavailable, NoQueue, InvalidMessage."""
         run = Run(asyncio.get_running_loop())
         try:
@@ -130,7 +130,7 @@ class Dispatch:
             self._client.broker.delete_queue(self._stream_to)
             self._replies.close(delete=True)
 
-    def _submit(self, run: Run, ask: Ask) -> None:
+    def _submit(self, run: Run, ask: PromptRequest) -> None:
         deadline = self._client.cluster_state.now() + ask.deadline_s
         job = self._client.new_job(
             run.batch_id,

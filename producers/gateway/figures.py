@@ -11,7 +11,7 @@ from monitoring.metrics import SECONDS
 from producers.batch.openai_body import cached_tokens
 
 
-class Figures:
+class GatewayMetrics:
     """The metrics of one gateway; `model` is one that is configured, so its values are few."""
 
     def __init__(self, models: Iterable[str]) -> None:

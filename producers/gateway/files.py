@@ -6,7 +6,6 @@ deleted at the next start.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from infra.broker.failpoints import failpoint
 from infra.config.ownership import why_not_ours
 from messages.errors import ConfigError, UsageError
 from producers.batch import prompt_lines
-from producers.files.private import make_folder, open_private, read_ordinary, sync_folder, write_atomically
+from producers.files.private import make_folder, open_private, read_ordinary, sync_folder, take_lock, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.gateway.refusal import Refused
 
@@ -71,7 +70,7 @@ def write_description(folder: Path, name: str, made: Any) -> None:
     write_atomically(folder / f"{name}.json", json.dumps(asdict(made), ensure_ascii=False) + "\n")
 
 
-class State:
+class GatewayFolder:
     """The folder of one gateway; use as a context manager. Raises ConfigError if it is another's, or can't be used."""
 
     def __init__(self, folder: Path) -> None:
@@ -99,15 +98,11 @@ def _locked(folder: Path) -> int:
             make_folder(folder / place)
         sync_folder(folder)
         sync_folder(folder.parent)
-        with open_private(folder / "gateway.lock", "ab") as lock:
-            descriptor = os.dup(lock.fileno())
+        descriptor = take_lock(folder / "gateway.lock")
     except OSError as error:
         raise ConfigError(f"can't keep files and batches in {folder}: {error.strerror or error}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ConfigError(f"another gateway uses {folder}: stop it, or name another folder with --state") from None
+    if descriptor is None:
+        raise ConfigError(f"another gateway uses {folder}: stop it, or name another folder with --state")
     return descriptor
 
 

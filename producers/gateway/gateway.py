@@ -21,8 +21,8 @@ from messages.workers import WorkerInfo
 from producers.client import Client
 from producers.gateway.batches import Batches
 from producers.gateway.continued import Continued, Diverged
-from producers.gateway.dispatch import Ask, Dispatch, Ended, Run
-from producers.gateway.figures import Figures
+from producers.gateway.dispatch import Dispatch, Ended, PromptRequest, Run
+from producers.gateway.figures import GatewayMetrics
 from producers.gateway.keys import Key, KeyRing, tag_of
 from producers.gateway.refusal import RETRY_S, Refused, of_error, of_job
 
@@ -47,13 +47,13 @@ class Gateway:
     dispatch: Dispatch
     keys: KeyRing
     batches: Batches
-    figures: Figures = field(init=False)
+    figures: GatewayMetrics = field(init=False)
     started: float = field(default_factory=time.time)
     stopping: bool = False
     _looks: dict[object, tuple[float, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.figures = Figures(self.models)
+        self.figures = GatewayMetrics(self.models)
 
     def visible(self, key: Key | None) -> list[str]:
         """The models that are there for this key."""
@@ -86,7 +86,7 @@ class Gateway:
 
     async def ask(
         self, model: str, prompt: tuple[Part, ...], sampling: Sampling, lane: Lane, stream: bool, key: Key | None
-    ) -> Ask:
+    ) -> PromptRequest:
         """A request that is taken. Raises Refused if nobody would work on it, or too much waits before it."""
         if self.stopping:
             raise Refused(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
@@ -95,9 +95,9 @@ class Gateway:
         waiting = await self._look((model, lane), lambda: self._waiting(model, lane))
         if waiting >= MAX_WAITING:
             raise Refused(429, f"{waiting:,} jobs wait for {model} already", "model", "queue_full", RETRY_S)
-        return Ask(model, prompt, sampling, lane, stream, tag_of(key), DEADLINE_S[lane])
+        return PromptRequest(model, prompt, sampling, lane, stream, tag_of(key), DEADLINE_S[lane])
 
-    async def result(self, ask: Ask, request: Request) -> JobResult:
+    async def result(self, ask: PromptRequest, request: Request) -> JobResult:
         """The whole answer. Raises Refused."""
         async with aclosing(self.answer(ask, request)) as happenings:
             async for happening in happenings:
@@ -105,7 +105,7 @@ class Gateway:
                     return happening
         raise Refused(500, "the answer ended without a result")
 
-    async def answer(self, ask: Ask, request: Request) -> AsyncGenerator[str | JobResult, None]:
+    async def answer(self, ask: PromptRequest, request: Request) -> AsyncGenerator[str | JobResult, None]:
         """Text of the first answer as it comes, if the ask streams, and the result, which succeeded. Raises Refused."""
         began = time.monotonic()
         try:

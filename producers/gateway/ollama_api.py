@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from infra.config.types import ModelSettings
 from messages.jobs import JobResult, Sampling
-from producers.gateway.dispatch import Ask
+from producers.gateway.dispatch import PromptRequest
 from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
 from producers.gateway.refusal import DESCRIBED, Refused
 from producers.gateway.requests import Strict, wanted
@@ -132,17 +132,17 @@ class Asked(Strict):
         )
 
 
-class Message(Strict):
+class OllamaMessage(Strict):
     """Who says what."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class ChatRequest(Asked):
+class OllamaChatRequest(Asked):
     """POST /api/chat. Without messages it only asks whether the model is there."""
 
-    messages: list[Message] = Field(default_factory=list)
+    messages: list[OllamaMessage] = Field(default_factory=list)
 
     @property
     def conversation(self) -> list[tuple[str, str]]:
@@ -176,7 +176,7 @@ class ShowRequest(Strict):
 
 
 @router.post("/chat")
-async def chat(body: ChatRequest, request: Request) -> Response:
+async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """An answer to a conversation, by default as a stream of JSON lines."""
     return await _answered(body, body.conversation, request, _as_message)
 
@@ -257,7 +257,7 @@ async def _answered(
 
 
 async def _lines(
-    ask: Ask, name: str, request: Request, words: Callable[[str], dict[str, Any]]
+    ask: PromptRequest, name: str, request: Request, words: Callable[[str], dict[str, Any]]
 ) -> AsyncGenerator[str, None]:
     async for happening in gateway_of(request).answer(ask, request):
         if isinstance(happening, JobResult):

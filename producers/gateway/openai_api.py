@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from messages.jobs import JobResult, Lane
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
-from producers.gateway.dispatch import Ask
+from producers.gateway.dispatch import PromptRequest
 from producers.gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
 from producers.gateway.refusal import DESCRIBED, Refused
 from producers.gateway.requests import Strict, wanted
@@ -127,7 +127,7 @@ class _Asked(Strict):
 
     async def ask(
         self, gateway: Gateway, request: Request, said: list[tuple[str, str]] | None = None, lane: Lane = "now"
-    ) -> Ask:
+    ) -> PromptRequest:
         """The job that it asks for, after `said` or its own messages. Raises Refused, InvalidMessage."""
         if self.stream_options and not self.stream:
             raise Refused(400, "stream_options is only for streams", "stream_options", "invalid_value")
@@ -224,7 +224,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     return await _answered(gateway, await body.ask(gateway, request, [("user", body.prompt)]), request, _Text(body))
 
 
-async def _answered(gateway: Gateway, ask: Ask, request: Request, made: _Completion) -> Response:
+async def _answered(gateway: Gateway, ask: PromptRequest, request: Request, made: _Completion) -> Response:
     if ask.stream:
         lines = made.chunks(gateway.answer(ask, request))
         return await streamed(lines, _error_event, "text/event-stream", ": waiting\n\n")

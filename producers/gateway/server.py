@@ -27,7 +27,7 @@ from producers.gateway.app import make_app
 from producers.gateway.batches import Batches
 from producers.gateway.batches_api import check_body
 from producers.gateway.dispatch import Dispatch
-from producers.gateway.files import State
+from producers.gateway.files import GatewayFolder
 from producers.gateway.gateway import STOP_S, Gateway
 from producers.gateway.guard import MAX_OPEN
 from producers.gateway.keys import KeyRing, file_in
@@ -66,7 +66,7 @@ def serve(
     """
     host, port = address
     check_host(host, folder)
-    with listening(host, port) as listener, State(folder) as state:
+    with listening(host, port) as listener, GatewayFolder(folder) as state:
         port = listener.getsockname()[1]
         name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
         with closing(Dispatch(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
@@ -77,7 +77,7 @@ def serve(
                 server.run([listener])
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """Cut if its client is too slow: uvicorn waits for ever for headers, and for one that takes nothing."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -131,7 +131,7 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(gateway),
-                http=Connection,
+                http=TimedConnection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

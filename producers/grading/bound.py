@@ -99,7 +99,7 @@ def share_off(off: int, sampled: int, confidence: float = CONFIDENCE) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class SamplingUnit:
     """One submission of the class that the sample was drawn from."""
 
     doubt: float
@@ -127,13 +127,13 @@ def corrected(confidence: float, statements: int) -> float:
     return 1 - (1 - confidence) / statements
 
 
-def releases(units: Iterable[Unit], thresholds: Sequence[float], confidence: float) -> list[Release]:
+def releases(units: Iterable[SamplingUnit], thresholds: Sequence[float], confidence: float) -> list[Release]:
     """A bound for each threshold. `confidence` is each one's own: see `corrected`."""
     everybody = list(units)
     return [_release([unit for unit in everybody if unit.doubt <= limit], limit, confidence) for limit in thresholds]
 
 
-def _release(units: Sequence[Unit], threshold: float, confidence: float) -> Release:
+def _release(units: Sequence[SamplingUnit], threshold: float, confidence: float) -> Release:
     seen = [unit.off for unit in units if unit.off is not None]
     unseen = len(units) - len(seen)
     more = most_off(sum(seen), len(seen), len(units), confidence) - sum(seen) if unseen else 0

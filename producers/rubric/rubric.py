@@ -143,14 +143,12 @@ def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
     checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
     feedback = _text(file, "feedback", top.get("feedback", ""), MAX_GUIDANCE)
     digest = _digest(title, instructions, criteria, checks, feedback)
-    late = _late(file, top["late"]) if "late" in top else None
+    late = None
+    if "late" in top:
+        late = parse_late(file, _mapping(file, "late", top["late"], LATE_KEYS, ("due", "percent")))
     rubric = Rubric(title, instructions, criteria, digest, checks, feedback, late)
     _check_total(file, top.get("total"), rubric.total)
     return rubric
-
-
-def _late(file: str, value: Any) -> LateRule:
-    return parse_late(file, _mapping(file, "late", value, LATE_KEYS, ("due", "percent")))
 
 
 def rubric_data(file: str, text: str, suffix: str) -> Any:

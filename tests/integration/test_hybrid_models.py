@@ -20,7 +20,7 @@ from engines.sketch import compare
 from engines.sketching import fresh_sketch
 from messages.errors import KVTransferFailed
 from messages.jobs import Sampling
-from messages.kv import Array, KVCache, Record, State, gathered
+from messages.kv import Array, KVCache, Record, RecurrentState, gathered
 
 GREEDY = Sampling(max_tokens=32, temperature=0)
 BOUNDARY = 96  # a whole number of blocks
@@ -174,7 +174,7 @@ class Forgetful:
 
     def prefill(self, tokens: Sequence[int], emit: Callable[[Record], None]) -> Prefilled:
         def forget(record: Record) -> None:
-            emit(replace(record, data=np.zeros_like(record.data)) if isinstance(record, State) else record)
+            emit(replace(record, data=np.zeros_like(record.data)) if isinstance(record, RecurrentState) else record)
 
         return self._engine.prefill(tokens, forget)
 

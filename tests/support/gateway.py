@@ -16,7 +16,7 @@ from producers.client import Client
 from producers.gateway.batches import Batches
 from producers.gateway.batches_api import check_body
 from producers.gateway.dispatch import Dispatch
-from producers.gateway.files import State
+from producers.gateway.files import GatewayFolder
 from producers.gateway.gateway import Gateway
 from producers.gateway.keys import KeyRing, file_in
 from producers.gateway.server import GatewayServer, listening
@@ -33,7 +33,7 @@ class Served:
         self.name = f"gateway-{self._listener.getsockname()[1]}"
         self._dispatch = Dispatch(client, self.name)
         models = models or {MODEL: ModelSettings(name=MODEL, max_tokens=16, temperature=0.0)}
-        self.batches = Batches(self._stack.enter_context(State(home)), client, check_body)
+        self.batches = Batches(self._stack.enter_context(GatewayFolder(home)), client, check_body)
         self.gateway = Gateway(models, client, self._dispatch, KeyRing(file_in(home)), self.batches)
         self._server = GatewayServer(self.gateway)
         self._runner = asyncio.Runner()

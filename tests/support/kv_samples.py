@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs, window_ref
-from messages.kv import Array, Block, DType, KVLayout, State, Window
+from messages.kv import Array, Block, DType, KVLayout, RecurrentState, Window
 
 FINGERPRINT = "tiny-qwen3-0123abcd"
 
@@ -53,13 +53,13 @@ def hybrid(dtype: DType = "f16") -> KVLayout:
     )
 
 
-def states(lay: KVLayout, last: BlockRef) -> list[tuple[BlockRef, State]]:
+def states(lay: KVLayout, last: BlockRef) -> list[tuple[BlockRef, RecurrentState]]:
     """The states at the end of a block: random numbers, others in each layer."""
     found = []
     for ref in snapshot_refs(lay, last):
         assert ref.layer is not None
         numbers = np.random.default_rng((last.end, ref.layer)).standard_normal(lay.state_size)
-        found.append((ref, State(last.end, ref.layer, numbers.astype(np.float32))))
+        found.append((ref, RecurrentState(last.end, ref.layer, numbers.astype(np.float32))))
     return found
 
 

@@ -70,7 +70,7 @@ class Backoff:
         self._state.attempt_number = 1
 
 
-class Holding(Protocol):
+class DeliveryHolder(Protocol):
     """A channel with deliveries."""
 
     @property
@@ -150,7 +150,7 @@ class Connection:
         self._acked_at = -SETTLE_S
         self._refusals = 0  # in this round
         self.openings = 0
-        self.holders: WeakSet[Holding] = WeakSet()  # (IO) channels on which deliveries may be unacked
+        self.holders: WeakSet[DeliveryHolder] = WeakSet()  # (IO) channels on which deliveries may be unacked
         self.pinned: Callable[[], bool] = lambda: False  # (IO) whether leaving it would cost something else
         self.blocked = False  # (IO) the broker asked publishers to stop
         self.server: dict[str, Any] = {}  # its properties, of the last opening

@@ -18,6 +18,7 @@ from engines.base import Loaded
 from infra.broker.base import Delivery
 from infra.broker.consume import JobSource
 from infra.broker.embedded.broker import EmbeddedBroker
+from infra.broker.envelope import open_envelope
 from infra.broker.settle import Settler
 from infra.broker.slots import Slots
 from kvstore.blocks import BlockRef
@@ -77,7 +78,7 @@ class Bench:
 
     def run(self, delivery: Delivery, expected_s: float) -> None:
         """A job is in the slot, and is expected to take so long."""
-        attempt = DecodeAttempt.at(delivery, "decode", MODEL)
+        attempt = DecodeAttempt([delivery], open_envelope(delivery, "decode", MODEL))
         decode = codec.decode(delivery.message.body, DecodeJob)
         answer = Sampling(max_tokens=max(1, round(expected_s * FIRST_TOKENS_PER_S)))
         attempt.job, attempt.loaded = replace(decode, job=replace(decode.job, sampling=answer)), self.loaded

@@ -19,7 +19,7 @@ class Listening:
     """Has one token for each character, and hands nothing over."""
 
     def __init__(self, layout: KVLayout) -> None:
-        can = Capabilities(True, True, True, True)
+        can = Capabilities(prefill=True, decode=True, exports_kv=True, imports_kv=True)
         self.info = EngineInfo("mlx", "cpu", 8192, 1, "family", "t", layout, can, chars_per_token=1.0)
         self.asked: Sequence[int] = ()
 

@@ -15,7 +15,7 @@ from infra.broker.base import Address, Delivery, Message
 from infra.broker.consume import ConsumerLoop
 from infra.broker.control import announce_cancel, announce_pause, ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
-from infra.broker.envelope import Attempt
+from infra.broker.envelope import Attempt, open_envelope
 from infra.broker.settle import Settler, check_runnable
 from infra.config.hours import Hours
 from messages.errors import Poison, Stopped
@@ -267,7 +267,7 @@ def _why_not_begun(site: Site, queue: str, crashes: int) -> str:
     site.put("a-job", queue)
     delivery = site.broker.get(queue)
     assert delivery is not None
-    attempt = Attempt[PrefillJob].at(delivery, "prefill", MODEL)
+    attempt = Attempt[PrefillJob]([delivery], open_envelope(delivery, "prefill", MODEL))
     delivery.ack()
     job = PrefillJob("a-job", "a-batch", "an-item", MODEL, user_prompt("", "hi"), Sampling(8))
     try:

@@ -57,7 +57,7 @@ def test_a_new_jobs_envelope_carries_its_identity_and_starts_all_counters_at_zer
 
 
 def test_the_next_stage_starts_its_counters_anew_but_keeps_the_failed_kv_transfers() -> None:
-    onward = COUNTED.at("prefill")
+    onward = COUNTED.for_stage("prefill")
 
     assert (onward.stage, onward.attempts, onward.kv_transfers, onward.returns) == ("prefill", 0, 1, 0)
 

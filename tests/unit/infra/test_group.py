@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.broker.settle import Group
+from infra.broker.settle import GroupCommit
 from tests.support.pipeline import Gate
 from tests.support.waiting import wait_until
 
@@ -18,7 +18,7 @@ class Bench:
     def __init__(self, most: int = 100) -> None:
         self.groups: list[list[int]] = []
         self.gate = Gate()
-        self.group = Group("bench", self.work, most)
+        self.group = GroupCommit("bench", self.work, most)
 
     def work(self, items: list[int]) -> None:
         self.groups.append(items)

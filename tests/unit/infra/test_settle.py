@@ -73,7 +73,7 @@ def taken(broker: Broker, **counters: int) -> Attempt[PrefillJob]:
     broker.publish(to, replace(message, headers=headers))
     delivery = broker.get(BULK)
     assert delivery is not None
-    return Attempt[PrefillJob].at(delivery, "prefill", MODEL)
+    return Attempt[PrefillJob]([delivery], open_envelope(delivery, "prefill", MODEL))
 
 
 def answers(broker: Broker) -> list[JobResult]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvstore.blocks import BlockRef, window_ref
 from kvstore.records import ALIGNMENT, MAX_HEADER_BYTES, decode_block, decode_state, decode_window, encode
 from messages.errors import KVTransferFailed
-from messages.kv import Block, DType, KVLayout, State, Window
+from messages.kv import Block, DType, KVLayout, RecurrentState, Window
 from tests.support.kv_samples import FINGERPRINT, block, hybrid, layout, raised_by, refs_of, same_bits, states, window
 
 LAYOUT = layout()
@@ -315,10 +315,10 @@ def test_a_state_of_another_layer_or_position_is_refused() -> None:
 
 def test_a_state_of_another_size_or_layer_than_its_ref_is_not_written() -> None:
     for record in (
-        State(40, 1, STATE.data[:-1]),
-        State(40, 0, STATE.data),
-        State(39, 1, STATE.data),
-        State(40, 1, STATE.data.astype(np.float64)),
+        RecurrentState(40, 1, STATE.data[:-1]),
+        RecurrentState(40, 0, STATE.data),
+        RecurrentState(39, 1, STATE.data),
+        RecurrentState(40, 1, STATE.data.astype(np.float64)),
     ):
         with pytest.raises(ValueError, match="under kvw:"):
             encode(FINGERPRINT, HYBRID, STATE_REF, record)

@@ -21,7 +21,7 @@ from messages.kv import (
     DType,
     KVCache,
     KVLayout,
-    State,
+    RecurrentState,
     Window,
     cast,
     cut_into_blocks,
@@ -162,7 +162,7 @@ def test_a_sliding_cache_needs_its_window_where_it_ends() -> None:
 def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() -> None:
     lay = hybrid("bf16")
     block = Block(0, np.zeros(lay.block_shape(20), lay.numpy_type))
-    whole = tuple(State(20, layer, np.zeros(lay.state_size, np.float32)) for layer in (0, 1, 2))
+    whole = tuple(RecurrentState(20, layer, np.zeros(lay.state_size, np.float32)) for layer in (0, 1, 2))
 
     assert KVCache(lay, (block,), states=whole).num_tokens == 20
     assert gathered(lay, [block, *whole]).records == [block, *whole]
@@ -172,7 +172,7 @@ def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() 
             KVCache(lay, (block,), states=states)
     for data in (whole[1].data[:-1], whole[1].data.astype("<f2")):
         with pytest.raises(KVTransferFailed, match="a recurrent state of another size"):
-            KVCache(lay, (block,), states=(whole[0], State(20, 1, data), whole[2]))
+            KVCache(lay, (block,), states=(whole[0], RecurrentState(20, 1, data), whole[2]))
 
 
 def test_a_state_is_its_convolution_and_then_its_matrix() -> None:

@@ -21,7 +21,7 @@ from monitoring.dashboards.panels import PANELS, ROWS, Panel
 from monitoring.energy import PowerMeter
 from monitoring.metrics import Metrics
 from monitoring.worker_metrics import RegistrationCollector
-from producers.gateway.figures import Figures
+from producers.gateway.figures import GatewayMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "monitoring/prometheus"
@@ -69,7 +69,7 @@ def made_figures() -> set[str]:
     for role in ("prefill", "decode"):
         metrics.prepare("m", "prefill" if role == "prefill" else "decode")
     metrics.prepare_steals(["m"])
-    figures = Figures(["m"])
+    figures = GatewayMetrics(["m"])
     figures.requests.labels("200")
     figures.tokens.labels("m", "prompt")
     registries = (metrics.registry, figures.registry)

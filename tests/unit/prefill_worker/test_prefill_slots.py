@@ -12,7 +12,7 @@ from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import PrefillJob
 from messages.lifecycle import Step
-from prefill_worker.prefix import PrefixLeases
+from prefill_worker.kv_transfer import PrefixLeases
 from tests.support.pipeline import INSTANT, Gate, Pipeline, Started, WatchedEngine, WatchedStore, work
 from tests.support.waiting import wait_until
 

@@ -21,9 +21,7 @@ from kvstore.memory import MemoryClusterState
 from messages.errors import Cancelled, EngineUnavailable, KVTransferFailed
 from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
 from messages.kv import KVCache
-from prefill_worker.kv_transfer import KVWriter
-from prefill_worker.prefix import PrefixLeases
-from prefill_worker.refusals import Refusals
+from prefill_worker.kv_transfer import KVWriter, PrefixLeases, Refusals
 from tests.support.kv_samples import raised_by
 from tests.support.pipeline import INSTANT, Gate, WatchedEngine, WatchedStore
 from tests.support.tiny_gguf import TinyModel, write_gguf

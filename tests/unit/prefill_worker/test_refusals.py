@@ -9,7 +9,7 @@ import pytest
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.memory import MemoryClusterState
 from messages.workers import WorkerInfo
-from prefill_worker.refusals import LOOK_EVERY_S, Refusals
+from prefill_worker.kv_transfer import REFUSALS_EVERY_S, Refusals
 
 OURS, WHY = "5e7c40", "mlx and llamacpp compute different KV caches"
 DECODER = WorkerInfo("d1", "decode", "m", "llamacpp", "cpu", "f", "t", 512, 1, "h", 1, 0.0)
@@ -76,7 +76,7 @@ def test_registrations_are_read_every_few_seconds_and_not_for_every_job() -> Non
 
     # When it begins to refuse
     inner.register(replace(REFUSING, worker_id=DECODER.worker_id), 60)
-    clock.now += LOOK_EVERY_S - 0.1
+    clock.now += REFUSALS_EVERY_S - 0.1
     assert [refusals.why() for _ in range(1000)] == [""] * 1000
     assert cluster_state.reads == 1
 

@@ -23,7 +23,7 @@ from messages.jobs import Sampling, conversation
 from producers.batch import prompt_lines
 from producers.gateway import batches as batches_module
 from producers.gateway import guard, keys
-from producers.gateway.files import State
+from producers.gateway.files import GatewayFolder
 from producers.gateway.keys import add_key, file_in
 from tests.support.gateway import Served, nothing_unknown, validated
 from tests.support.pipeline import MODEL, Pipeline
@@ -427,16 +427,16 @@ def test_what_lies_in_the_folder_is_for_its_owner_alone_and_for_one_gateway(pipe
         for path in (folder, *folder.rglob("*")):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
         with pytest.raises(ConfigError, match="another gateway uses"):
-            State(folder)
+            GatewayFolder(folder)
     stranger = folder / "files/notes.txt"
     stranger.write_text("mine")
     left = [folder / "files" / f"{start}file-{'a' * 24}.json{end}" for start, end in (("", "l"), (".", ".01234567"))]
     for path in left:
         path.write_text("half")
-    with State(folder) as state:
+    with GatewayFolder(folder) as state:
         assert len(state.files.of("")) == 2
     assert stranger.exists()
     assert not any(path.exists() for path in left)
     (folder / f"files/file-{'b' * 24}.json").write_text('{"id": 3}')
     with pytest.raises(ConfigError, match="can't be read"):
-        State(folder)
+        GatewayFolder(folder)

@@ -10,7 +10,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from producers.grading.bound import (
     BoundError,
-    Unit,
+    SamplingUnit,
     allowed,
     check_plan,
     chosen,
@@ -75,8 +75,8 @@ def test_agreement_says_how_often_how_far_and_in_which_direction() -> None:
     assert compare("joins", "Joins", [(1, 2), (2, 3)]).interval is None
 
 
-def units(doubts: list[float], off: list[bool | None]) -> list[Unit]:
-    return [Unit(doubt, bad) for doubt, bad in zip(doubts, off, strict=True)]
+def units(doubts: list[float], off: list[bool | None]) -> list[SamplingUnit]:
+    return [SamplingUnit(doubt, bad) for doubt, bad in zip(doubts, off, strict=True)]
 
 
 def test_a_bound_is_about_the_grades_up_to_a_threshold_that_nobody_graded() -> None:
