@@ -215,6 +215,8 @@ class AttachedServer(Conversation):
             try:
                 self._take_up(*self._greeted())
             except KvasirError as error:
+                if self._closing.is_set():
+                    return
                 self._why = str(error)
                 _log.warning("%s is not taken up again, next try in %.0f s: %s", self._server.url, pause_s, error)
 

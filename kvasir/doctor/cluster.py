@@ -16,6 +16,7 @@ from engines.llamacpp.gguf_file import read_gguf
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.mlx.folder import require_no_ignored_window
 from engines.openai.engine import look_up
+from engines.vllm import environment
 from infra.broker import topology
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
@@ -83,7 +84,8 @@ def _check_local_model(model: ModelSettings) -> Finding:
     try:
         engine, weights = model.weights_for()
         entry = BY_NAME[engine]
-        if entry.missing:
+        is_served = engine == "vllm" and weights.startswith(("http://", "https://"))  # in an environment of its own
+        if entry.missing and not (is_served and entry.missing == environment.COMMAND):
             return error(model.name, f"the {engine} engine is not installed", entry.missing)
         if engine == "openai":
             return _check_server(model, weights)

@@ -2,8 +2,8 @@
 
 Who wants something of the connector has a folder, named by one word, in the folder that both reach (`/dev/shm`, or the
 `folder` of the connector's extra configuration). In it are the keys and values that travel, as files, and a datagram
-socket (`SOCKET`), at which what happens to a request is heard. Who can't reach the folder can't name it either, and is
-given nothing.
+socket (`SOCKET`), at which what happens to a request is heard. Files have random names: who can't look into the folder
+can name none.
 
 A request takes part by `kv_transfer_params` of the form {"kvasir": {...}}:
     version     VERSION
