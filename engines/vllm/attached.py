@@ -162,6 +162,8 @@ class AttachedServer(Conversation):
         inbox = self._inboxes[key] = SimpleQueue()
         try:
             asked = self._body(key, _GREETING, 1, 0, None) | {"logprobs": TOP}
+            # All in one block, whatever the model's has: so they are laid out alike each time.
+            asked["kv_transfer_params"][events.NAME]["block"] = len(_GREETING)
             answer = self._server.post(_COMPLETIONS, asked, timeout_s=SILENT_S)
             self._drain()
             said = (answer.get("kv_transfer_params") or {}).get(events.NAME)

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from engines.vllm.attached import AttachedServer
 from engines.vllm.conversation import SHARED_MEMORY, Conversation
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
-from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
+from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, cast
 
@@ -177,7 +177,7 @@ class VLLMEngine:
             started = time.monotonic()
             inject = self._injected(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
-            for message in replies:
+            for message in in_a_row(replies, first, len(tokens)):
                 if message["op"] == "block":
                     for block in self._blocks(message):
                         emit(block)
@@ -337,6 +337,22 @@ class VLLMEngine:
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
+
+
+def in_a_row(replies: Iterable[Message], first: int, length: int) -> Iterator[Message]:
+    """The replies of a prefill. Raises EngineUnavailable if blocks from `first` to `length` are missing among them.
+
+    The connector drops what nobody takes from it for a while, and can't say so then.
+    """
+    at = first
+    for message in replies:
+        if message["op"] == "block":
+            lost, at = message["start"] != at, message["end"]
+        else:
+            lost = message["op"] == "done" and at < length
+        if lost:
+            raise EngineUnavailable("vLLM's connector gave out a KV cache with a gap")
+        yield message
 
 
 def _draw(sampling: Sampling) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.homework import Demo, assert_each_once, example, journal, outcomes, same_batch
 from tests.support.processes import ROOT, Cluster
+from tests.support.vllm_server import START_S, VLLMServer
 
 pytestmark = pytest.mark.vllm
 
@@ -36,25 +37,44 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(tmp_path_factory.mktemp("demo") / "results")
 
 
-@pytest.fixture(params=[("vllm", "llamacpp"), ("llamacpp", "vllm")], ids="-".join)
-def cluster(
-    request: pytest.FixtureRequest, tmp_path: Path, broker_url: str, store_url: str
-) -> Iterator[tuple[Cluster, str, str]]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    """A vLLM that somebody else runs."""
+    made = VLLMServer(tmp_path_factory.mktemp("vllm"))
+    try:
+        made.start(WEIGHTS / "kvasir-demo", "--dtype", "float32", "--max-model-len", "16384")
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, broker_url: str, store_url: str) -> Iterator[Cluster]:
     config = tmp_path / "vllm.toml"
     config.write_text(CONFIG, "utf-8")
     with Cluster(tmp_path / "cluster", broker_url, store_url, config) as made:
-        yield made, *request.param
+        yield made
 
 
-def test_a_class_is_graded_as_by_llamacpp_alone(cluster: tuple[Cluster, str, str], demo: Demo) -> None:
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [("vllm", "llamacpp"), ("llamacpp", "vllm"), ("attached", "llamacpp"), ("llamacpp", "attached")],
+)
+def test_a_class_is_graded_as_by_llamacpp_alone(
+    prefill: str, decode: str, cluster: Cluster, demo: Demo, request: pytest.FixtureRequest
+) -> None:
+    def options(engine: str) -> tuple[str, ...]:
+        if engine != "attached":
+            return ("--engine", engine)
+        return ("--engine", "vllm", "--weights", request.getfixturevalue("server").url)
+
     # Given a worker of each stage
-    made, prefill, decode = cluster
-    out = same_batch(demo.out, made.folder / "out")
-    workers = [made.launch("prefill", MODEL, "--engine", prefill), made.launch("decode", MODEL, "--engine", decode)]
+    out = same_batch(demo.out, cluster.folder / "out")
+    workers = [cluster.launch("prefill", MODEL, *options(prefill)), cluster.launch("decode", MODEL, *options(decode))]
     for worker in workers:
-        worker.wait_until_registered()
+        worker.wait_until_registered(START_S)
     # When the class is graded
-    done = made.run("grade", *example(out), timeout_s=500)
+    done = cluster.run("grade", *example(out), timeout_s=500)
     assert done.code == 1, done.stderr  # one submission is corrupt
     # Then every answer is the one that llama.cpp gives alone, from a transferred cache of which one token was left
     answers = [row for row in journal(out) if row["state"] == "succeeded"]

@@ -39,7 +39,7 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.shared = shared
         self.said: dict[str, Any] | None = {"version": events.VERSION, "instance": "a", "vllm": "0", "context": 64}
-        self.number = 1.0  # all of its keys and values
+        self.number = 1.0  # a factor of its keys and values
         self.status = 200
         self.reaches = True
         self.cut = False  # an answer breaks off
@@ -62,7 +62,9 @@ class StandIn(ThreadingHTTPServer):
         self.tell(given, op="evaluated", tokens=count, instance=self.said["instance"])
         if given["emit"] is not None:
             name = f"{given['key']}-0.kv"
-            np.full((2, 2, count, 1, 4), self.number, "<f4").tofile(self.shared / given["folder"] / name)
+            keys = np.arange(2 * 2 * count * 4, dtype="<f4").reshape(2, 2, count, 1, 4) * self.number
+            cut = np.split(keys, range(given["block"], count, given["block"]), axis=2)
+            (self.shared / given["folder"] / name).write_bytes(b"".join(block.tobytes() for block in cut))
             self.tell(given, op="block", file=name, start=0, end=count, shape=SHAPE)
 
     def end(self) -> None:
