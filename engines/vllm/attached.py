@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
@@ -40,10 +41,20 @@ _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_pena
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
 
 
+def reach(weights: str, api_key: str = "") -> tuple[AttachedServer, str]:
+    """The server of `http://HOST:PORT?model=FOLDER&shared=FOLDER`, and `model`; "": left out. Raises ConfigError."""
+    parts = urlsplit(weights)
+    given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    if unknown := set(given) - {"model", "shared"}:
+        raise ConfigError(f"{weights}: {unknown.pop()!r} is neither 'model' nor 'shared'")
+    url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1")
+    return AttachedServer(url, Path(given.get("shared", SHARED_MEMORY)), api_key), given.get("model", "")
+
+
 class AttachedServer(Conversation):
     """A vLLM server at `url`, which reaches `shared` too."""
 
-    def __init__(self, url: str, shared: Path = SHARED_MEMORY, api_key: str = "") -> None:
+    def __init__(self, url: str, shared: Path, api_key: str = "") -> None:
         """Returns once it has shown what it serves. Raises ConfigError, saying what to do."""
         if not shared.is_dir():
             raise ConfigError(f"there is no folder {shared}, which a worker and vLLM would share")

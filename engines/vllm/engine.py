@@ -16,9 +16,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
@@ -31,8 +29,8 @@ from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
 from engines.vllm import environment
-from engines.vllm.attached import AttachedServer
-from engines.vllm.conversation import SHARED_MEMORY, Conversation
+from engines.vllm.attached import reach
+from engines.vllm.conversation import Conversation
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
@@ -66,19 +64,16 @@ def attach(options: EngineOptions) -> VLLMEngine:
     `model` is the folder that it serves, as seen from here (left out: the path or hub name that the server reports);
     `shared` the folder in which both meet (left out: /dev/shm). Raises ConfigError, saying what to do.
     """
-    parts = urlsplit(options.weights)
-    given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    if unknown := set(given) - {"model", "shared"}:
-        raise ConfigError(f"{options.weights}: {unknown.pop()!r} is neither 'model' nor 'shared'")
-    url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1")
-    server = AttachedServer(url, Path(given.get("shared", SHARED_MEMORY)), options.api_key)
+    server, model = reach(options.weights, options.api_key)
     try:
         loaded = server.loaded
         dtype = next(name for name, short in DTYPES.items() if short == loaded["shape"]["dtype"])
-        folder = open_folder(f"{given.get('model') or loaded['model']}?dtype={dtype}")
+        folder = open_folder(f"{model or loaded['model']}?dtype={dtype}")
         _require_same_model(folder, loaded["sizes"])
         if options.context > loaded["context"]:
-            raise ConfigError(f"{url} holds {loaded['context']:,} tokens, not {options.context:,}: --max-model-len")
+            raise ConfigError(
+                f"{options.weights} holds {loaded['context']:,} tokens, not {options.context:,}: --max-model-len"
+            )
         options = replace(options, context=options.context or loaded["context"])
         return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)
     except BaseException:

@@ -160,6 +160,24 @@ def test_nobody_else_can_reach_its_folder_and_every_request_is_salted(server: St
     assert server.authorization == "Bearer secret"
 
 
+def test_doctor_asks_the_server_and_wants_no_vllm_here(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "none"))
+    config = tmp_path / "kvasir.toml"
+
+    def found(url: str) -> str:
+        config.write_text(f'[models.small]\nengine = "vllm"\nweights = {{ vllm = "{url}?shared={tmp_path}" }}\n')
+        cli.run(["--config", str(config), "doctor", "--json"])
+        (finding,) = [one for one in json.loads(capsys.readouterr().out) if one["subject"] == "small"]
+        return f"{finding['level']}: {finding['what']}"
+
+    assert found(server.url).startswith("ok: vllm reaches http")
+    assert "is it running there?" in found(f"http://127.0.0.1:{free_port()}")
+    server.said = None
+    assert "without Kvasir's connector" in found(server.url)
+
+
 def test_a_file_is_looked_for_in_its_folder_alone(reached: AttachedServer) -> None:
     for name in ("../../etc/passwd", "/etc/passwd", "passwd"):
         assert reached.file(name) == reached.folder / "passwd"
