@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.homework import Demo, assert_each_once, example, journal, outcomes, same_batch
 from tests.support.processes import ROOT, Cluster
 from tests.support.vllm_server import START_S, VLLMServer
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.vllm
 
 MODEL = "kvasir-demo"
 WEIGHTS = ROOT / "examples" / "model"
+SERVED = (WEIGHTS / "kvasir-demo", "--dtype", "float32", "--max-model-len", "16384")
 CONFIG = f"""
 [grading]
 code_model = "{MODEL}"
@@ -42,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     """A vLLM that somebody else runs."""
     made = VLLMServer(tmp_path_factory.mktemp("vllm"))
     try:
-        made.start(WEIGHTS / "kvasir-demo", "--dtype", "float32", "--max-model-len", "16384")
+        made.start(*SERVED)
         yield made
     finally:
         made.kill()
@@ -76,10 +80,43 @@ def test_a_class_is_graded_as_by_llamacpp_alone(
     # When the class is graded
     done = cluster.run("grade", *example(out), timeout_s=500)
     assert done.code == 1, done.stderr  # one submission is corrupt
-    # Then every answer is the one that llama.cpp gives alone, from a transferred cache of which one token was left
-    answers = [row for row in journal(out) if row["state"] == "succeeded"]
-    assert len(answers) == 28
-    assert {row["decode"]["kv_transfer"] for row in answers} <= {"verified", "verified-rounded"}
-    assert {row["decode"]["evaluated_tokens"] for row in answers} == {1}
+    assert_as_by_llamacpp_alone(out, demo)
+
+
+def test_a_server_that_is_killed_amid_a_class_and_started_again_costs_no_answer(
+    cluster: Cluster, demo: Demo, server: VLLMServer
+) -> None:
+    # Given a class that is being graded
+    out = same_batch(demo.out, cluster.folder / "out")
+    workers = [
+        cluster.launch("prefill", MODEL, "--engine", "llamacpp"),
+        cluster.launch("decode", MODEL, "--engine", "vllm", "--weights", server.url),
+    ]
+    for worker in workers:
+        worker.wait_until_registered(START_S)
+    with ThreadPoolExecutor(1) as thread:
+        grading = thread.submit(cluster.run, "grade", *example(out), timeout_s=2 * START_S)
+        wait_until(lambda: len(answers(out)) >= 3, "some answers are there", 300)
+        # When the vLLM that its decode worker is attached to is killed, and somebody starts it again
+        server.kill()
+        assert len(answers(out)) < 28
+        server.start(*SERVED)
+        assert grading.result().code == 1
+    # Then a job was tried again, no answer is missing, and none is another
+    assert "attempt 1 failed" in workers[1].text()
+    assert_as_by_llamacpp_alone(out, demo)
+
+
+def answers(out: Path) -> list[dict[str, Any]]:
+    """The jobs that have one."""
+    return [row for row in journal(out) if row["state"] == "succeeded"]
+
+
+def assert_as_by_llamacpp_alone(out: Path, demo: Demo) -> None:
+    """Every answer is the one that llama.cpp gives alone, from a transferred cache of which one token was left."""
+    found = answers(out)
+    assert len(found) == 28
+    assert {row["decode"]["kv_transfer"] for row in found} <= {"verified", "verified-rounded"}
+    assert {row["decode"]["evaluated_tokens"] for row in found} == {1}
     assert outcomes(out) == outcomes(demo.out)
     assert_each_once(out)
