@@ -79,7 +79,7 @@ CATALOGUE = (
         _ALL,
         ("tokenizers", "llguidance"),
         "vllm",
-        "FOLDER or hub name",
+        "FOLDER or hub name, http://HOST:PORT?model=FOLDER",
         "canonical",
         f"runs in an environment of its own ({environment.SIZE}; tested with vLLM {environment.TESTED})",
     ),

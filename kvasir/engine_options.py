@@ -12,5 +12,5 @@ def engine_options(
     """`model` is None where a worker's flags say everything. Raises ConfigError on an unreadable key file."""
     if model is None:
         return EngineOptions(weights, context, slots, prefill_slots=prefill_slots)
-    key = model.api_key.reveal() if model.api_key and engine == "openai" else ""
+    key = model.api_key.reveal() if model.api_key and engine in ("openai", "vllm") else ""
     return EngineOptions(weights, context, slots, model.threads, model.allow_external, key, prefill_slots)

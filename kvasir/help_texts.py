@@ -33,6 +33,7 @@ EXAMPLES = {
     "status": ["kvasir status"],
     "config": ["kvasir --config kvasir.toml config"],
     "engines": ["kvasir engines", "kvasir engines install vllm"],
+    "engines connector": ["kvasir engines connector ~/kvasir-connector"],
     "engines install": ["kvasir engines install vllm"],
     "doctor": ["kvasir doctor", "kvasir doctor --try qwen3-coder:30b"],
     "plan": ["kvasir plan --submissions 300", "kvasir plan submissions/ --rubric rubric.yaml"],

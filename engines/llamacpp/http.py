@@ -1,4 +1,4 @@
-"""Speaks HTTP with a llama.cpp server: requests that can be called off while the server computes.
+"""Speaks HTTP with a llama.cpp server, or vLLM's: requests that can be called off while the server computes.
 
 Each request has a connection of its own and runs in its caller's thread, because a token that changes threads on its
 way costs more than a small model needs to compute it. Reads wake up ten times a second to look whether the answer is
@@ -28,6 +28,7 @@ _SEND_S = 30.0
 _END_S = 1.0  # for a request to notice that the server is closed
 _ANSWER_S = 30.0  # for questions that need no computing
 _HEALTH = "/health"
+_END = b"[DONE]"  # of vLLM's streams
 
 
 class ServerRefused(EngineUnavailable):
@@ -42,8 +43,9 @@ class ServerRefused(EngineUnavailable):
 class LlamaServer:
     """The HTTP side of one server. All methods may be called from any thread, and raise EngineUnavailable."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, name: str = "llama.cpp", api_key: str = "") -> None:
         self.url = url.rstrip("/")
+        self._name = name
         parts = urlsplit(self.url)
         secure = parts.scheme == "https"
         self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -53,6 +55,8 @@ class LlamaServer:
         if parts.username:
             account = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
+        elif api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._closed = threading.Event()
         self._silent = threading.Event()
         self._answering: set[object] = set()  # connections on which an answer is awaited
@@ -61,12 +65,14 @@ class LlamaServer:
     def get(self, path: str) -> Any:
         """The JSON that the server answers."""
         with self._response("GET", path, None, None, _ANSWER_S) as response:
-            return _json(response.read())
+            return self._json(response.read())
 
-    def post(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Any:
+    def post(
+        self, path: str, body: dict[str, Any], stop: threading.Event | None = None, timeout_s: float = float("inf")
+    ) -> Any:
         """The JSON that the server answers. Raises Cancelled soon after `stop` is set."""
-        with self._response("POST", path, body, stop) as response:
-            return _json(response.read())
+        with self._response("POST", path, body, stop, timeout_s) as response:
+            return self._json(response.read())
 
     def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Generator[Any]:
         """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
@@ -75,9 +81,9 @@ class LlamaServer:
                 self._check_running(stop)
                 kind, _, value = line.partition(b": ")
                 if kind == b"error":
-                    raise _refusal(500, value)
-                if kind == b"data":
-                    yield _json(value)
+                    raise self._refusal(500, value)
+                if kind == b"data" and value != _END:
+                    yield self._json(value)
 
     def is_silent(self, patience_s: float) -> bool:
         """Ask /health, and wait so long for any answer. While there was none, requests raise EngineUnavailable.
@@ -125,11 +131,12 @@ class LlamaServer:
             patient: Any = _Patient(connection.sock, timeout_s, check)
             response = http.client.HTTPResponse(patient, method=method)
             response.begin()
-            _check(response)
+            if response.status >= 400:
+                raise self._refusal(response.status, response.read())
             yield response
         except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
-            raise EngineUnavailable(f"the llama.cpp server at {self.url} does not answer: {what}") from error
+            raise EngineUnavailable(f"the {self._name} server at {self.url} does not answer: {what}") from error
         finally:
             connection.close()
             with self._answered:
@@ -138,14 +145,33 @@ class LlamaServer:
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise EngineUnavailable("the llama.cpp engine was closed")
+            raise EngineUnavailable(f"the {self._name} engine was closed")
 
     def _check_running(self, stop: threading.Event | None) -> None:
         self._check_open()
         if self._silent.is_set():
-            raise EngineUnavailable(f"the llama.cpp server at {self.url} does not answer: it hangs")
+            raise EngineUnavailable(f"the {self._name} server at {self.url} does not answer: it hangs")
         if stop is not None and stop.is_set():
             raise Cancelled("cancelled while the engine was at work")
+
+    def _refusal(self, status: int, body: bytes) -> ServerRefused:
+        try:
+            error = json.loads(body)
+            error = error.get("error", error)
+            message, kind = str(error["message"]), str(error.get("type", ""))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            message, kind = body[:200].decode("utf-8", "replace"), ""
+        return ServerRefused(f"the {self._name} server answered {status}: {message}", status, kind)
+
+    def _json(self, body: bytes) -> Any:
+        try:
+            value = json.loads(body)
+        except ValueError:
+            what = f"something other than JSON: {body[:80]!r}"
+            raise EngineUnavailable(f"the {self._name} server answered {what}") from None
+        if isinstance(value, dict) and "error" in value:
+            raise self._refusal(500, body)
+        return value
 
 
 class _Patient(io.RawIOBase):
@@ -184,28 +210,3 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
         yield from lines
     if rest:
         yield rest
-
-
-def _check(response: http.client.HTTPResponse) -> None:
-    if response.status >= 400:
-        raise _refusal(response.status, response.read())
-
-
-def _refusal(status: int, body: bytes) -> ServerRefused:
-    try:
-        error = json.loads(body)
-        error = error.get("error", error)
-        message, kind = str(error["message"]), str(error.get("type", ""))
-    except (ValueError, KeyError, AttributeError, TypeError):
-        message, kind = body[:200].decode("utf-8", "replace"), ""
-    return ServerRefused(f"the llama.cpp server answered {status}: {message}", status, kind)
-
-
-def _json(body: bytes) -> Any:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        raise EngineUnavailable(f"the llama.cpp server answered something other than JSON: {body[:80]!r}") from None
-    if isinstance(value, dict) and "error" in value:
-        raise _refusal(500, body)
-    return value

@@ -1,6 +1,7 @@
 """vLLM as an engine: a host process in vLLM's own environment computes, KV caches go in and out through shared memory.
 
-`weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `hf_weights.open_folder`.
+`weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `hf_weights.open_folder`. Or it
+is a `vllm serve` that runs already, on this machine (`attach`).
 Blocks of a prompt leave after each of vLLM's chunks; an injected cache covers at most all tokens but the last. What
 can't be transferred is refused when the engine starts: who wants text only has the `openai` engine.
 """
@@ -12,7 +13,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,9 +29,11 @@ from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
 from engines.vllm import environment
+from engines.vllm.attached import reach
+from engines.vllm.conversation import Conversation
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
-from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
+from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, cast
 
@@ -42,7 +45,9 @@ _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 
 def open_engine(options: EngineOptions) -> VLLMEngine:
-    """Load a model folder. Raises ConfigError, saying what to do."""
+    """Load a model folder, or find who has it loaded. Raises ConfigError, saying what to do."""
+    if options.weights.startswith(("http://", "https://")):
+        return attach(options)
     folder, launch = launch_for(options)
     prompt = HFPrompt(folder.path)
     host = HostProcess(launch)
@@ -50,6 +55,29 @@ def open_engine(options: EngineOptions) -> VLLMEngine:
         return VLLMEngine(folder, prompt, host, _layout(folder), replace(options, context=_context(folder, options)))
     except BaseException:
         host.close()
+        raise
+
+
+def attach(options: EngineOptions) -> VLLMEngine:
+    """A server of vLLM with Kvasir's connector: `http://HOST:PORT?model=FOLDER&shared=FOLDER`.
+
+    `model` is the folder that it serves, as seen from here (left out: the path or hub name that the server reports);
+    `shared` the folder in which both meet (left out: /dev/shm). Raises ConfigError, saying what to do.
+    """
+    server, model = reach(options.weights, options.api_key)
+    try:
+        loaded = server.loaded
+        dtype = next(name for name, short in DTYPES.items() if short == loaded["shape"]["dtype"])
+        folder = open_folder(f"{model or loaded['model']}?dtype={dtype}")
+        _require_same_model(folder, loaded["sizes"])
+        if options.context > loaded["context"]:
+            raise ConfigError(
+                f"{options.weights} holds {loaded['context']:,} tokens, not {options.context:,}: --max-model-len"
+            )
+        options = replace(options, context=options.context or loaded["context"])
+        return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)
+    except BaseException:
+        server.close()
         raise
 
 
@@ -77,7 +105,7 @@ class VLLMEngine:
     """Both protocols of `engines.base` on one vLLM host."""
 
     def __init__(
-        self, folder: HFFolder, prompt: HFPrompt, host: HostProcess, layout: KVLayout, options: EngineOptions
+        self, folder: HFFolder, prompt: HFPrompt, host: Conversation, layout: KVLayout, options: EngineOptions
     ) -> None:
         _require_same_shape(host.loaded["shape"], layout)
         self._prompt = prompt
@@ -101,7 +129,8 @@ class VLLMEngine:
             chars_per_token=prompt.chars_per_token,
             vocabulary=min(len(prompt.token_texts()), self._num_logits),
             rounding=rounding(folder, layout.dtype),
-            build=f"vllm {host.loaded['vllm']}",
+            # Whoever starts a server may give it other weights: then nothing that was seen of it before counts.
+            build=" ".join(filter(None, ("vllm", host.loaded["vllm"], host.loaded.get("instance")))),
             prefill_slots=options.prefill_slots,
         )
 
@@ -111,7 +140,7 @@ class VLLMEngine:
         return self._info
 
     @property
-    def host(self) -> HostProcess:
+    def host(self) -> Conversation:
         """What computes."""
         return self._host
 
@@ -143,7 +172,7 @@ class VLLMEngine:
             started = time.monotonic()
             inject = self._injected(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
-            for message in replies:
+            for message in in_a_row(replies, first, len(tokens)):
                 if message["op"] == "block":
                     for block in self._blocks(message):
                         emit(block)
@@ -274,7 +303,7 @@ class VLLMEngine:
 
     def _blocks(self, message: Message) -> Iterator[Block]:
         """The blocks of a file: one behind the other, all but the prompt's last one whole."""
-        path = self._host.folder / str(message["file"])
+        path = self._host.file(message["file"])
         # Mapped, not read: it stays readable after the file is deleted.
         data = np.memmap(path, self._layout.numpy_type, "r")
         path.unlink()
@@ -303,6 +332,22 @@ class VLLMEngine:
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
+
+
+def in_a_row(replies: Iterable[Message], first: int, length: int) -> Iterator[Message]:
+    """The replies of a prefill. Raises EngineUnavailable if blocks from `first` to `length` are missing among them.
+
+    The connector drops what nobody takes from it for a while, and can't say so then.
+    """
+    at = first
+    for message in replies:
+        if message["op"] == "block":
+            lost, at = message["start"] != at, message["end"]
+        else:
+            lost = message["op"] == "done" and at < length
+        if lost:
+            raise EngineUnavailable("vLLM's connector gave out a KV cache with a gap")
+        yield message
 
 
 def _draw(sampling: Sampling) -> dict[str, Any] | None:
@@ -354,6 +399,14 @@ def _ropes(folder: HFFolder) -> tuple[Any, ...]:
         return (stated_rope(folder.text, FULL),)
     except KVTransferFailed as error:
         raise ConfigError(f"the vllm engine does not load {folder.path}: {error}") from None
+
+
+def _require_same_model(folder: HFFolder, served: dict[str, Any]) -> None:
+    """By sizes; that it holds the folder's weights shows in the sketches."""
+    for name, size in served.items():
+        if size is not None and folder.text.get(name) not in (None, size):
+            stated = f"{folder.path} states {folder.text[name]}"
+            raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, where {stated}")
 
 
 def _require_same_shape(seen: dict[str, Any], stated: KVLayout) -> None:

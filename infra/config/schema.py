@@ -191,7 +191,7 @@ class ModelTable:
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # of its recurrent layers' state, for planning
     memory_gb: Amount = 0.0  # of its weights, for planning; 0: unknown
     allow_external: bool = False  # a server outside private networks may get its prompts
-    api_key_file: Place = ""  # of the server behind the openai engine; "": none, or in KVASIR_API_KEY
+    api_key_file: Place = ""  # of the server behind the openai or vllm engine; "": none, or in KVASIR_API_KEY
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -73,6 +75,29 @@ def install(engine: str) -> int:
     say(f"vLLM {found.release} is in {found.python}")
     if found.release != environment.TESTED:
         say(f"It was not tested with this release of Kvasir; {environment.TESTED} was.")
+    return 0
+
+
+@engines.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def connector(folder: Path) -> int:
+    """Write vLLM's KV connector to FOLDER, for a `vllm serve` that you start yourself, in a container for example.
+
+    It needs nothing but what vLLM brings: neither Kvasir nor RabbitMQ nor Redis. The worker runs on the same machine,
+    and both meet in /dev/shm. FOLDER/vllm.yaml holds the flags; one that you have changed is left as it is.
+    """
+    target = folder.expanduser().resolve()
+    is_new = environment.write_connector(target)
+    where, flags = shlex.quote(str(target)), shlex.quote(str(target / environment.FLAGS))
+    if not is_new:
+        say(f"{flags} differs from this release's and was left as it is. Delete it to have it written again.")
+    say(f"The connector is in {where}. It was tested with vLLM {environment.TESTED}. Start vLLM with it:")
+    say(f"  PYTHONPATH={where} vllm serve MODEL --host 127.0.0.1 --port 8000 --config {flags}")
+    say("or in a container:")
+    say(f"  docker run --gpus all --ipc=host -p 127.0.0.1:8000:8000 -v {where}:/kvasir:ro -e PYTHONPATH=/kvasir \\")
+    say("    -v MODEL:/model:ro IMAGE vllm serve /model --config /kvasir/vllm.yaml")
+    say("and then a worker, on the same machine:")
+    say("  kvasir prefill-worker --model NAME --engine vllm --weights 'http://127.0.0.1:8000?model=MODEL'")
     return 0
 
 

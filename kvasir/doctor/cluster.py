@@ -16,6 +16,8 @@ from engines.llamacpp.gguf_file import read_gguf
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.mlx.folder import require_no_ignored_window
 from engines.openai.engine import look_up
+from engines.vllm import environment
+from engines.vllm.attached import reach
 from infra.broker import topology
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
@@ -83,8 +85,12 @@ def _check_local_model(model: ModelSettings) -> Finding:
     try:
         engine, weights = model.weights_for()
         entry = BY_NAME[engine]
-        if entry.missing:
+        is_attached = engine == "vllm" and weights.startswith(("http://", "https://"))
+        if entry.missing and not (is_attached and entry.missing == environment.COMMAND):
             return error(model.name, f"the {engine} engine is not installed", entry.missing)
+        if is_attached:
+            reach(weights, engine_options(model, engine, weights, model.context, model.slots).api_key)[0].close()
+            return ok(model.name, f"vllm reaches {weights}, which has Kvasir's connector")
         if engine == "openai":
             return _check_server(model, weights)
         _check_weights(engine, weights, model.context)

@@ -131,13 +131,13 @@ class Worker(Running):
         super().__init__(arguments, environment, folder)
         self._cluster_state = cluster_state
 
-    def wait_until_registered(self) -> None:
+    def wait_until_registered(self, timeout_s: float = PATIENCE_S) -> None:
         """Return when it serves. Raises AssertionError with its log if it ends, or if that takes too long."""
         try:
             wait_until(
                 lambda: self.find_registration() or not self.alive,
                 f"the registration of {self.arguments} is up",
-                PATIENCE_S,
+                timeout_s,
             )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text()[-3000:]}") from None

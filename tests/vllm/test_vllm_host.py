@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.matrix_caches import difference, prefilled
 from engines.registry import EngineOptions
-from engines.vllm import process
+from engines.vllm import conversation, process
 from engines.vllm.engine import VLLMEngine, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
@@ -180,7 +180,7 @@ def test_a_host_that_hangs_is_noticed_and_started_again(engine: VLLMEngine, monk
     # Given an answer under way
     cold = engine.decode(TOKENS, None, GREEDY)
     cache, before = prefilled(engine, TOKENS), engine.host.pid
-    monkeypatch.setattr(process, "SILENT_S", 5.0)
+    monkeypatch.setattr(conversation, "SILENT_S", 5.0)
 
     def stop(_: str) -> None:
         for pid in group_of(before):

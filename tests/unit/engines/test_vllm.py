@@ -14,10 +14,11 @@ import pytest
 from benchmarks import matrix_models
 from engines.registry import EngineOptions, open_engine
 from engines.vllm import environment
+from engines.vllm.engine import in_a_row
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.process import surroundings
 from kvasir import cli
-from messages.errors import ConfigError
+from messages.errors import ConfigError, EngineUnavailable
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
@@ -110,3 +111,14 @@ def test_messages_survive_the_wire_and_nothing_else_is_taken_for_one() -> None:
     for garbled in (b"\xff\xff\xff\xff", wire.LENGTH.pack(1) + b"\xc1", wire.LENGTH.pack(1) + b"\x05", wire.packed({})):
         with pytest.raises(wire.Garbled):
             wire.received(io.BytesIO(garbled).read)
+
+
+def test_a_block_that_got_lost_is_noticed() -> None:
+    blocks = [{"op": "block", "start": start, "end": start + 32} for start in (32, 64, 96)]
+    done = {"op": "done", "evaluated": 100}
+    tokens = {"op": "tokens", "tokens": [1]}
+    assert list(in_a_row([*blocks, tokens, done], 32, 128)) == [*blocks, tokens, done]
+    assert list(in_a_row([done], 128, 100)) == [done]  # the store has them all
+    for lost in range(3):
+        with pytest.raises(EngineUnavailable, match="gap"):
+            list(in_a_row([*blocks[:lost], *blocks[lost + 1 :], done], 32, 128))

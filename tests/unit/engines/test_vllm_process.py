@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.vllm import process
+from engines.vllm import conversation, process
 from engines.vllm.environment import Environment
 from engines.vllm.process import HostLaunch, HostProcess
 from messages.errors import ConfigError, EngineUnavailable
@@ -72,7 +72,7 @@ def launch(folder: Path, first: str) -> HostLaunch:
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], HostProcess]]:
-    monkeypatch.setattr(process, "SILENT_S", 1.0)
+    monkeypatch.setattr(conversation, "SILENT_S", 1.0)
     monkeypatch.setattr(process, "_END_S", 0.5)
     hosts: list[HostProcess] = []
 
@@ -119,7 +119,7 @@ def test_a_host_that_is_slow_and_says_so_is_left_alone(started: Callable[[str], 
     host = started("be slow")
     before, began = host.pid, time.monotonic()
     assert evaluated(host) == 3
-    assert time.monotonic() - began > process.SILENT_S
+    assert time.monotonic() - began > conversation.SILENT_S
     assert host.pid == before
 
 

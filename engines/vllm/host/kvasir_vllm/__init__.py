@@ -1,5 +1,6 @@
-"""Runs inside vLLM's environment, with NumPy and msgpack and none of Kvasir's other packages.
+"""Runs inside vLLM's environment, with none of Kvasir's other packages.
 
-`connector` is vLLM's KV connector, `pages` where it finds keys and values, `main` the process that owns the engine,
-`wire` what it says to Kvasir.
+`connector` is vLLM's KV connector, `pages` where it finds keys and values, `sampling` how tokens are drawn, `events`
+what the connector says: these need nothing but what vLLM itself brings. `main` is the process that owns an engine for
+Kvasir, and `wire` what that says; they need msgpack too.
 """

@@ -1,25 +1,24 @@
 """vLLM's KV connector: gives the blocks of a prompt's KV cache out as they are computed, and takes one in.
 
 vLLM makes two of it: one beside the scheduler, which sees how many tokens are scheduled, and one in the worker, which
-reaches the pages. Both tell the host, by datagrams; neither ever raises there, since that would end the engine.
-
-A request takes part by its `kv_transfer_params`: key, emit (None, or the position of the first block to give out),
-block (its length in tokens), inject (None, or a file's name and how many tokens it holds).
+reaches the pages. Both tell who asked, by datagrams (`events`); neither ever raises there, since that would end the
+engine. vLLM may be a server that others use too, by HTTP: so nothing that a request says is trusted either.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import torch
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -27,8 +26,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from . import events
 from .pages import Pages
 
+SAMPLER = f"{__package__}.sampling:KvasirSampler"
+_SHARED_MEMORY = "/dev/shm"
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # of a path: one that leads nowhere else
+_SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _NUMPY_TYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
 _PATIENCE_S = 10.0  # for a host that is slow to read; one that is gone is noticed at once
 
@@ -38,6 +42,7 @@ class Asked:
     """One request, beside the scheduler."""
 
     key: str
+    folder: str
     length: int  # of its prompt
     block: int
     sent: int | None  # up to where blocks were given out; None: none are wanted
@@ -48,11 +53,13 @@ class Asked:
 
 @dataclass
 class Load:
-    """A file to put into a request's pages."""
+    """The first `used` positions of a file of `tokens`, to put into a request's pages."""
 
     key: str
+    folder: str
     name: str
     tokens: int
+    used: int
     blocks: list[int]
 
 
@@ -61,6 +68,7 @@ class Save:
     """Positions to give out, as blocks of `step` tokens."""
 
     key: str
+    folder: str
     begin: int
     end: int
     step: int
@@ -80,16 +88,17 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        extra = self._kv_transfer_config.kv_connector_extra_config
-        self._folder = Path(extra["folder"])
+        require_one_rank(vllm_config.parallel_config)
+        require_settings(vllm_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config or {}
+        self._root = Path(extra.get("folder", _SHARED_MEMORY))
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._events.settimeout(_PATIENCE_S)
-        self._address = str(extra["events"])
+        self._instance = uuid.uuid4().hex
         self._asked: dict[str, Asked] = {}
         self._caches: dict[str, torch.Tensor] = {}
         self._pages: Pages | None = None
         self._spoiled: set[int] = set()
-        require_one_rank(vllm_config.parallel_config)
         groups = len(kv_cache_config.kv_cache_groups) if kv_cache_config is not None else 1
         if groups != 1:
             raise ValueError(f"a model whose layers are kept in {groups} groups is not transferred")
@@ -123,9 +132,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return step
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Its pages are free at once: all was copied."""
+        """Its pages are free at once: all was copied. Who asked learns what answers, also if it can't be given more."""
         self._asked.pop(request.request_id, None)
-        return False, None
+        return False, {events.NAME: self._described()} if _given(request) else None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -135,27 +144,37 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _of(self, request: Any) -> Asked | None:
         """What is known of a request; None: it is none of ours."""
-        given = request.kv_transfer_params
-        if not given or "key" not in given:
-            return None
         if request.request_id not in self._asked:
-            inject = tuple(given["inject"]) if given["inject"] else None
-            asked = Asked(given["key"], request.num_prompt_tokens, given["block"], given["emit"], inject)
+            asked = _read(_given(request), request.num_prompt_tokens)
+            if asked is None:
+                return None
             self._asked[request.request_id] = asked
         return self._asked[request.request_id]
+
+    def _described(self) -> dict[str, Any]:
+        model = self._vllm_config.model_config
+        return {
+            "version": events.VERSION,
+            "instance": self._instance,
+            "vllm": vllm.__version__,
+            "device": self._vllm_config.device_config.device_type,
+            "model": str(model.model),
+            "context": model.max_model_len,
+            "sizes": {name: getattr(model.hf_text_config, name, None) for name in _SIZES},
+        }
 
     def _plan(self, step: Step, asked: Asked, before: int, scheduled: int, blocks: list[int]) -> None:
         if asked.loading and asked.inject is not None:
             asked.loading = False
-            step.loads.append(Load(asked.key, asked.inject[0], before, blocks))
+            step.loads.append(Load(asked.key, asked.folder, *asked.inject, before, blocks))
         done = min(before + scheduled, asked.length)
         if before < asked.length:
             asked.evaluated += done - before
-            self._tell(op="evaluated", id=asked.key, tokens=asked.evaluated)
+            self._tell(asked, op="evaluated", tokens=asked.evaluated, instance=self._instance)
         # Whole blocks only, but for the prompt's last one.
         end = done if done == asked.length else done // asked.block * asked.block
         if asked.sent is not None and end > asked.sent:
-            step.saves.append(Save(asked.key, asked.sent, end, asked.block, blocks))
+            step.saves.append(Save(asked.key, asked.folder, asked.sent, end, asked.block, blocks))
             asked.sent = end
 
     # In the worker
@@ -171,7 +190,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._load(load)
             except Exception as error:  # noqa: BLE001  whatever it is, vLLM goes on
                 self._spoiled.update(load.blocks)
-                self._tell(op="failed", id=load.key, kind="kv", why=f"the KV cache could not be put in: {error}")
+                self._tell(load, op="failed", kind="kv", why=f"the KV cache could not be put in: {error}")
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """All layers are there when a step begins."""
@@ -185,7 +204,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             try:
                 self._save(save)
             except Exception as error:  # noqa: BLE001
-                self._tell(op="failed", id=save.key, kind="kv", why=f"the KV cache could not be read: {error}")
+                self._tell(save, op="failed", kind="kv", why=f"the KV cache could not be read: {error}")
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Of what could not be put in: vLLM ends these requests, and no other."""
@@ -202,28 +221,75 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._pages is None:
             layers = self._vllm_config.compilation_config.static_forward_context
             self._pages = Pages(self._caches, layers)
-            self._tell(op="pages", shape=self._pages.shape)
         return self._pages
 
     def _load(self, load: Load) -> None:
         pages = self._known_pages()
         shape = (pages.shape["num_layers"], 2, load.tokens, pages.heads, pages.dim)
-        # Copied on write, so that PyTorch may have it; nothing is written.
-        data = np.memmap(self._folder / load.name, _NUMPY_TYPES[pages.dtype], "c", shape=shape)
-        pages.write(load.blocks, data)
+        with open(self._opened(load, load.name, os.O_RDONLY), "rb") as file:
+            # Copied on write, so that PyTorch may have it; nothing is written.
+            data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c", shape=shape)
+        pages.write(load.blocks, data[:, :, : load.used])
 
     def _save(self, save: Save) -> None:
-        data = self._known_pages().read(save.blocks, save.begin, save.end)
+        pages = self._known_pages()
+        data = pages.read(save.blocks, save.begin, save.end)
         name = f"{save.key}-{save.begin}.kv"
         cuts: Sequence[int] = range(save.step, save.end - save.begin, save.step)
-        with open(os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(self._opened(save, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             for block in np.split(data, list(cuts), axis=2):
                 file.write(np.ascontiguousarray(block).data)
-        self._tell(op="block", id=save.key, file=name, start=save.begin, end=save.end)
+        if not self._tell(save, op="block", file=name, start=save.begin, end=save.end, shape=pages.shape):
+            (self._root / save.folder / name).unlink()  # nobody will fetch it
 
-    def _tell(self, **message: Any) -> None:
-        with suppress(OSError):  # no host: nobody asks any more
-            self._events.sendto(msgpack.packb(message), self._address)
+    def _opened(self, of: Load | Save, name: str, flags: int) -> int:
+        """A file of a request's folder. Links are not followed: we may be root, and others write to shared memory."""
+        folder = os.open(self._root / of.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            found = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            owner = os.fstat(folder)
+            if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # root in a container
+                os.fchown(found, owner.st_uid, owner.st_gid)
+            return found
+        finally:
+            os.close(folder)
+
+    def _tell(self, whom: Asked | Load | Save, **message: Any) -> bool:
+        """Whether it was heard."""
+        address = self._root / whom.folder / events.SOCKET
+        try:
+            self._events.sendto(events.packed(message | {"id": whom.key}), str(address))
+        except OSError:  # nobody asks any more
+            return False
+        return True
+
+
+def _given(request: Any) -> Any:
+    """What a request says to us; None: nothing."""
+    transfer = request.kv_transfer_params
+    return transfer.get(events.NAME) if isinstance(transfer, dict) else None
+
+
+def _read(given: Any, length: int) -> Asked | None:
+    """What a request of `length` tokens is to do; None: it is none of ours, of another version, or garbled."""
+    try:
+        words = [given["key"], given["folder"]]
+        inject = given["inject"]
+        if inject is not None:
+            name, tokens = inject
+            inject = (name, int(tokens))
+            words.append(name.removesuffix(".kv"))
+        emit = None if given["emit"] is None else int(given["emit"])
+        asked = Asked(given["key"], given["folder"], length, int(given["block"]), emit, inject)
+        fits = (
+            given["version"] == events.VERSION
+            and asked.block > 0
+            and (emit or 0) >= 0
+            and all(map(_WORD.fullmatch, words))
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return asked if fits else None
 
 
 def require_one_rank(parallel: Any) -> None:
@@ -233,3 +299,18 @@ def require_one_rank(parallel: Any) -> None:
             raise ValueError(
                 f"{name}_parallel_size is {size}: KV caches of a model on several ranks are not transferred"
             )
+
+
+def require_settings(config: Any) -> None:
+    """Raises ValueError where vLLM would not answer as Kvasir's other engines do: a server has flags of its own."""
+    model, schema = config.model_config, config.structured_outputs_config
+    wanted = {
+        f"--logits-processors {SAMPLER}": SAMPLER in (model.logits_processors or ()),
+        "--generation-config vllm": model.generation_config == "vllm" and not model.override_generation_config,
+        '--structured-outputs-config \'{"backend": "guidance", "disable_any_whitespace": true}\'': (
+            schema.backend == "guidance" and schema.disable_any_whitespace
+        ),
+        "kv_load_failure_policy fail": config.kv_transfer_config.kv_load_failure_policy == "fail",
+    }
+    if missing := [flag for flag, given in wanted.items() if not given]:
+        raise ValueError(f"Kvasir's connector needs vLLM to be started with {', '.join(missing)}")

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import vllm
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
@@ -24,13 +23,11 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from . import sampling, wire
-from .connector import require_one_rank
+from . import events, wire
+from .connector import SAMPLER, require_one_rank
 
-EVENTS = "events.sock"  # in the socket's folder: what the connector's datagrams come to
 _PROBE = "probe"
 _PROBE_TOKENS = 4
-_LARGEST_DATAGRAM = 1 << 16
 
 
 class Host:
@@ -44,11 +41,11 @@ class Host:
         self._shape: dict[str, Any] = {}
         self._why = ""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        events = self._folder / EVENTS
-        events.unlink(missing_ok=True)
+        address = self._folder / events.SOCKET
+        address.unlink(missing_ok=True)
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._events.bind(str(events))
-        events.chmod(0o600)
+        self._events.bind(str(address))
+        address.chmod(0o600)
         self._events.setblocking(False)
         self._block = 1
 
@@ -56,17 +53,15 @@ class Host:
         """Load the model, and see how it keeps its KV cache. Raises RuntimeError in a sentence."""
         if asked.get("version") != wire.VERSION:
             raise RuntimeError(f"Kvasir speaks version {asked.get('version')} of this protocol, not {wire.VERSION}")
-        extra = {"folder": str(self._folder), "events": str(self._folder / EVENTS)}
         connector = KVTransferConfig(
             kv_connector="KvasirConnector",
             kv_connector_module_path=f"{__package__}.connector",
             kv_role="kv_both",
             kv_load_failure_policy="fail",
-            kv_connector_extra_config=extra,
+            kv_connector_extra_config={"folder": str(self._folder.parent)},
         )
         self._block = asked["block"]
-        sampler = f"{__package__}.sampling:KvasirSampler"
-        arguments = AsyncEngineArgs(**asked["arguments"], kv_transfer_config=connector, logits_processors=[sampler])
+        arguments = AsyncEngineArgs(**asked["arguments"], kv_transfer_config=connector, logits_processors=[SAMPLER])
         require_one_rank(arguments)  # here, too: what the connector says there is not what vLLM gives as its reason
         self._engine = AsyncLLM.from_engine_args(arguments)
         asyncio.get_running_loop().add_reader(self._events, self._drain)
@@ -88,8 +83,8 @@ class Host:
 
     async def _probe(self) -> None:
         """A prompt of a few tokens, so that the connector looks at the pages."""
-        transfer = {"key": _PROBE, "emit": 0, "inject": None, "block": self._block}
-        parameters = SamplingParams(max_tokens=1, detokenize=False, extra_args={"kv_transfer_params": transfer})
+        transfer = self._transfer(key=_PROBE, emit=0, inject=None, sampling=None)
+        parameters = SamplingParams(max_tokens=1, detokenize=False, extra_args=transfer)
         prompt = {"prompt_token_ids": list(range(_PROBE_TOKENS))}
         async for _ in self._engine.generate(prompt, parameters, _PROBE):
             pass
@@ -131,8 +126,6 @@ class Host:
 
     def _parameters(self, asked: wire.Message) -> SamplingParams:
         schema = StructuredOutputsParams(json=json.loads(asked["schema"])) if asked["schema"] else None
-        transfer = {"key": asked["id"], "emit": asked["emit"], "inject": asked["inject"], "block": self._block}
-        draw = asked["sampling"]
         return SamplingParams(
             temperature=0,
             max_tokens=asked["max_tokens"],
@@ -141,28 +134,33 @@ class Host:
             logprobs=asked["logprobs"] or None,
             structured_outputs=schema,
             output_kind=RequestOutputKind.DELTA,
-            extra_args={"kv_transfer_params": transfer} | ({sampling.KEY: draw} if draw else {}),
+            extra_args=self._transfer(
+                key=asked["id"], **{name: asked[name] for name in ("emit", "inject", "sampling")}
+            ),
         )
+
+    def _transfer(self, **what: Any) -> dict[str, Any]:
+        asked = {"version": events.VERSION, "folder": self._folder.name, "block": self._block} | what
+        return {"kv_transfer_params": {events.NAME: asked}}
 
     def _drain(self) -> None:
         """Take what the connector said."""
         with suppress(BlockingIOError):
             while True:
-                message = msgpack.unpackb(self._events.recv(_LARGEST_DATAGRAM))
+                message = events.unpacked(self._events.recv(events.LARGEST))
                 if message["op"] == "evaluated":
                     self._evaluated[message["id"]] = message["tokens"]
                     self._say(op="step", id=message["id"])
-                elif message["op"] == "pages":
-                    self._shape = message["shape"]
                 elif message["id"] == _PROBE:
-                    self._forget(message)
+                    self._probed(message)
                 else:
                     if message["op"] == "failed":
                         self._failed.add(message["id"])
                     self._say(**message)
 
-    def _forget(self, message: wire.Message) -> None:
+    def _probed(self, message: wire.Message) -> None:
         self._why = message.get("why", "")
+        self._shape = message.get("shape", {})
         if "file" in message:
             (self._folder / message["file"]).unlink()
 

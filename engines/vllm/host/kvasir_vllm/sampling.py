@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-KEY = "kvasir_sampling"  # in a request's extra_args: temperature, top_p, top_k, seed
+from .events import NAME
 
 Draw = Callable[[list[int], torch.Tensor], torch.Tensor]
 
@@ -29,8 +29,30 @@ class KvasirSampler(AdapterLogitsProcessor):  # type: ignore[misc]
 
     def new_req_logits_processor(self, params: Any) -> Draw | None:
         """None for a job that takes the likeliest."""
-        asked = (params.extra_args or {}).get(KEY)
+        asked = _asked(params)
         return _draw(**asked) if asked else None
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Refuse what can't be drawn from before it reaches the engine, which an error would end. Raises ValueError."""
+        asked = _asked(sampling_params)
+        if asked is None:
+            return
+        try:
+            wanted = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
+            numbers = {name: kind(asked[name]) for name, kind in wanted.items()}
+            fits = len(asked) == len(wanted) and numbers["temperature"] > 0 and numbers["seed"] >= 0
+        except (KeyError, TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise ValueError("Kvasir's sampling has temperature (above 0), top_p, top_k and seed (0 or more)")
+
+
+def _asked(params: Any) -> Any:
+    """How a request is sampled; None: not by us."""
+    transfer = (params.extra_args or {}).get("kv_transfer_params")
+    asked = transfer.get(NAME) if isinstance(transfer, dict) else None
+    return asked.get("sampling") if isinstance(asked, dict) else None
 
 
 def _draw(temperature: float, top_p: float, top_k: int, seed: int) -> Draw:

@@ -1,7 +1,8 @@
 """What Kvasir and its vLLM host say to each other. Both ends import this module, and it nothing but msgpack.
 
 A message is a u32 length (little-endian) and a msgpack map with a text "op". Kvasir listens on a Unix socket, to which
-the host connects. Keys and values travel beside it, as files in the socket's folder, which is this user's alone.
+the host connects. Keys and values travel beside it, as files in the socket's folder, which is this user's alone;
+`events` is how the host's connector gives them out.
 
 From Kvasir:
     load        version, block (tokens in a block of our KV cache), arguments (for vLLM): first, once
@@ -28,7 +29,8 @@ from typing import Any
 
 import msgpack
 
-VERSION = 2
+from .events import VERSION as VERSION
+
 LENGTH = struct.Struct("<I")
 MAX_BYTES = 64 << 20
 

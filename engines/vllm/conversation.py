@@ -1,0 +1,121 @@
+"""What is asked of vLLM and what comes back, whoever runs it: `process` does, or somebody else (`attached`).
+
+While it is down, whoever asks gets EngineUnavailable, and jobs are tried again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engines.llamacpp.start import make_slot_folder
+from engines.vllm.host.kvasir_vllm.wire import Message
+from messages.errors import Cancelled, EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
+
+SHARED_MEMORY = Path("/dev/shm")
+SILENT_S = 120.0  # with work in hand; one step takes seconds
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before it is started, or looked for, again
+POLL_S = 0.1
+_KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
+
+
+class Conversation(ABC):
+    """vLLM with a model loaded, and a folder that both reach. Callable from any thread."""
+
+    def __init__(self, parent: Path) -> None:
+        self.folder, self._remove_folder = make_slot_folder(parent)
+        self.loaded: Message = {}
+        self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
+        self._heard = 0.0  # when it last said something; monotonic clock
+        self._closing = threading.Event()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. Idempotent."""
+
+    @abstractmethod
+    def _begin(self, key: str, request: Message) -> None:
+        """Ask for a `generate` (see `wire`). Raises EngineUnavailable."""
+
+    @abstractmethod
+    def _abort(self, key: str) -> None:
+        """It is not wanted any more."""
+
+    @abstractmethod
+    def _give_up(self, why: str) -> None:
+        """It hangs: all who ask are to be told. May be called often."""
+
+    def ask(self, stop: threading.Event | None, **request: Any) -> Generator[Message, None, None]:
+        """What comes back for one `generate`, the last of it `done`.
+
+        Raises Cancelled soon after `stop` is set, EngineUnavailable, KVTransferFailed, InvalidSchema.
+        """
+        self.check(stop)
+        key = uuid.uuid4().hex
+        inbox = self._inboxes[key] = queue.SimpleQueue()
+        finished, asked_at = False, time.monotonic()
+        try:
+            self._begin(key, request)
+            while not finished:
+                try:
+                    message = inbox.get(timeout=POLL_S)
+                except queue.Empty:
+                    self.check(stop)
+                    if time.monotonic() - max(self._heard, asked_at) > SILENT_S:
+                        self._give_up(f"nothing was heard of it for {SILENT_S:.0f} s of work: it hangs")
+                    continue
+                self._check_taken(message, stop)
+                finished = message["op"] in ("done", "failed")
+                if message["op"] == "failed":
+                    raise _KINDS[message["kind"]](message["why"])
+                yield message
+        finally:
+            del self._inboxes[key]
+            if not finished:
+                self._abort(key)
+            self._discard_files(inbox)
+
+    def check(self, stop: threading.Event | None) -> None:
+        """Raises EngineUnavailable once it is closed, and Cancelled once `stop` is set."""
+        if self._closing.is_set():
+            raise EngineUnavailable("the vllm engine was closed")
+        if stop is not None and stop.is_set():
+            raise Cancelled("cancelled while the engine was at work")
+
+    def file(self, name: object) -> Path:
+        """A file that it speaks of: one in the folder, whatever it says."""
+        return self.folder / Path(str(name)).name
+
+    def _check_taken(self, message: Message, stop: threading.Event | None) -> None:
+        try:
+            self.check(stop)
+        except KvasirError:
+            self._discard(message)
+            raise
+
+    def _hand_on(self, message: Message) -> None:
+        inbox = self._inboxes.get(str(message.get("id")))
+        if inbox is not None:
+            inbox.put(message)
+        else:
+            self._discard(message)
+
+    def _fail_all(self, why: str) -> None:
+        for inbox in list(self._inboxes.values()):
+            inbox.put({"op": "failed", "kind": "engine", "why": why})
+
+    def _discard_files(self, inbox: queue.SimpleQueue[Message]) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._discard(inbox.get_nowait())
+
+    def _discard(self, message: Message) -> None:
+        if message["op"] == "block":
+            self.file(message["file"]).unlink(missing_ok=True)

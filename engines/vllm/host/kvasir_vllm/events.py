@@ -1,0 +1,46 @@
+"""What vLLM's connector is asked for and what it says. Both ends import this module, and it nothing.
+
+Who wants something of the connector has a folder, named by one word, in the folder that both reach (`/dev/shm`, or the
+`folder` of the connector's extra configuration). In it are the keys and values that travel, as files, and a datagram
+socket (`SOCKET`), at which what happens to a request is heard. Files have random names: who can't look into the folder
+can name none.
+
+A request takes part by `kv_transfer_params` of the form {"kvasir": {...}}:
+    version     VERSION
+    key         a word of its own
+    folder      where its files are
+    block       the length of a block of our KV cache, in tokens
+    emit        None, or the position at which the first block to give out begins
+    inject      None, or a file's name and how many tokens it holds
+    sampling    None: the likeliest is taken; else temperature, top_p, top_k, seed
+What comes back beside its last token is {"kvasir": {...}}: version, instance (another one each time vLLM is started),
+vllm (its release), device, model, context, sizes (of the model's configuration).
+
+A datagram is a JSON object:
+    evaluated   id (the key), tokens: how many of its prompt were scheduled so far; instance
+    block       id, file, start, end: some blocks, one behind the other; shape (num_layers, kv_heads, head_dim, dtype)
+    failed      id, kind ("kv"), why
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+VERSION = 3  # of this and of `wire`
+SOCKET = "events.sock"
+LARGEST = 1 << 16
+NAME = "kvasir"
+
+
+def packed(message: dict[str, Any]) -> bytes:
+    """A datagram."""
+    return json.dumps(message).encode()
+
+
+def unpacked(datagram: bytes) -> dict[str, Any]:
+    """The message of a datagram. Raises ValueError."""
+    message = json.loads(datagram)
+    if not isinstance(message, dict) or not {"op", "id"} <= message.keys():
+        raise ValueError("no object with an op and an id")
+    return message
