@@ -18,7 +18,7 @@ from producers.app.address import keep
 from producers.app.markup import Markup
 from producers.app.shared import Desk, decider, live, sentences
 from producers.batch.grade import Item
-from producers.bound import Bound, BoundError, Draw, Plan, SheetConflict
+from producers.bound import SHEET, Bound, BoundError, Draw, Plan, SheetConflict
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.grading.bound import SIZES, allowed, percent, plural_points
@@ -28,10 +28,11 @@ from producers.rubric.rubric import Criterion, exact, plain
 from producers.words import plural
 
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
-_KEYS = """
-- **j**, **k**: the next, or the previous, submission
-- **0** to **9**: so many points for the criterion marked ▸, which then moves on to the next
-"""
+_KEYS = {
+    "j, k": "the next, or the previous, submission",
+    "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
+    "?": "this list",
+}
 _Given = Mapping[str, Mapping[str, str]]  # what the sheet holds, by item id and criterion
 
 
@@ -190,9 +191,10 @@ def _pick(made: Draw, given: _Given, left: Sequence[str]) -> str:
         after = ids[at + 1 :]
         st.button("Next", disabled=not after, on_click=_go, args=tuple(after[:1]), shortcut="J")
         review_page.ask_name()
-    st.caption(f"{len(ids) - len(left)} of {len(ids)} graded by hand. Each entry is saved at once, in hand-grades.csv.")
-    with st.expander("Keys", key="keys"):
-        st.markdown(_KEYS)
+    said = Markup()
+    said.caption(f"{len(ids) - len(left)} of {len(ids)} graded by hand. Each entry is saved at once, in {SHEET}.")
+    said.keys(_KEYS)
+    said.draw()
     return here
 
 

@@ -140,7 +140,7 @@ def _requests(desk: Desk, folder: Path) -> None:
     _, rows, _ = desk.rows(folder)
     if not rows:
         return
-    with st.expander("Requests for another look", key="requests"):
+    if st.toggle("Requests for another look", key="requests"):
         upload: Any = st.file_uploader("CSV: submission or student_id, request, and criterion if you like", ["csv"])
         if upload:
             with sentences():

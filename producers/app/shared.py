@@ -129,10 +129,14 @@ class Desk:
                 self._cost = known
         return known[1]
 
-    def version(self, folder: Path) -> Hashable:
+    def version(self, folder: Path) -> tuple[int, ...]:
         """Which `rows` were given out last."""
         with self._lock:
             return self._rows[folder][0]
+
+    def by_people(self, folder: Path) -> tuple[int, ...]:
+        """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
+        return self.version(folder)[1:]
 
     def rates(self) -> list[ModelRate]:
         """How fast each model has been, over all assignments; counted anew only when a result has come."""

@@ -371,6 +371,7 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     wait_until_shown(browser, students[10])
     wait_until_holds(browser, "Show", "needs review")
     browser.wait_for("8 of 45 need review")
+    browser.wait_for("8 to review")  # in the side bar
     for number in range(11, 18):
         browser.click("Next")
         wait_until_shown(browser, students[number])
@@ -389,6 +390,7 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     browser.wait_for("The grade is final")
     wait_until_shown(browser, students[17])
     browser.wait_for("7 of 45 need review")
+    browser.wait_for("7 to review")
 
 
 def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage) -> None:
@@ -435,7 +437,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     asked.write_text(f'submission,criterion,request\n{name},works,"<b>I did</b> run it, see cell 2"\n', "utf-8")
     browser.open(desk.at(folder, "Results"))
     browser.wait_for("Name contains")
-    browser.press("css", ".st-key-requests summary")
+    browser.press("css", ".st-key-requests label")
     browser.upload(0, asked)
     browser.wait_for("1 request read, 1 of them new")
     browser.wait_for("1 submission with a request that waits for its reply")
@@ -443,6 +445,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     # When it is gone to, and its criterion decided on
     browser.open(desk.at(folder, "Review"))
     browser.wait_for("Asked for another look about works; points then: 2")
+    browser.wait_for("1 to reply to")
     browser.wait_for("<b>I did</b> run it, see cell 2")
     wait_until_shown(browser, 1)
 
@@ -455,9 +458,10 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     browser.click("Reply")
     browser.wait_for("Replied")
     browser.wait_for("It runs. Thank you.")
+    browser.wait_gone("1 to reply to")
 
     # and one of another student is entered by hand
-    browser.press("css", ".st-key-request summary")
+    browser.press("css", ".st-key-request label")
     browser.fill("The student's words", "And the plot?")
     browser.click("Enter it")
     browser.wait_for("Asked for another look; points then: 4")
