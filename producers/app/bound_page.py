@@ -5,6 +5,7 @@ Until all of the sample is graded, nothing that a model gave is on the page: no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from producers.grading.bound import SIZES, allowed, percent, plural_points
 from producers.report.graded import GradedClass, load_graded
 from producers.report.grades import show_points
 from producers.rubric.rubric import Criterion, exact, plain
-from producers.words import plural
+from producers.words import listed, plural
 
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 _KEYS = {
@@ -111,10 +112,15 @@ def _draw(folder: Path, graded: GradedClass) -> None:
     upload: Any = st.file_uploader(
         "Parts with a sample and a bound of their own (optional): a CSV with submission and part", ["csv"]
     )
+    strata = None
+    with sentences():
+        if upload:
+            strata = bounds.strata_from(upload.getvalue(), f"file {upload.name}")
+            parts = [f"{name or 'no part'} ({size})" for name, size in sorted(Counter(strata.values()).items())]
+            st.caption(escaped(f"Read: {listed(parts)}."))
     st.caption("All of this is written down before anybody grades, and isn't changed after.")
-    if st.button("Draw", type="primary", disabled=not able):
+    if st.button("Draw", type="primary", disabled=not able or (bool(upload) and not strata)):
         with sentences():
-            strata = bounds.strata_from(upload.getvalue(), f"file {upload.name}") if upload else None
             plan = Plan((int(size),), plain(exact(within)), most / 100, confidence / 100)
             bounds.draw(folder, plan, decider(), strata)
             st.session_state.pop("drawn", None)

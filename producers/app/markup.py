@@ -60,9 +60,9 @@ class Markup:
         self._pieces.append(f'<p style="{_FAINT}">{"".join(dots)}</p>')
 
     def keys(self, meanings: Mapping[str, str]) -> None:
-        """A list that opens on a click: what each key does. Where there are several for one thing, `a, b` or `a to b`."""
-        rows = [f"<li><b>{escape(keys)}</b>: {escape(does)}</li>" for keys, does in meanings.items()]
-        self._pieces.append(f'<details class="keys"><summary>Keys</summary><ul>{"".join(rows)}</ul></details>')
+        """A list that opens on a click: what each key does, or each of several (`j, k`)."""
+        rows = "".join(f"<li><b>{escape(keys)}</b>: {escape(does)}</li>" for keys, does in meanings.items())
+        self._pieces.append(f'<details class="keys"><summary>Keys</summary><ul>{rows}</ul></details>')
 
     def verbatim(self, text: str, marked: Mapping[int, str] = _NOTHING) -> None:
         """Text as it is, with its line breaks; the `marked` lines, counted from 0, are highlighted, each with why."""

@@ -476,6 +476,31 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     browser.wait_for("Make the file")
 
 
+def test_of_two_who_reply_to_one_request_the_second_is_shown_the_first_ones_reply(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    folder = graded_assignment(desk, 2)
+    jobs = json.loads((folder / "batch.json").read_text("utf-8"))["jobs"]
+    add_requests(folder, [Request("1" * 12, jobs[0]["item_id"].rpartition(".")[0], "works", "I ran it", 2)])
+    with Browser(tmp_path / "other") as other:
+        open_review(browser, desk, folder, "Ada")
+        open_review(other, desk, folder, "Bob")
+        for each in (browser, other):
+            each.wait_for("Asked for another look about works")
+        other.fill("Reply, which the student gets", "It stands.")
+        browser.fill("Reply, which the student gets", "It runs.")
+        browser.click("Reply")
+        browser.wait_for("Replied (Ada)")
+
+        other.click("Reply")
+        other.wait_for("somebody has replied meanwhile (Ada)")
+        other.wait_for("It runs.")
+        wait_until_holds(other, "Reply, which the student gets", "It stands.")
+        assert [(request.answer.by, request.answer.reply) for request in read_requests(folder) if request.answer] == [
+            ("Ada", "It runs.")
+        ]
+
+
 def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
     folder = graded_assignment(desk, 4, doubtful=[1, 2, 3])
     with Browser(tmp_path / "other") as other:
