@@ -17,7 +17,7 @@ from producers import bound as bounds
 from producers.app import review_page
 from producers.app.address import keep
 from producers.app.markup import Markup
-from producers.app.shared import Desk, decider, live, sentences
+from producers.app.shared import Desk, decider, live, sentences, table
 from producers.batch.grade import Item
 from producers.bound import SHEET, Bound, BoundError, Draw, Plan, SheetConflict
 from producers.desk.text import escaped
@@ -332,14 +332,15 @@ def _said(found: Bound) -> None:
     for warning in found.warnings:
         st.warning(escaped(warning))
     for part in found.parts:
-        sentence, *about = bounds.words_of(found, part)
+        sentence, *rest = bounds.words_of(found, part)
         (st.success if part.choice else st.info)(escaped(sentence))
-        for said in about:
+        for said in rest:
             st.caption(escaped(said))
     st.caption(bounds.words(found)[-1])
     for part in found.parts:
-        st.subheader(escaped(f"Agreement: {part.name or plural(part.drawn, 'grade')}"), anchor=False)
-        st.dataframe([bounds.agreement_row(one) for one in part.agreement], hide_index=True)
+        about = f"Agreement: {part.name or plural(part.drawn, 'grade')}"
+        st.subheader(escaped(about), anchor=False)
+        table([bounds.agreement_row(one) for one in part.agreement], about)
     st.caption(
         "same: both gave the same points. kappa: Cohen's, with quadratic weights; 1 is full agreement. bias: yours "
         f"minus the model's, in points, with its {found.drawn.plan.confidence:.0%} interval. largest: the largest "

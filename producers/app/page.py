@@ -50,6 +50,11 @@ button:enabled kbd { color: inherit; opacity: 1; }
 .state-settled::before { color: light-dark(#00805d, #35c49a); }
 .state-missing::before { color: light-dark(#c02020, #ff8080); }
 .state-waiting::before { color: light-dark(#63666a, #b4b1ab); }
+.rows { overflow-x: auto; margin: 0 0 1rem; }
+.rows table { border-collapse: collapse; font-size: 0.875rem; width: 100%; }
+.rows th, .rows td { padding: 0.35rem 0.6rem; text-align: left; border: 1px solid rgba(128,132,149,0.3); }
+.rows th { font-weight: 600; background: rgba(128,132,149,0.12); }
+.rows td.number { text-align: right; }
 .keys { font-size: 0.875rem; margin-top: 0.5rem; }
 .keys summary { cursor: pointer; }
 /* A submission's work. Streamlit says by color-scheme whether the page is dark. */
@@ -128,7 +133,7 @@ def _waits(found: Sequence[Row]) -> dict[str, str]:
         ("Grade", ":gray[●]", sum(row.state == "waiting" for row in found), "not graded yet"),
         ("Review", ":orange[●]", sum(bool(row.needs_review) for row in found), "to review"),
         ("Review", ":orange[●]", sum(row.asked for row in found), "to reply to"),
-        ("Export", ":red[●]", sum(bool(row.final.why_blank) for row in found), "left blank"),
+        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in found), "left blank"),
     ]
     said: dict[str, list[str]] = {}
     for section, dot, count, words in counts:

@@ -9,7 +9,7 @@ import streamlit as st
 from messages.errors import RubricError
 from producers.app import review_page, rubric_form
 from producers.app.rubric_form import RubricDraft
-from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, text
+from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, table, text
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
@@ -212,4 +212,4 @@ def _show_differences(found: list[Difference]) -> None:
     if found:
         st.caption(f"{len(changed)} of {len(found)} are different.")
     if changed:
-        st.dataframe([difference_row(difference) for difference in changed], hide_index=True)
+        table([difference_row(difference) for difference in changed], "Grades that are different")

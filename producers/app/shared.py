@@ -7,7 +7,7 @@ import getpass
 import importlib
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from uuid import uuid4
 import streamlit as st
 
 from messages.errors import KvasirError
+from producers.app.markup import Markup
 from producers.app.rubric_form import RubricDraft
 from producers.charts.drawing import Picture
 from producers.desk.assignments import FILE, find_folders, read_inputs
@@ -254,6 +255,13 @@ def _grid(drawn: Iterable[Picture], dark: bool) -> str:
     cells = "".join(f"<div>{each.image(dark)}</div>" for each in drawn)
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
     return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+
+def table(rows: Sequence[Mapping[str, object]], what: str) -> None:
+    """Rows that are only read; `what` is what they are, for those who can't see them."""
+    drawn = Markup()
+    drawn.rows(rows, what)
+    drawn.draw()
 
 
 def text(body: str) -> None:
