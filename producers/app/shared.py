@@ -30,6 +30,7 @@ from producers.desk.progress import Stages
 from producers.desk.rows import Row, rows
 from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
+from producers.desk.work import Work
 from producers.export.late import FILE as TIMES
 from producers.export.requests import FILE as REQUESTS
 from producers.rubric.rubric import Rubric
@@ -213,6 +214,17 @@ def live(draw: Callable[[], None], every_s: float | None) -> None:
         draw()
 
     st.fragment(draw_here, run_every=every_s)()
+
+
+def wait_for(work: Work, message: str) -> None:
+    """Say so until it has ended; then the page is drawn anew."""
+
+    def wait() -> None:
+        st.info(message)
+        if not work.alive:
+            st.rerun()
+
+    live(wait, REFRESH_S / 2)
 
 
 @contextmanager

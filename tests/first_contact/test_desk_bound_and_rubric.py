@@ -24,6 +24,7 @@ from tests.support.desk_page import (
     type_key,
     wait_until_holds,
 )
+from tests.support.homework import tiny_class
 from tests.support.processes import environment
 from tests.support.waiting import wait_until
 
@@ -256,4 +257,37 @@ def test_a_rubric_is_edited_as_a_form_and_as_yaml_and_keeps_what_was_typed(brows
     browser.wait_for("Asked about anew: works, criterion_1 and clear.")
     (second,) = set(rubric_versions(folder)) - {first}
     assert [each.points for each in load_rubric(second).criteria] == [4, 1, 2]
+    assert "Traceback" not in desk.text()
+
+
+def test_a_rubric_is_written_on_the_desk_from_nothing(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
+    work = tiny_class(tmp_path, 3) / "submissions"
+    browser.open(desk.url)
+    browser.wait_for("New assignment")
+    browser.fill("Name", "Written here")
+    browser.fill("… or a folder, zip or file on this machine", str(work))
+    browser.click("Create")
+    browser.wait_for("This assignment has no rubric yet")
+    folder = desk.home / "written-here"
+    browser.click("Grade")
+    browser.click("Write the rubric")
+
+    browser.fill("Criterion", "It runs")
+    browser.fill("Id", "works")
+    browser.fill("Points", "3")
+    browser.fill("Guidance, which students never see", "One point a function.")
+    browser.reload()
+    wait_until_holds(browser, "Guidance, which students never see", "One point a function.")
+    assert not read_inputs(folder).rubric
+    browser.click("Save as a new version")
+    browser.wait_gone("This assignment has no rubric yet")
+    made = load_rubric(Path(read_inputs(folder).rubric))
+    assert (made.title, [(one.id, one.title, one.points) for one in made.criteria]) == (
+        "Written here",
+        [("works", "It runs", 3)],
+    )
+
+    browser.click("Grade")
+    browser.click("Grade all")
+    browser.wait_for("All 3 submissions of this run", GRADED_S)
     assert "Traceback" not in desk.text()
