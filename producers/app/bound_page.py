@@ -17,9 +17,10 @@ from producers import bound as bounds
 from producers.app import review_page
 from producers.app.address import keep
 from producers.app.markup import Markup
-from producers.app.shared import Desk, decider, live, sentences, table
+from producers.app.shared import Desk, decider, live, sentences, table, wait_for
 from producers.batch.grade import Item
 from producers.bound import SHEET, Bound, BoundError, Draw, Plan, SheetConflict
+from producers.desk import assignments
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.grading.bound import SIZES, allowed, percent, plural_points
@@ -34,6 +35,7 @@ _KEYS = {
     "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
     "?": "this list",
 }
+_GRADING = "The class is still being graded: a sample is drawn from grades that stand."
 _Given = Mapping[str, Mapping[str, str]]  # what the sheet holds, by item id and criterion
 
 
@@ -56,8 +58,12 @@ def _bound(desk: Desk, folder: Path) -> None:
     if not counts.total:
         st.caption("Nothing is graded yet.")
         return
+    work = assignments.grading(folder)
+    if work.alive:  # also with another rubric for all: what the sample says is about to be wrong
+        wait_for(work, _GRADING)
+        return
     if counts.open:
-        st.info("The class is still being graded: a sample is drawn from grades that stand.")
+        st.info(_GRADING)
         return
     graded = load_graded(folder)
     if not bounds.is_drawn(folder):

@@ -59,11 +59,11 @@ def _workers(desk: Desk, folder: Path) -> None:
         [
             {
                 "worker": registration.worker_id,
+                "does": _does(registration),
                 "stage": registration.role,
                 "model": registration.model,
                 "engine": registration.engine,
                 "device": registration.device,
-                "does": _does(registration),
                 "done": registration.done,
                 "tokens/s": round(registration.tokens_per_s, 1),
                 "up": duration(max(0.0, now - registration.started_at)),

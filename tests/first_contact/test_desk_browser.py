@@ -11,16 +11,20 @@ import pytest
 
 from producers.desk.assignments import read_inputs
 from producers.export import Request, add_requests, answer, read_requests
+from producers.grading.reviews import Override, append_override
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import (
     ON_A_PHONE,
     DeskPage,
     axe_finds,
     graded_assignment,
+    new_assignment,
     quick_model,
     type_key,
     wait_until_holds,
 )
+from tests.support.homework import RUBRIC, tiny_class
+from tests.support.processes import Model, config_text
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -512,6 +516,22 @@ def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: Desk
         wait_until_shown(browser, 3)
 
 
+def test_the_fleet_says_what_is_in_hand_and_names_nobody(browser: Browser, tmp_path: Path) -> None:
+    config = tmp_path / "kvasir.toml"
+    config.write_text(config_text({"slow": Model("simulated", "sim:prefill=2000,decode=20,scale=1", 32768)}), "utf-8")
+    with DeskPage(tmp_path, config) as desk:
+        folder = new_assignment(desk, "Means", tiny_class(tmp_path / "class", 6) / "submissions", RUBRIC)
+        browser.open(desk.at(folder, "Grade"))
+        browser.click("Grade all")
+        browser.click("Fleet")
+        browser.wait_for("on this machine is grading")
+        for words in ("in decode", "from a transferred KV cache"):
+            browser.wait_for(words)
+        assert "student" not in browser.text()
+        assert axe_finds(browser) == []
+        assert "Traceback" not in desk.text()
+
+
 # --- a phone
 
 
@@ -540,6 +560,7 @@ def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPa
         folder, [Request("1" * 12, asking, "works", "I ran it", 2), Request("2" * 12, answered, None, "Why?", 4)]
     )
     answer(folder, read_requests(folder)[1], "It stands.", 4, "Ada")
+    append_override(folder, Override(answered, "works", 1, None, "I ran it", "Ada"))
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}
     for item, words in ((asking, "Reply, which the student gets"), (answered, "Replied (Ada)")):
