@@ -67,6 +67,7 @@ def _bound(desk: Desk, folder: Path) -> None:
         return
     graded = load_graded(folder)
     if not bounds.is_drawn(folder):
+        review_page.ask_name()  # it stands in the record of the draw
         _draw(folder, graded)
         return
     made = bounds.drawn(folder)
@@ -79,6 +80,7 @@ def _bound(desk: Desk, folder: Path) -> None:
                 "again; what was entered is kept in the folder."
             )
         )
+        review_page.ask_name()
         _draw(folder, graded)
         return
     given = bounds.given(folder, made, graded)
