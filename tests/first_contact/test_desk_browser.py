@@ -518,7 +518,8 @@ def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: Desk
 
 def test_the_fleet_says_what_is_in_hand_and_names_nobody(browser: Browser, tmp_path: Path) -> None:
     config = tmp_path / "kvasir.toml"
-    config.write_text(config_text({"slow": Model("simulated", "sim:prefill=2000,decode=20,scale=1", 32768)}), "utf-8")
+    slow = Model("simulated", "sim:prefill=600,decode=20,scale=1,answer=120", 32768)
+    config.write_text(config_text({"slow": slow}), "utf-8")
     with DeskPage(tmp_path, config) as desk:
         folder = new_assignment(desk, "Means", tiny_class(tmp_path / "class", 6) / "submissions", RUBRIC)
         browser.open(desk.at(folder, "Grade"))
