@@ -19,6 +19,7 @@ from tests.support.desk_page import (
     ON_A_PHONE,
     DeskPage,
     axe_finds,
+    choose_first,
     graded_assignment,
     quick_model,
     type_key,
@@ -61,8 +62,7 @@ def test_a_sample_is_graded_blind_by_two_and_what_it_promises_is_said(
     browser.wait_for("No error in 30 still allows 7.4% of a large class, in 15 14.3%")
     browser.wait_for("30 would be all 24 of them")
     browser.fill("Percent that may differ by more", "40")
-    browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input")
-    browser.click("15")
+    choose_first(browser, "15")
     browser.wait_gone("would be all")
     browser.click("Draw")
     browser.wait_for(f"drew 15 of {SIZE} grades")
@@ -133,8 +133,7 @@ def test_each_part_of_a_class_has_its_sample_and_its_bound(browser: Browser, des
     short.write_text(f"submission,part\n{names[0]},lab\n")
     browser.open(desk.at(folder, "Bound"))
     browser.wait_for("Parts with a sample and a bound of their own")
-    browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input")
-    browser.click("15")
+    choose_first(browser, "15")
 
     # When the table lacks somebody, nothing is drawn; then 15 of each part
     browser.upload(0, short)
@@ -143,8 +142,7 @@ def test_each_part_of_a_class_has_its_sample_and_its_bound(browser: Browser, des
     browser.wait_for("35 submissions belong to no part, the first")
     assert not is_drawn(folder)
     browser.reload()
-    browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input")
-    browser.click("15")
+    choose_first(browser, "15")
     browser.upload(0, parts)
     browser.wait_for("Read: <b>lab 0</b> (18) and <b>lab 1</b> (18).")
     browser.click("Draw")
