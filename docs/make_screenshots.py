@@ -62,7 +62,11 @@ def walk(browser: Browser, desk: DeskPage, folder: Path) -> None:
     wait_until(lambda: 18 <= len(journal(assignment)) <= 26, "half is graded", PATIENCE_S)
     keep(browser, "grading", "of 16 submissions; about")
     browser.wait_for("All 16 submissions of this run", PATIENCE_S)
+    bound(browser)
     review(browser, desk, assignment)
+    browser.click("Regrade")
+    browser.wait_for("The class is graded with this rubric")
+    keep(browser, "rubric", "points in all")
     browser.click("Results")
     browser.wait_for("Agreement between model and person")
     keep(browser, "results")
@@ -70,6 +74,21 @@ def walk(browser: Browser, desk: DeskPage, folder: Path) -> None:
     browser.click("Make the file")
     browser.wait_for("Left blank")
     keep(browser, "export")
+
+
+def bound(browser: Browser) -> None:
+    """Draw a sample, and grade the first two criteria of the first one by hand."""
+    browser.click("Bound")
+    browser.wait_for("can be drawn")
+    browser.fill("Your name", "Prof. Wren")
+    browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input")
+    browser.click("15")
+    browser.click("Draw")
+    browser.wait_for("Prof. Wren drew")
+    browser.fill("Points for n_doubled", "2")
+    browser.fill("Points for n_incomplete", "1")
+    browser.evaluate("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")
+    keep(browser, "bound", "graded by hand")
 
 
 def review(browser: Browser, desk: DeskPage, assignment: Path) -> None:

@@ -5,6 +5,7 @@ Until all of the sample is graded, nothing that a model gave is on the page: no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,25 @@ from producers import bound as bounds
 from producers.app import review_page
 from producers.app.address import keep
 from producers.app.markup import Markup
-from producers.app.shared import Desk, decider, live, sentences
+from producers.app.shared import Desk, decider, live, sentences, table, wait_for
 from producers.batch.grade import Item
-from producers.bound import Bound, BoundError, Draw, Plan, SheetConflict
+from producers.bound import SHEET, Bound, BoundError, Draw, Plan, SheetConflict
+from producers.desk import assignments
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.grading.bound import SIZES, allowed, percent, plural_points
 from producers.report.graded import GradedClass, load_graded
 from producers.report.grades import show_points
 from producers.rubric.rubric import Criterion, exact, plain
-from producers.words import plural
+from producers.words import listed, plural
 
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
-_KEYS = """
-- **j**, **k**: the next, or the previous, submission
-- **0** to **9**: so many points for the criterion marked ▸, which then moves on to the next
-"""
+_KEYS = {
+    "j, k": "the next, or the previous, submission",
+    "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
+    "?": "this list",
+}
+_GRADING = "The class is still being graded: a sample is drawn from grades that stand."
 _Given = Mapping[str, Mapping[str, str]]  # what the sheet holds, by item id and criterion
 
 
@@ -54,11 +58,16 @@ def _bound(desk: Desk, folder: Path) -> None:
     if not counts.total:
         st.caption("Nothing is graded yet.")
         return
+    work = assignments.grading(folder)
+    if work.alive:  # also with another rubric for all: what the sample says is about to be wrong
+        wait_for(work, _GRADING)
+        return
     if counts.open:
-        st.info("The class is still being graded: a sample is drawn from grades that stand.")
+        st.info(_GRADING)
         return
     graded = load_graded(folder)
     if not bounds.is_drawn(folder):
+        review_page.ask_name()  # it stands in the record of the draw
         _draw(folder, graded)
         return
     made = bounds.drawn(folder)
@@ -71,6 +80,7 @@ def _bound(desk: Desk, folder: Path) -> None:
                 "again; what was entered is kept in the folder."
             )
         )
+        review_page.ask_name()
         _draw(folder, graded)
         return
     given = bounds.given(folder, made, graded)
@@ -110,10 +120,15 @@ def _draw(folder: Path, graded: GradedClass) -> None:
     upload: Any = st.file_uploader(
         "Parts with a sample and a bound of their own (optional): a CSV with submission and part", ["csv"]
     )
+    strata = None
+    with sentences():
+        if upload:
+            strata = bounds.strata_from(upload.getvalue(), f"file {upload.name}")
+            parts = [f"{name or 'no part'} ({size})" for name, size in sorted(Counter(strata.values()).items())]
+            st.caption(escaped(f"Read: {listed(parts)}."))
     st.caption("All of this is written down before anybody grades, and isn't changed after.")
-    if st.button("Draw", type="primary", disabled=not able):
+    if st.button("Draw", type="primary", disabled=not able or (bool(upload) and not strata)):
         with sentences():
-            strata = bounds.strata_from(upload.getvalue(), f"file {upload.name}") if upload else None
             plan = Plan((int(size),), plain(exact(within)), most / 100, confidence / 100)
             bounds.draw(folder, plan, decider(), strata)
             st.session_state.pop("drawn", None)
@@ -190,9 +205,10 @@ def _pick(made: Draw, given: _Given, left: Sequence[str]) -> str:
         after = ids[at + 1 :]
         st.button("Next", disabled=not after, on_click=_go, args=tuple(after[:1]), shortcut="J")
         review_page.ask_name()
-    st.caption(f"{len(ids) - len(left)} of {len(ids)} graded by hand. Each entry is saved at once, in hand-grades.csv.")
-    with st.expander("Keys", key="keys"):
-        st.markdown(_KEYS)
+    said = Markup()
+    said.caption(f"{len(ids) - len(left)} of {len(ids)} graded by hand. Each entry is saved at once, in {SHEET}.")
+    said.keys(_KEYS)
+    said.draw()
     return here
 
 
@@ -324,14 +340,15 @@ def _said(found: Bound) -> None:
     for warning in found.warnings:
         st.warning(escaped(warning))
     for part in found.parts:
-        sentence, *about = bounds.words_of(found, part)
+        sentence, *rest = bounds.words_of(found, part)
         (st.success if part.choice else st.info)(escaped(sentence))
-        for said in about:
+        for said in rest:
             st.caption(escaped(said))
     st.caption(bounds.words(found)[-1])
     for part in found.parts:
-        st.subheader(escaped(f"Agreement: {part.name or plural(part.drawn, 'grade')}"), anchor=False)
-        st.dataframe([bounds.agreement_row(one) for one in part.agreement], hide_index=True)
+        about = f"Agreement: {part.name or plural(part.drawn, 'grade')}"
+        st.subheader(escaped(about), anchor=False)
+        table([bounds.agreement_row(one) for one in part.agreement], about)
     st.caption(
         "same: both gave the same points. kappa: Cohen's, with quadratic weights; 1 is full agreement. bias: yours "
         f"minus the model's, in points, with its {found.drawn.plan.confidence:.0%} interval. largest: the largest "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import streamlit as st
 
 from messages.workers import WorkerInfo
-from producers.app.shared import REFRESH_S, Desk, live, pictures, sentences
+from producers.app.shared import REFRESH_S, Desk, live, pictures, sentences, table
 from producers.charts import runs
 from producers.desk import assignments
-from producers.desk.estimate import model_rates, per_hour
+from producers.desk.estimate import duration, model_rates, per_hour
 from producers.desk.text import escaped
 
 
@@ -54,25 +55,25 @@ def _workers(desk: Desk, folder: Path) -> None:
         return
     st.metric("Workers alive", len(seen.workers))
     now = time.time()
-    st.dataframe(
+    table(
         [
             {
                 "worker": registration.worker_id,
+                "does": _does(registration),
                 "stage": registration.role,
                 "model": registration.model,
                 "engine": registration.engine,
                 "device": registration.device,
-                "does": _does(registration),
                 "done": registration.done,
                 "tokens/s": round(registration.tokens_per_s, 1),
-                "up": f"{max(0.0, now - registration.started_at) / 3600:.1f} h",
+                "up": duration(max(0.0, now - registration.started_at)),
                 "remark": registration.notes,
             }
             for registration in seen.workers
         ],
-        hide_index=True,
+        "Workers",
     )
-    st.dataframe([{"queue": name, "waiting": ready} for name, ready in (seen.waiting or {}).items()], hide_index=True)
+    table([{"queue": name, "waiting": ready} for name, ready in (seen.waiting or {}).items()], "Queues")
 
 
 def _does(worker: WorkerInfo) -> str:
@@ -83,11 +84,21 @@ def _does(worker: WorkerInfo) -> str:
 
 
 def _in_hand(desk: Desk, folder: Path) -> None:
-    """What this machine's process works on at this moment."""
-    names = desk.views.of(folder).names()
-    rows = [{"stage": stage, "submission": names[job]} for job, stage in desk.stages(folder).in_hand() if job in names]
+    """What this machine's process works on at this moment; whose work it is nobody needs to know here."""
+    models, now = desk.views.of(folder).models(), datetime.now(UTC)
+    rows = [
+        {
+            "stage": stage,
+            "model": models[job],
+            "since": since.astimezone().strftime("%H:%M:%S"),
+            "seconds": max(0, round((now - since).total_seconds())),
+            "job": job,
+        }
+        for job, stage, since in desk.stages(folder).in_hand()
+        if job in models
+    ]
     if rows:
-        st.dataframe(rows, hide_index=True)
+        table(rows, "In hand")
 
 
 def _rates(desk: Desk, folder: Path) -> None:
@@ -99,7 +110,7 @@ def _rates(desk: Desk, folder: Path) -> None:
         st.metric("Students an hour", f"{per_hour(done // jobs_each, time.time() - record.started_at):,.0f}")
     found = model_rates(view.results)
     if found:
-        st.dataframe(
+        table(
             [
                 {
                     "model": rate.model,
@@ -110,5 +121,5 @@ def _rates(desk: Desk, folder: Path) -> None:
                 }
                 for rate in found
             ],
-            hide_index=True,
+            "Models",
         )

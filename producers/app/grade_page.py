@@ -8,7 +8,8 @@ from typing import Any
 
 import streamlit as st
 
-from producers.app.shared import REFRESH_S, Desk, live, sentences
+from producers.app.address import go
+from producers.app.shared import REFRESH_S, Desk, live, sentences, wait_for
 from producers.desk import assignments, dry_runs
 from producers.desk.assignments import Inputs
 from producers.desk.estimate import duration, forecast_s, remaining_s
@@ -25,6 +26,11 @@ def show(desk: Desk, folder: Path) -> None:
     with st.expander("What is graded, by what"):
         for label, value in _facts(inputs):
             st.markdown(f"**{label}**: {escaped(value) or '–'}")
+    if not inputs.rubric:
+        st.info("What is graded, and with how many points, is not written yet.")
+        if st.button("Write the rubric", type="primary"):
+            go("Regrade", str(folder))
+        return
     _dry_run(desk, folder, inputs)
     _start(desk, folder, inputs)
     _progress(desk, folder)
@@ -53,22 +59,13 @@ def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
             work.start(assignments.dry_run_command(desk.backend, inputs))
             st.rerun()
     if running:
-        _wait_for(work, "Reading the submissions and counting tokens …")
+        wait_for(work, "Reading the submissions and counting tokens …")
         return
     found = dry_runs.found_by(folder)
     if found:
         _findings(desk, found)
     elif work.record():
         st.error(escaped(f"The dry run ended without a result: {work.last_words() or 'its log says nothing'}"))
-
-
-def _wait_for(work: Work, message: str) -> None:
-    def wait() -> None:
-        st.info(message)
-        if not work.alive:
-            st.rerun()
-
-    live(wait, REFRESH_S / 2)
 
 
 def _findings(desk: Desk, found: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def _new(desk: Desk) -> None:
             "Submissions: a zip from the LMS, or files", ["zip", *_WORK], accept_multiple_files=True
         )
         place = st.text_input("… or a folder, zip or file on this machine")
-        rubric: Any = st.file_uploader("Rubric", ["yaml", "yml", "json", "csv"])
+        rubric: Any = st.file_uploader("Rubric (none: it is written on the next page)", ["yaml", "yml", "json", "csv"])
         left, right = st.columns(2)
         solution: Any = left.file_uploader("Solution (optional)", _WORK)
         template: Any = right.file_uploader("Template that students started from (optional)", _WORK)
@@ -78,7 +78,7 @@ def _new(desk: Desk) -> None:
             template=_document(folder / "template", template),
         )
         assignments.save_inputs(folder, inputs)
-        go("Grade", str(folder))
+        go("Grade" if inputs.rubric else "Regrade", str(folder))
 
 
 def _document(folder: Path, upload: Any) -> str:
@@ -91,15 +91,14 @@ def _model(name: str) -> str:
 
 def _check(uploads: Any, place: str, rubric: Any) -> None:
     """Before a folder is made, so that nothing half made stays behind."""
-    if not rubric:
-        raise assignments.InputError("upload a rubric: YAML or JSON")
     if not uploads:
         assignments.existing(place, "submissions")
-    assignments.check_rubric(rubric.name, rubric.getvalue())
+    if rubric:
+        assignments.check_rubric(rubric.name, rubric.getvalue())
 
 
 def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:
     files = [(upload.name, upload.getvalue()) for upload in uploads]
     work = assignments.save_submissions(folder, files) if files else assignments.existing(place, "submissions")
-    kept = assignments.save_rubric(folder, rubric.name, rubric.getvalue())
-    return replace(inputs, submissions=str(work), rubric=str(kept))
+    kept = str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else ""
+    return replace(inputs, submissions=str(work), rubric=kept)

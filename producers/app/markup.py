@@ -59,6 +59,11 @@ class Markup:
         dots = [f'<span class="state state-{state}">{escape(words)}</span>' for words, state in states.items()]
         self._pieces.append(f'<p style="{_FAINT}">{"".join(dots)}</p>')
 
+    def keys(self, meanings: Mapping[str, str]) -> None:
+        """A list that opens on a click: what each key does, or each of several (`j, k`)."""
+        rows = "".join(f"<li><b>{escape(keys)}</b>: {escape(does)}</li>" for keys, does in meanings.items())
+        self._pieces.append(f'<details class="keys"><summary>Keys</summary><ul>{rows}</ul></details>')
+
     def verbatim(self, text: str, marked: Mapping[int, str] = _NOTHING) -> None:
         """Text as it is, with its line breaks; the `marked` lines, counted from 0, are highlighted, each with why."""
         self._lines(f'style="{_VERBATIM}"', map(escape, text.split("\n")), marked)
@@ -86,6 +91,17 @@ class Markup:
             self._pieces += [opened, *cells, f"<td>{_why(why)}</td>" if why else "", "</tr>"]
         self._pieces.append("</table>")
 
+    def rows(self, rows: Sequence[Mapping[str, object]], what: str) -> None:
+        """A table that is only read, under the names of its columns; numbers stand at the right, `what` is its name.
+
+        Streamlit's own table is a canvas: two of them on a page give the same ids to what a screen reader is told.
+        """
+        names = "".join(f'<th scope="col">{escape(name)}</th>' for name in (rows[0] if rows else ()))
+        lines = ["".join(_cell(value) for value in row.values()) for row in rows]
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        head = f'<div class="rows" role="region" tabindex="0" aria-label="{escape(what)}">'
+        self._pieces.append(f"{head}<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>")
+
     def plot(self, plot: Plot, what: str) -> None:
         """A picture that was drawn anew."""
         size = f'width="{plot.width}" height="{plot.height}"'
@@ -112,6 +128,11 @@ class Markup:
 
     def _add(self, tag: str, style: str, text: str) -> None:
         self._pieces.append(f'<{tag} style="{style}">{escape(text)}</{tag}>')
+
+
+def _cell(value: object) -> str:
+    number = isinstance(value, int | float)
+    return f'<td class="number">{value:,}</td>' if number else f"<td>{escape(str(value))}</td>"
 
 
 def _why(reason: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import streamlit as st
@@ -22,6 +23,7 @@ from producers.app.address import SECTIONS, follow, keep
 from producers.app.shared import Desk, arrive, sentences, the_desk
 from producers.app.unsaved import asks_about_unsaved
 from producers.desk.backend import Backend
+from producers.desk.rows import Row
 from producers.desk.text import escaped
 
 _PAGES: dict[str, Callable[[Desk, Path], None]] = {
@@ -48,6 +50,13 @@ button:enabled kbd { color: inherit; opacity: 1; }
 .state-settled::before { color: light-dark(#00805d, #35c49a); }
 .state-missing::before { color: light-dark(#c02020, #ff8080); }
 .state-waiting::before { color: light-dark(#63666a, #b4b1ab); }
+.rows { overflow-x: auto; margin: 0 0 1rem; }
+.rows table { border-collapse: collapse; font-size: 0.875rem; width: 100%; }
+.rows th, .rows td { padding: 0.35rem 0.6rem; text-align: left; border: 1px solid rgba(128,132,149,0.3); }
+.rows th { font-weight: 600; background: rgba(128,132,149,0.12); }
+.rows td.number { text-align: right; }
+.keys { font-size: 0.875rem; margin-top: 0.5rem; }
+.keys summary { cursor: pointer; }
 /* A submission's work. Streamlit says by color-scheme whether the page is dark. */
 .work-code, .work-prose, .work-output, .work-table { font-size: 0.875rem; line-height: 1.5; margin: 0 0 0.5rem; }
 pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5rem 0.75rem; background: none; }
@@ -82,7 +91,7 @@ def show(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escaped(desk.backend.notice))
         folder = _chosen(desk)
-        section = str(st.sidebar.radio("Section", SECTIONS, key="section")) if folder else ""
+        section = _section(desk, folder) if folder else ""
         if asks_about_unsaved(desk):
             return
         if folder is None:
@@ -105,6 +114,32 @@ def _chosen(desk: Desk) -> Path | None:
         "Assignment", ["", *names], format_func=lambda name: _title(desk, name), key="assignment"
     )
     return names.get(chosen)
+
+
+def _section(desk: Desk, folder: Path) -> str:
+    """The section of the side bar, each with what waits there; a page that changes that draws the side bar anew."""
+    waits: dict[str, str] = {}
+    with suppress(KvasirError):  # said where the class itself is shown
+        waits = _waits(desk.rows(folder)[1])
+        st.session_state["counted"] = desk.by_people(folder)
+    return str(
+        st.sidebar.radio("Section", SECTIONS, captions=[waits.get(name, "") for name in SECTIONS], key="section")
+    )
+
+
+def _waits(found: Sequence[Row]) -> dict[str, str]:
+    """What waits in which section, in words and a colour; nothing of a section in which nothing waits."""
+    counts = [
+        ("Grade", ":gray[●]", sum(row.state == "waiting" for row in found), "not graded yet"),
+        ("Review", ":orange[●]", sum(bool(row.needs_review) for row in found), "to review"),
+        ("Review", ":orange[●]", sum(row.asked for row in found), "to reply to"),
+        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in found), "left blank"),
+    ]
+    said: dict[str, list[str]] = {}
+    for section, dot, count, words in counts:
+        if count:
+            said.setdefault(section, []).append(f"{dot} {count} {words}")
+    return {section: "  \n".join(lines) for section, lines in said.items()}
 
 
 def _title(desk: Desk, folder: str) -> str:

@@ -9,7 +9,7 @@ import streamlit as st
 from messages.errors import RubricError
 from producers.app import review_page, rubric_form
 from producers.app.rubric_form import RubricDraft
-from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, text
+from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, table, text, wait_for
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
@@ -31,6 +31,8 @@ def show(desk: Desk, folder: Path) -> None:
     view = desk.views.of(folder)
     if view.problem:
         st.error(escaped(view.problem))
+    if assignments.grading(folder).alive:
+        wait_for(assignments.grading(folder), "The class is being graded …")
     with sentences():
         chosen, draft = _editor(desk, folder, view)
         _prompts(view, draft)
@@ -48,7 +50,8 @@ def show(desk: Desk, folder: Path) -> None:
 def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraft]:
     """The version that is chosen, as it is edited; what is edited becomes a version of its own when it is saved."""
     st.subheader("Rubric and instructions", anchor=False)
-    now = Path(assignments.read_inputs(folder).rubric)
+    inputs = assignments.read_inputs(folder)
+    now = Path(inputs.rubric or folder / "rubrics" / "none.yaml")
     kept = list(dict.fromkeys([now, *assignments.rubric_versions(folder)]))
     saved = st.session_state.pop("saved rubric", None)
     if saved in kept:
@@ -60,13 +63,14 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
     key = (st.session_state["browser"], chosen)
     draft = desk.rubrics.get(key)
     if draft is None:
-        draft = desk.rubrics[key] = RubricDraft.of(chosen.name, _read(chosen))
+        new = RubricDraft.of(chosen.name, _read(chosen)) if inputs.rubric else RubricDraft.begin(inputs.title)
+        draft = desk.rubrics[key] = new
     rubric_form.edit(draft, changes(folder))
     _against(view, draft)
     with st.container(horizontal=True):
         if st.button("Save as a new version", disabled=not draft.unsaved, type="primary"):
             name, said = draft.file
-            st.session_state["saved rubric"] = assignments.save_rubric(folder, name, said.encode())
+            _kept(folder, assignments.save_rubric(folder, name, said.encode()))
             del desk.rubrics[key]
             st.rerun()
         if draft.unsaved and st.button("Discard what is not saved"):
@@ -75,9 +79,16 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
     with st.expander("Upload a version"):
         replacement = st.file_uploader("Rubric", ["yaml", "yml", "json"])
         if replacement and st.button("Keep the uploaded one"):
-            st.session_state["saved rubric"] = assignments.save_rubric(folder, replacement.name, replacement.getvalue())
+            _kept(folder, assignments.save_rubric(folder, replacement.name, replacement.getvalue()))
             st.rerun()
     return chosen, draft
+
+
+def _kept(folder: Path, rubric: Path) -> None:
+    """Show this version; an assignment's first is the one that it is graded with."""
+    st.session_state["saved rubric"] = rubric
+    if not assignments.read_inputs(folder).rubric:
+        assignments.use_rubric(folder, rubric)
 
 
 def _against(view: BatchView, draft: RubricDraft) -> None:
@@ -130,11 +141,14 @@ def _label(folder: Path, path: Path, now: Path) -> str:
 
 
 def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: RubricDraft) -> None:
+    used = assignments.read_inputs(folder).rubric
+    if not used:
+        st.info("This assignment has no rubric yet: save this one as its first version, and grade with it under Grade.")
+        return
     st.subheader("Regrade", anchor=False)
     if not view.counts().total:
         st.caption("Nothing is graded yet, so nothing is compared: the class is graded with the version in use.")
-        used = Path(assignments.read_inputs(folder).rubric) == rubric
-        if st.button("Use this version", type="primary", disabled=used or draft.unsaved):
+        if st.button("Use this version", type="primary", disabled=Path(used) == rubric or draft.unsaved):
             assignments.use_rubric(folder, rubric)
             st.rerun()
         return
@@ -212,4 +226,4 @@ def _show_differences(found: list[Difference]) -> None:
     if found:
         st.caption(f"{len(changed)} of {len(found)} are different.")
     if changed:
-        st.dataframe([difference_row(difference) for difference in changed], hide_index=True)
+        table([difference_row(difference) for difference in changed], "Grades that are different")

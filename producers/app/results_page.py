@@ -9,7 +9,7 @@ import streamlit as st
 
 from producers import export
 from producers.app.address import REVIEWED, go, keep
-from producers.app.shared import REFRESH_S, Desk, decider, live, pictures, sentences
+from producers.app.shared import REFRESH_S, Desk, decider, live, pictures, sentences, table
 from producers.desk import assignments
 from producers.desk.agreement import agreement
 from producers.desk.pictures import of_class, of_criteria
@@ -35,11 +35,11 @@ def show(desk: Desk, folder: Path) -> None:
     """Draw it."""
     running = assignments.grading(folder).alive
 
-    def table() -> None:
+    def whole_class() -> None:
         with sentences():
             _table(desk, folder)
 
-    live(table, 2 * REFRESH_S if running else None)
+    live(whole_class, 2 * REFRESH_S if running else None)
     with sentences():
         _requests(desk, folder)
         _agreement(desk, folder)
@@ -140,7 +140,7 @@ def _requests(desk: Desk, folder: Path) -> None:
     _, rows, _ = desk.rows(folder)
     if not rows:
         return
-    with st.expander("Requests for another look", key="requests"):
+    if st.toggle("Requests for another look", key="requests"):
         upload: Any = st.file_uploader("CSV: submission or student_id, request, and criterion if you like", ["csv"])
         if upload:
             with sentences():
@@ -167,7 +167,7 @@ def _agreement(desk: Desk, folder: Path) -> None:
         return
     st.subheader("Agreement between model and person", anchor=False)
     found = agreement(view.rubric.criteria, view.grades, decided)
-    st.dataframe(
+    table(
         [
             {
                 "criterion": row.title,
@@ -179,5 +179,5 @@ def _agreement(desk: Desk, folder: Path) -> None:
             }
             for row in found
         ],
-        hide_index=True,
+        "Agreement between model and person",
     )

@@ -26,13 +26,17 @@ from producers.report.grades import show_distribution, show_points
 from producers.rubric.rubric import Criterion
 
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
-_KEYS = """
-- **j**, **k**: the next, or the previous, submission
-- **0** to **9**: so many points for the criterion marked ▸, which then moves on to the next
-- **e**: write feedback on it; **w**: say why the grade is changed; **Esc**: leave the field
-- **s**: save the change; **a**: leave it as it is; **u**: discard what is not saved, or undo the last save
-- **?**: this list
-"""
+_KEYS = {
+    "j, k": "the next, or the previous, submission",
+    "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
+    "e": "write feedback on it",
+    "w": "say why the grade is changed",
+    "Esc": "leave the field",
+    "s": "save the change",
+    "a": "leave it as it is",
+    "u": "discard what is not saved, or undo the last save",
+    "?": "this list",
+}
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
 # A field is sent when it is left; here also when somebody pauses or goes, so that no reload and no Back loses words.
 # So are keys where a section was just chosen: until then they are its radio button's.
@@ -55,7 +59,7 @@ if (!window.kvasir) {
       buttons.find((button) => button.innerText.trim() === key)?.click();
       return;
     }
-    const fields = {e: ".st-key-at-hand textarea", w: ".st-key-why input", "?": ".st-key-keys summary"};
+    const fields = {e: ".st-key-at-hand textarea", w: ".st-key-why input", "?": ".keys summary"};
     const field = fields[key] && document.querySelector(fields[key]);
     if (!field) return;
     event.preventDefault();
@@ -86,6 +90,8 @@ def _submission(desk: Desk, folder: Path) -> None:
     if asks_about_unsaved(desk):
         return
     view, rows, decided = desk.rows(folder)
+    if desk.by_people(folder) != st.session_state["counted"]:  # the side bar says how many still wait
+        st.rerun()
     if view.problem:
         st.error(escaped(view.problem))
     if not rows:
@@ -134,9 +140,8 @@ def _pick(desk: Desk, folder: Path, rows: list[Row]) -> Row:
     said.states(_counted(waiting, len(rows)))
     if _id(here) in elsewhere:
         said.caption("Somebody else has this one open.")
+    said.keys(_KEYS)
     said.draw()
-    with st.expander("Keys", key="keys"):
-        st.markdown(_KEYS)
     return here
 
 
@@ -258,7 +263,7 @@ def _requests(desk: Desk, folder: Path, row: Row) -> None:
             st.text_area("Reply, which the student gets", key=reply)
             args = (desk, folder, row, request, reply)
             st.button("Reply", on_click=_reply, args=args, key=f"send {request.id}")
-    with st.expander("Enter a request of this student", key="request"):
+    if st.toggle("Enter a request of this student", key="request"):  # an expander draws what it hides, at each click
         criteria = [criterion.id for criterion in row.final.criteria]
         names = {"about": f"asked about {_id(row)}", "text": f"asked {_id(row)}"}
         st.selectbox("About", ["", *criteria], format_func=lambda id: id or "the whole grade", key=names["about"])

@@ -51,6 +51,14 @@ class RubricDraft:
         made._number()
         return made
 
+    @classmethod
+    def begin(cls, title: str) -> RubricDraft:
+        """One for an assignment that has none: with a criterion to begin with, and saved nowhere."""
+        first = CriterionFields("criterion_1", "First criterion")
+        made = cls.of("rubric.yaml", written(RubricFields(title, criteria=(first,))))
+        made.saved = ""
+        return made
+
     @property
     def file(self) -> tuple[str, str]:
         """(name, text) of what would be saved: as it was where nothing is changed, comments and all."""

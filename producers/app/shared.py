@@ -7,7 +7,7 @@ import getpass
 import importlib
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from uuid import uuid4
 import streamlit as st
 
 from messages.errors import KvasirError
+from producers.app.markup import Markup
 from producers.app.rubric_form import RubricDraft
 from producers.charts.drawing import Picture
 from producers.desk.assignments import FILE, find_folders, read_inputs
@@ -29,6 +30,7 @@ from producers.desk.progress import Stages
 from producers.desk.rows import Row, rows
 from producers.desk.text import escaped
 from producers.desk.view import BatchView, Views
+from producers.desk.work import Work
 from producers.export.late import FILE as TIMES
 from producers.export.requests import FILE as REQUESTS
 from producers.rubric.rubric import Rubric
@@ -129,10 +131,14 @@ class Desk:
                 self._cost = known
         return known[1]
 
-    def version(self, folder: Path) -> Hashable:
+    def version(self, folder: Path) -> tuple[int, ...]:
         """Which `rows` were given out last."""
         with self._lock:
             return self._rows[folder][0]
+
+    def by_people(self, folder: Path) -> tuple[int, ...]:
+        """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
+        return self.version(folder)[1:]
 
     def rates(self) -> list[ModelRate]:
         """How fast each model has been, over all assignments; counted anew only when a result has come."""
@@ -210,6 +216,17 @@ def live(draw: Callable[[], None], every_s: float | None) -> None:
     st.fragment(draw_here, run_every=every_s)()
 
 
+def wait_for(work: Work, message: str) -> None:
+    """Say so until it has ended; then the page is drawn anew."""
+
+    def wait() -> None:
+        st.info(message)
+        if not work.alive:
+            st.rerun()
+
+    live(wait, REFRESH_S / 2)
+
+
 @contextmanager
 def sentences() -> Iterator[None]:
     """What goes wrong on purpose is said in a sentence, where it happened."""
@@ -250,6 +267,13 @@ def _grid(drawn: Iterable[Picture], dark: bool) -> str:
     cells = "".join(f"<div>{each.image(dark)}</div>" for each in drawn)
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
     return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+
+def table(rows: Sequence[Mapping[str, object]], what: str) -> None:
+    """Rows that are only read; `what` is what they are, for those who can't see them."""
+    drawn = Markup()
+    drawn.rows(rows, what)
+    drawn.draw()
 
 
 def text(body: str) -> None:

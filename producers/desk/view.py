@@ -80,10 +80,10 @@ class BatchView:
         with self._lock:
             return [result for entry in self._entries if (result := self.result(entry.job_id))]
 
-    def names(self) -> dict[str, str]:
-        """The submission that each job belongs to."""
+    def models(self) -> dict[str, str]:
+        """The model that each job asks."""
         with self._lock:
-            return {job: self._grades[number].submission for job, number in self._items.items()}
+            return {entry.job_id: entry.model for entry in self._entries}
 
     def item(self, number: int) -> Item:
         """The submission that the grade of this index belongs to."""

@@ -11,16 +11,20 @@ import pytest
 
 from producers.desk.assignments import read_inputs
 from producers.export import Request, add_requests, answer, read_requests
+from producers.grading.reviews import Override, append_override
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import (
     ON_A_PHONE,
     DeskPage,
     axe_finds,
     graded_assignment,
+    new_assignment,
     quick_model,
     type_key,
     wait_until_holds,
 )
+from tests.support.homework import RUBRIC, tiny_class
+from tests.support.processes import Model, config_text
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -371,6 +375,7 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     wait_until_shown(browser, students[10])
     wait_until_holds(browser, "Show", "needs review")
     browser.wait_for("8 of 45 need review")
+    browser.wait_for("8 to review")  # in the side bar
     for number in range(11, 18):
         browser.click("Next")
         wait_until_shown(browser, students[number])
@@ -389,6 +394,7 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     browser.wait_for("The grade is final")
     wait_until_shown(browser, students[17])
     browser.wait_for("7 of 45 need review")
+    browser.wait_for("7 to review")
 
 
 def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage) -> None:
@@ -435,7 +441,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     asked.write_text(f'submission,criterion,request\n{name},works,"<b>I did</b> run it, see cell 2"\n', "utf-8")
     browser.open(desk.at(folder, "Results"))
     browser.wait_for("Name contains")
-    browser.press("css", ".st-key-requests summary")
+    browser.press("css", ".st-key-requests label")
     browser.upload(0, asked)
     browser.wait_for("1 request read, 1 of them new")
     browser.wait_for("1 submission with a request that waits for its reply")
@@ -443,6 +449,7 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     # When it is gone to, and its criterion decided on
     browser.open(desk.at(folder, "Review"))
     browser.wait_for("Asked for another look about works; points then: 2")
+    browser.wait_for("1 to reply to")
     browser.wait_for("<b>I did</b> run it, see cell 2")
     wait_until_shown(browser, 1)
 
@@ -455,9 +462,10 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     browser.click("Reply")
     browser.wait_for("Replied")
     browser.wait_for("It runs. Thank you.")
+    browser.wait_gone("1 to reply to")
 
     # and one of another student is entered by hand
-    browser.press("css", ".st-key-request summary")
+    browser.press("css", ".st-key-request label")
     browser.fill("The student's words", "And the plot?")
     browser.click("Enter it")
     browser.wait_for("Asked for another look; points then: 4")
@@ -472,6 +480,31 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     browser.wait_for("Make the file")
 
 
+def test_of_two_who_reply_to_one_request_the_second_is_shown_the_first_ones_reply(
+    browser: Browser, desk: DeskPage, tmp_path: Path
+) -> None:
+    folder = graded_assignment(desk, 2)
+    jobs = json.loads((folder / "batch.json").read_text("utf-8"))["jobs"]
+    add_requests(folder, [Request("1" * 12, jobs[0]["item_id"].rpartition(".")[0], "works", "I ran it", 2)])
+    with Browser(tmp_path / "other") as other:
+        open_review(browser, desk, folder, "Ada")
+        open_review(other, desk, folder, "Bob")
+        for each in (browser, other):
+            each.wait_for("Asked for another look about works")
+        other.fill("Reply, which the student gets", "It stands.")
+        browser.fill("Reply, which the student gets", "It runs.")
+        browser.click("Reply")
+        browser.wait_for("Replied (Ada)")
+
+        other.click("Reply")
+        other.wait_for("somebody has replied meanwhile (Ada)")
+        other.wait_for("It runs.")
+        wait_until_holds(other, "Reply, which the student gets", "It stands.")
+        assert [(request.answer.by, request.answer.reply) for request in read_requests(folder) if request.answer] == [
+            ("Ada", "It runs.")
+        ]
+
+
 def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
     folder = graded_assignment(desk, 4, doubtful=[1, 2, 3])
     with Browser(tmp_path / "other") as other:
@@ -481,6 +514,23 @@ def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: Desk
         wait_until_shown(other, 2)
         browser.click("Next")
         wait_until_shown(browser, 3)
+
+
+def test_the_fleet_says_what_is_in_hand_and_names_nobody(browser: Browser, tmp_path: Path) -> None:
+    config = tmp_path / "kvasir.toml"
+    slow = Model("simulated", "sim:prefill=600,decode=20,scale=1,answer=120", 32768)
+    config.write_text(config_text({"slow": slow}), "utf-8")
+    with DeskPage(tmp_path, config) as desk:
+        folder = new_assignment(desk, "Means", tiny_class(tmp_path / "class", 6) / "submissions", RUBRIC)
+        browser.open(desk.at(folder, "Grade"))
+        browser.click("Grade all")
+        browser.click("Fleet")
+        browser.wait_for("on this machine is grading")
+        for words in ("in decode", "from a transferred KV cache"):
+            browser.wait_for(words)
+        assert "student" not in browser.text()
+        assert axe_finds(browser) == []
+        assert "Traceback" not in desk.text()
 
 
 # --- a phone
@@ -511,6 +561,7 @@ def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPa
         folder, [Request("1" * 12, asking, "works", "I ran it", 2), Request("2" * 12, answered, None, "Why?", 4)]
     )
     answer(folder, read_requests(folder)[1], "It stands.", 4, "Ada")
+    append_override(folder, Override(answered, "works", 1, None, "I ran it", "Ada"))
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}
     for item, words in ((asking, "Reply, which the student gets"), (answered, "Replied (Ada)")):

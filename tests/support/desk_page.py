@@ -168,6 +168,16 @@ def wait_until_chosen(browser: Browser, value: str) -> None:
     wait_until(lambda: browser.evaluate(script), f"{value!r} is chosen")
 
 
+def choose_first(browser: Browser, option: str) -> None:
+    """Choose this in the page's first select box. It is brought into sight before: an open menu closes at a scroll."""
+    field = "[data-testid=stMain] [data-testid=stSelectbox] input"
+    wait_until(lambda: browser.evaluate(f"!!document.querySelector('{field}')"), "the select box is there", PATIENCE_S)
+    browser.evaluate(f"document.querySelector('{field}').scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+    browser.press("css", field)
+    browser.click(option)
+
+
 def value(browser: Browser, label: str) -> str | None:
     """What the field with this label holds; None if there is none."""
     found = browser.evaluate(f"(document.querySelector('[aria-label={json.dumps(label)}]') || {{}}).value ?? null")

@@ -14,7 +14,7 @@ from producers.bound import drawn, give
 from producers.desk.rounds import changes
 from producers.grading.reviews import read_overrides
 from tests.support.browser import PATIENCE_S, Browser
-from tests.support.desk_page import GRADED_S, DeskPage, quick_model, type_key, wait_until_holds
+from tests.support.desk_page import GRADED_S, DeskPage, choose_first, quick_model, type_key, wait_until_holds
 from tests.support.homework import EXAMPLE, journal
 from tests.support.waiting import wait_until
 
@@ -50,8 +50,7 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         # Grades by hand: the first with keys, the others as a second person enters them
         browser.click("Bound")
         browser.wait_for("can be drawn")
-        browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input")
-        browser.click("15")
+        choose_first(browser, "15")
         browser.click("Draw")
         wait_until(lambda: browser.evaluate(EARS), "the page hears keys", PATIENCE_S)
         for criterion in CRITERIA:

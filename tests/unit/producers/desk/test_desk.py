@@ -252,6 +252,30 @@ def test_stages_follow_the_log_and_begin_again_with_the_next_process(tmp_path: P
     assert sum(stages.refresh().values()) == 1
 
 
+def test_what_is_in_hand_is_told_with_its_stage_and_since_when(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    steps = [
+        ("b", "prefill_started", 3),
+        ("a", "prefill_started", 1),
+        ("a", "passed_on", 4),
+        ("a", "decode_started", 5),
+    ]
+    steps += [("a", "first_token", 6), ("c", "decode_started", 2), ("c", "journaled", 7)]
+    with log.open("a") as file:
+        for job, event, second in steps:
+            line = {"event": event, "job": job, "time": f"2026-11-25T02:00:0{second}.000+00:00"}
+            file.write(json.dumps(line) + "\n")
+
+    found = Stages(log).in_hand()
+
+    assert [(job, stage, since.second) for job, stage, since in found] == [
+        ("b", "in prefill", 3),
+        ("a", "in decode", 5),
+    ]
+    log_lines(log, ("decode_started", "d"))  # its line has no time
+    assert [job for job, *_ in Stages(log).in_hand()] == ["b", "a", "d"]
+
+
 def test_rates_and_forecasts_come_from_results(tmp_path: Path) -> None:
     _, view, _ = decided_class(tmp_path)
 
