@@ -10,7 +10,6 @@ makes the command anew. A process is signalled only if it is the one that was st
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from infra.config.ownership import is_foreign
 from messages.errors import BatchError
-from producers.files.private import make_folder, open_ordinary, open_private, read_ordinary, write_atomically
+from producers.files.private import make_folder, open_ordinary, open_private, read_ordinary, take_lock, write_atomically
 
 RESTARTED = "work_started"  # the line in `log` that parts one process's lines from the next one's
 
@@ -77,7 +76,7 @@ class Work:
                 raise BatchError(f"{self.folder} leads elsewhere by a link; nothing is started there")
             try:
                 make_folder(self.folder)
-                lock = self._take_lock()
+                lock = take_lock(self.folder / "lock")
             except OSError as error:
                 raise BatchError(f"can't work in {self.folder}: {error.strerror}") from None
             if lock is None:
@@ -116,7 +115,7 @@ class Work:
             if not (self.folder / "lock").exists():
                 return False
             try:
-                lock = self._take_lock()
+                lock = take_lock(self.folder / "lock")
             except OSError:  # a link, or somebody else's: not from a desk of this user's
                 return False
             if lock is not None:
@@ -165,17 +164,6 @@ class Work:
                 pass_fds=(lock,),
                 umask=0o077,  # for `exit`, and whatever the command writes
             )
-
-    def _take_lock(self) -> int | None:
-        """None if another holds it. Raises OSError."""
-        with open_private(self.folder / "lock", "ab") as file:
-            descriptor = os.dup(file.fileno())
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return None
-        return descriptor
 
     def _mark_log(self) -> None:
         with open_private(self.log, "ab") as log:
