@@ -1,8 +1,8 @@
 """Write what training has made in the two forms: `python -m examples.model.export RUN [RUN …] [--out DIR]`.
 
 RUN is the folder that `examples.model.train` was given as --out. Of several runs, each begun from the one before, the
-mean of the weights is written, with the tokenizer and the loss curve of the first. Needs NumPy, tokenizers, safetensors
-and gguf; no PyTorch. Without --out the committed model is replaced; with it nothing is.
+mean of the weights is written, with the loss curves of all of them. Needs NumPy, tokenizers, safetensors and gguf; no
+PyTorch. Without --out the committed model is replaced; with it nothing is.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from examples.model.formats import NAME, Weights, write_folder, write_gguf
 from examples.model.shape import TRAINED
 
 HERE = Path(__file__).resolve().parent
-CURVE = "training.json"
+CURVES = "training.json"
 ABOUT = "Trained on made-up assignments: it grades this family of toys and nothing else"
 
 
 def export(runs: Sequence[Path], out: Path) -> None:
-    """Write the folder, the GGUF file and the loss curve of a training run, or of the mean of several, into `out`.
+    """Write the folder, the GGUF file and the loss curves of a training run, or of the mean of several, into `out`.
 
     Raises ValueError if the weights hold a number that float16 doesn't have.
     """
-    run = runs[0]
-    tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(runs[0] / "tokenizer.json"))
     first, *others = [read_weights(each / "weights.npz") for each in runs]
     weights = (
         {name: _mean([value, *(one[name] for one in others)]) for name, value in first.items()} if others else first
     )
     write_folder(out / NAME, TRAINED, tokenizer, weights)
     write_gguf(out / f"{NAME}.gguf", TRAINED, tokenizer, weights, ABOUT)
-    shutil.copy(run / CURVE, out / CURVE)
+    shutil.copy(runs[-1] / CURVES, out / CURVES)
 
 
 def _mean(values: Sequence[np.ndarray]) -> np.ndarray:

@@ -5,7 +5,7 @@ shortened prompt, the same among filler, the project's whole prompt with few cri
 with longer submissions, and that with names of any letters. The loss is on the answers only. It ends after `--steps` or
 `--minutes`, whichever is first, and the learning rate falls to zero towards it. The checkpoint in DIR is replaced every
 two minutes and at SIGTERM; `--resume` goes on from it. At the end DIR holds what `examples.model.export` reads:
-weights.npz, tokenizer.json and the loss curve. Needs PyTorch, NumPy and tokenizers.
+weights.npz, tokenizer.json and the loss curves, of the runs before it too. Needs PyTorch, NumPy and tokenizers.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from producers.rubric.rubric import Role
 
 SEED = 20260
 IGNORED = -100
+CURVES = "training.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +298,10 @@ class Training:
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step}
         torch.save(state, self.out / "checkpoint.new")
         os.replace(self.out / "checkpoint.new", self.out / "checkpoint.pt")
-        log: dict[str, Any] = {"plan": asdict(self.plan), "curve": self.curve}
-        (self.out / "training.json").write_text(json.dumps(log) + "\n", encoding="utf-8")
+        before = _runs(Path(self.plan.start).parent) if self.plan.start else []
+        runs = [*before, {"plan": asdict(self.plan), "curve": self.curve}]
+        lines = ",\n".join(map(json.dumps, runs))
+        (self.out / CURVES).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
     def _write_weights(self) -> None:
         """The weights under Hugging Face's names, rounded to float16."""
@@ -310,7 +313,13 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step = state["step"]
-        self.curve = json.loads((self.out / "training.json").read_text(encoding="utf-8"))["curve"]
+        self.curve = _runs(self.out)[-1]["curve"]
+
+
+def _runs(folder: Path) -> list[Any]:
+    """Plan and loss curve of each run that made the weights of this folder, the first one first."""
+    path = folder / CURVES
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
 
 
 def _options() -> Iterator[tuple[str, dict[str, Any]]]:
