@@ -100,6 +100,7 @@ def _runs(owners: Sequence[int], read: Sequence[str], news: Sequence[bool]) -> I
 def _logits(read: Sequence[str], runs: Sequence[tuple[int, int]], using: ScorerWeights | None) -> Floats:
     if not runs:
         return np.zeros(0, np.float32)
-    texts = [plain(sentence) for sentence in read]
+    plainly = {sentence: plain(sentence) for sentence in set(read)}  # what a program prints it often prints again
+    texts = [plainly[sentence] for sentence in read]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
     return scores(" ".join(texts), [(starts[first], starts[last] - 1) for first, last in runs], using)

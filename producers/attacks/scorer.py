@@ -154,7 +154,8 @@ def word_list() -> tuple[dict[str, int], re.Pattern[str]]:
     listed = [(plain(stem), number) for number, line in enumerate(lines) for stem in line.split()[1:]]
     found = dict(reversed(listed))  # the first line that has a stem keeps it
     unspaced = sorted((stem for stem in found if re.match(f"[{_CJK}]", stem)), key=len, reverse=True)
-    return found, re.compile("|".join([*map(re.escape, unspaced), f"[{_CJK}]", rf"[^\W_{_CJK}]+", r"[^\w\s]"]))
+    # The three begin with different characters; the longest comes last, or each word would be held against it first.
+    return found, re.compile("|".join([rf"[^\W_{_CJK}]+", r"[^\w\s]", *map(re.escape, unspaced), f"[{_CJK}]"]))
 
 
 @cache
