@@ -75,7 +75,7 @@ def measure(folder: Path, size: int, clicks: int) -> dict[str, Any]:
     """All figures of one class."""
     home = make_class(folder, size)
     config = folder / "kvasir.toml"
-    # Two submissions a second, many times the pace of real models: each is read for attacks once, in an eighth of one.
+    # Two submissions a second, many times the pace of real models: each is read for attacks once, in a sixteenth.
     weights = "sim:prefill=40000,decode=200,scale=1"
     config.write_text(config_text({"simulated": Model("simulated", weights, 32768, slots=2)}), "utf-8")
     with DeskPage(folder / "desk", config, home, environment(folder)) as desk, Browser(folder / "browser") as browser:
