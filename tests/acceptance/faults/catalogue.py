@@ -70,7 +70,8 @@ def kill_all_workers(stage: Stage) -> None:
 
 def kill_at(stage: Stage, role: Role, points: tuple[str, ...], each: int) -> None:
     """Beside the workers that stay, `each` for every point, which die there at one of their first jobs."""
-    settings = [f"kill:{point}:{stage.random.randint(1, 20)}" for point in points for _ in range(each)]
+    latest = min(20, max(1, stage.plan.jobs // 40))  # jobs come in groups: of few, one of ten workers may see only some
+    settings = [f"kill:{point}:{stage.random.randint(1, latest)}" for point in points for _ in range(each)]
     armed = [stage.start_worker(role, fault_point=setting) for setting in settings]
     stage.wait_for_registrations()
     stage.start_owner()
