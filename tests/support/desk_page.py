@@ -24,7 +24,7 @@ from producers.batch.batch import Batch
 from producers.desk import assignments
 from producers.desk.assignments import Inputs, grading
 from producers.desk.rounds import rounds
-from tests.support.browser import AT_REST, PATIENCE_S, Browser
+from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk import answer, plan
 from tests.support.homework import RUBRIC, tiny_class
 from tests.support.processes import ROOT, Model, command, config_text, environment
@@ -169,13 +169,19 @@ def wait_until_chosen(browser: Browser, value: str) -> None:
 
 
 def choose_first(browser: Browser, option: str) -> None:
-    """Choose this in the page's first select box. It is brought into sight before: an open menu closes at a scroll."""
+    """Choose this in the page's first select box, as often as it takes: an open menu closes when the page moves."""
     field = "[data-testid=stMain] [data-testid=stSelectbox] input"
-    wait_until(lambda: browser.evaluate(f"!!document.querySelector('{field}')"), "the select box is there", PATIENCE_S)
-    browser.evaluate(f"document.querySelector('{field}').scrollIntoView({{block: 'center', behavior: 'instant'}})")
-    browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
-    browser.press("css", field)
-    browser.click(option)
+    wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
+
+    def chosen() -> bool:
+        browser.press("css", field)
+        try:
+            browser.click(option, timeout_s=5)
+        except BrowserFailed:
+            return False
+        return True
+
+    wait_until(chosen, f"{option} can be chosen", 2 * PATIENCE_S)
 
 
 def value(browser: Browser, label: str) -> str | None:
