@@ -155,7 +155,9 @@ class Browser:
 
     def reload(self) -> None:
         """Load the page anew, as F5 does, once it has come to rest: until then its address may be that of before."""
-        self._until(lambda: self.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
+        # What was typed last is on its way for a moment before the page is seen to run.
+        rested = f"new Promise((done) => setTimeout(() => done({AT_REST}), 300))"
+        self._until(lambda: self.evaluate(rested), "the page has come to rest", PATIENCE_S)
         self.evaluate("window.before = true")
         self.call("Page.reload")
 
