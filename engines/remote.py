@@ -12,6 +12,7 @@ import math
 import queue
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -33,8 +34,10 @@ from messages.kv import KVCache, Record
 CAPABILITIES = Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False)
 CONNECT_S = 10.0
 # Idle connections serve the next request for a second and no longer. Servers close theirs after 2 s (gunicorn's), 5 s
-# (llama.cpp's, uvicorn's) or more, and a request that meets the closing is lost without an answer.
+# (llama.cpp's, uvicorn's) or more, and a request that meets the closing is lost without an answer: seen at once, and
+# the server has not begun on it. Such a request is sent once more.
 IDLE_S = 1.0
+_LOST_AT_ONCE_S = 1.0
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 _POLL_S = 0.1
 # No prompt has this much more text to a token than the sample: one that was counted lower was cut.
@@ -79,7 +82,8 @@ class _End:
 class Calls:
     """Runs requests that can be called off while the server computes. All methods may be called from any thread.
 
-    `sorted_out` makes the job's error of a failed request's; `close_client` closes its connections.
+    `sorted_out` makes the job's error of a failed request's; `close_client` closes its connections; `disconnected` is
+    what the client raises of a connection that the server closed.
     """
 
     def __init__(
@@ -87,8 +91,10 @@ class Calls:
         name: str,
         sorted_out: Callable[[BaseException], KvasirError],
         close_client: Callable[[], Coroutine[Any, Any, None]],
+        disconnected: tuple[type[BaseException], ...],
     ) -> None:
         self._name = name
+        self._disconnected = disconnected
         self._sorted_out = sorted_out
         self._close_client = close_client
         self._closed = threading.Event()
@@ -111,7 +117,7 @@ class Calls:
         """One piece after another. Raises as `only`, and Cancelled soon after `stop` is set."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._check_running(stop)
-        task = asyncio.run_coroutine_threadsafe(_deliver(produce(), inbox.put), self._loop)
+        task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox.put), self._loop)
         try:
             while True:
                 try:
@@ -128,6 +134,25 @@ class Calls:
                     raise self._sorted_out(item.error) from item.error
         finally:
             task.cancel()
+
+    async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], put: Callable[[Any], None]) -> None:
+        started, may_repeat = time.monotonic(), True
+        while True:
+            try:
+                async for item in produce():
+                    may_repeat = False
+                    put(item)
+            except self._disconnected as error:
+                if not may_repeat or time.monotonic() - started > _LOST_AT_ONCE_S:
+                    return put(_End(error))
+                may_repeat = False
+            except BaseException as error:
+                put(_End(error))
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                return
+            else:
+                return put(_End(None))
 
     def close(self) -> None:
         """Requests in progress raise EngineUnavailable. Idempotent."""
@@ -152,18 +177,6 @@ class Calls:
             raise EngineUnavailable(f"the {self._name} engine was closed")
         if stop is not None and stop.is_set():
             raise Cancelled("cancelled while the engine was at work")
-
-
-async def _deliver(items: AsyncIterator[Any], put: Callable[[Any], None]) -> None:
-    try:
-        async for item in items:
-            put(item)
-    except BaseException as error:
-        put(_End(error))
-        if isinstance(error, asyncio.CancelledError):
-            raise
-    else:
-        put(_End(None))
 
 
 class TextOnly:

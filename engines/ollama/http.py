@@ -39,8 +39,12 @@ class OllamaServer:
         transport = _NeverCut(limits=limits, trust_env=False)
         self._client = ollama.AsyncClient(host or None, timeout=timeout, transport=transport)
         self.host = host or "this machine"
-        # Not the client's own `close` itself: it has no annotations.
-        self._calls = Calls("ollama", lambda error: _sorted_out(error, self.host), lambda: self._client.close())  # type: ignore[no-untyped-call]
+        self._calls = Calls(
+            "ollama",
+            lambda error: _sorted_out(error, self.host),
+            lambda: self._client.close(),  # type: ignore[no-untyped-call]  # not `close` itself: it has no annotations
+            (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError),
+        )
 
     def models(self) -> list[str]:
         """Names of the models that were pulled."""

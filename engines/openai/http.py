@@ -67,7 +67,8 @@ class OpenAIServer:
         self._key = api_key
         self._may_be_called = allow_external or (stays(base) and not outside(base))
         self._session: aiohttp.ClientSession | None = None
-        self._calls = Calls("openai", self._sorted_out, self._close)
+        disconnected = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+        self._calls = Calls("openai", self._sorted_out, self._close, disconnected)
 
     def models(self) -> list[dict[str, Any]]:
         """What the server lists under /models."""

@@ -53,6 +53,14 @@ def test_an_answer_is_streamed_and_the_prompt_is_the_decoders(engine: OllamaEngi
     assert engine.decode_text(user_prompt("", "x"), Sampling(max_tokens=2)).finish_reason == "length"
 
 
+def test_a_request_that_met_a_closing_connection_is_sent_once_more(engine: OllamaEngine, server: FakeOllama) -> None:
+    server.habits.hangs_up = 1
+    assert engine.decode_text(user_prompt("", "x"), SHORT).completion_tokens == 12
+    server.habits.hangs_up = 2
+    with pytest.raises(EngineUnavailable, match="isconnected"):
+        engine.decode_text(user_prompt("", "x"), SHORT)
+
+
 TALK = (
     Part("system", "Be brief.", "class"),
     Part("user", "Who was", "conversation"),

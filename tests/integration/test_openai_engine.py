@@ -82,6 +82,14 @@ def test_a_connection_that_may_be_closing_is_not_used_again(engine: OpenAIEngine
     assert len(server.connections) == before + 1
 
 
+def test_a_request_that_met_a_closing_connection_is_sent_once_more(engine: OpenAIEngine, server: FakeOpenAI) -> None:
+    server.habits.hangs_up = 1
+    assert engine.decode_text(GO, SHORT).completion_tokens == 12
+    server.habits.hangs_up = 2
+    with pytest.raises(EngineUnavailable, match="isconnected"):
+        engine.decode_text(GO, SHORT)
+
+
 def test_what_is_asked_means_the_same_as_in_every_engine(engine: OpenAIEngine, server: FakeOpenAI) -> None:
     talk = (
         Part("system", "Be brief.", "class"),

@@ -34,6 +34,7 @@ class Habits:
     modelfile: str = ""
     fails_with: tuple[int, str] | None = None
     done_reason: str = ""
+    hangs_up: int = 0  # that many requests end without an answer
     hang: threading.Event = field(default_factory=threading.Event)  # cleared: a chat stops after its first piece
 
     def __post_init__(self) -> None:
@@ -115,6 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.fake.requests.append((self.path, body))
+        if self.fake.habits.hangs_up:
+            self.fake.habits.hangs_up -= 1
+            self.close_connection = True
+            return
         try:
             if body["model"] not in self.fake.models:
                 raise _Refused(404, f"model '{body['model']}' not found")

@@ -32,6 +32,7 @@ class Habits:
     reason: str = "stop"
     is_stream: bool = True
     context: int | None = 1024
+    hangs_up: int = 0  # that many requests end without an answer
     hang: threading.Event = field(default_factory=threading.Event)  # cleared: silent after the first piece
 
     def __post_init__(self) -> None:
@@ -100,6 +101,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._lets_in():
             return
         self.fake.asked.append(body)
+        if self.fake.habits.hangs_up:
+            self.fake.habits.hangs_up -= 1
+            self.close_connection = True
+            return
         if habits.busy:
             wait = habits.busy.pop(0)
             self._refuse(429, "busy", {"Retry-After": wait} if wait else {})
