@@ -91,6 +91,7 @@ class Kind:
 
     context: int = CONTEXT  # that it was trained for, as it says
     head_dim: int = HEAD_DIM
+    window: int = WINDOW  # positions that a sliding layer attends to, where there is one
     name: str = ""  # where it is none of KINDS
 
     @property
@@ -129,11 +130,27 @@ KINDS = {
 }
 # For figures: the KV cache of a token is no smaller than what a record's header takes next to it.
 WIDE = Kind("qwen35", "qwen3_5", 8, context=8 * CONTEXT, head_dim=64, name="qwen3.5-wide")
+# For vLLM: its attention on CPUs knows no narrower heads, and the windows reach over some of its pages, of 32 tokens.
+WINDOWED = ("gemma3-wide", "gpt-oss-wide")
+_OTHERS = {
+    WIDE.name: WIDE,
+    "gemma3-wide": Kind("gemma3", "gemma3_text", 6, head_dim=32, window=40),
+    # vLLM wants each of a gpt-oss's YaRN numbers stated.
+    "gpt-oss-wide": Kind(
+        "gpt-oss",
+        "gpt_oss",
+        4,
+        _YARN | {"truncate": True, "beta_fast": 32.0, "beta_slow": 1.0},
+        head_dim=32,
+        window=40,
+    ),
+}
 HYBRID = tuple(name for name, kind in KINDS.items() if kind.hybrid)
 
 # llama.cpp truncates YaRN's ramp whatever the folder says; MLX does not start with a window that it would ignore.
 DIFFERENT = ("gpt-oss-untruncated", "qwen2-window")
 NAMES = (*KINDS, DEMO)
+_ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "gpt_oss": "GptOssForCausalLM"}  # by which vLLM knows a model
 _NORMS = {
     "olmo2": ("post_attention", "post_feedforward"),
     "gemma3_text": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
@@ -147,7 +164,7 @@ def write(folder: Path, name: str, seed: int) -> None:
         smollm2_folders.folder("f32")
     if name in (DEMO, REAL):
         return
-    kind = WIDE if name == WIDE.name else KINDS[name]
+    kind = (KINDS | _OTHERS)[name]
     weights = dict(_weights(kind, seed))
     for tensor, value in weights.items():
         if "o_proj" in tensor or "down_proj" in tensor or "out_proj" in tensor:
@@ -166,13 +183,13 @@ def write(folder: Path, name: str, seed: int) -> None:
 
 
 def weights_for(engine: str, folder: Path, name: str) -> Path:
-    """What an engine is to load. MLX and PyTorch have folders of their own: they name a gpt-oss's experts otherwise."""
+    """What an engine is to load. MLX has a folder of its own: it names a gpt-oss's experts otherwise."""
     if name == DEMO:
         dtype = {"llamacpp": ".gguf", "mlx": "?dtype=float32", "transformers": "?dtype=f32", "vllm": "?dtype=float32"}
         return _EXAMPLE / f"{DEMO}{dtype[engine]}"
     if name == REAL:
         return smollm2.weights() if engine == "llamacpp" else smollm2_folders.folder("f32")
-    return folder / (f"{name}.gguf" if engine == "llamacpp" else f"{name}-{engine}")
+    return folder / (f"{name}.gguf" if engine == "llamacpp" else f"{name}-{'mlx' if engine == 'mlx' else 'pytorch'}")
 
 
 def context_of(name: str) -> int:
@@ -357,6 +374,8 @@ def _config(kind: Kind) -> dict[str, Any]:
         "eos_token_id": len(PLAIN) + 2,
         "pad_token_id": len(PLAIN),
     }
+    if kind.model_type in _ARCHITECTURES:
+        config["architectures"] = [_ARCHITECTURES[kind.model_type]]
     if kind.moe:
         config |= {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS_USED, "moe_intermediate_size": FEED_FORWARD}
         config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -367,16 +386,16 @@ def _config(kind: Kind) -> dict[str, Any]:
         return whole if kind.model_type == "qwen3_5" else config
     if kind.model_type == "gpt_oss":
         kinds = ["sliding_attention", "full_attention"] * kind.layers
-        config |= {"sliding_window": WINDOW, "layer_types": kinds[: kind.layers], "swiglu_limit": 7.0}
+        config |= {"sliding_window": kind.window, "layer_types": kinds[: kind.layers], "swiglu_limit": 7.0}
         config |= {"num_local_experts": EXPERTS, "num_experts_per_tok": EXPERTS_USED}
     if kind.model_type == "mistral":
         config["sliding_window"] = None  # what says nothing has one of 4,096
     if kind.windowed:
-        config |= {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}
+        config |= {"sliding_window": kind.window, "use_sliding_window": True, "max_window_layers": 1}
         config["layer_types"] = ["full_attention", "sliding_attention"]
     if kind.model_type == "gemma3_text":
         kinds = ["sliding_attention"] * 5 + ["full_attention"]
-        config |= {"sliding_window": WINDOW, "layer_types": kinds, "query_pre_attn_scalar": HEAD_DIM}
+        config |= {"sliding_window": kind.window, "layer_types": kinds, "query_pre_attn_scalar": kind.head_dim}
         bases = {"full_attention": config.pop("rope_theta"), "sliding_attention": SLIDING_ROPE_THETA}
         config["rope_parameters"] = {name: {"rope_type": "default", "rope_theta": base} for name, base in bases.items()}
     elif kind.scaling or kind.v5 or kind.model_type == "gpt_oss":
@@ -415,7 +434,7 @@ def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
     if kind.hybrid:
         matrix_hybrid.add_sizes(writer, kind.architecture, kind.head_dim)
     else:
-        writer.add_rope_dimension_count(HEAD_DIM)
+        writer.add_rope_dimension_count(kind.head_dim)
     if kind.moe and kind.hybrid:
         writer.add_expert_shared_feed_forward_length(FEED_FORWARD)
     if kind.moe or kind.architecture == "gpt-oss":
@@ -423,7 +442,7 @@ def _add_sizes(writer: gguf.GGUFWriter, kind: Kind) -> None:
         writer.add_expert_used_count(EXPERTS_USED)
         writer.add_expert_feed_forward_length(FEED_FORWARD)
     if kind.architecture in ("gpt-oss", "gemma3"):
-        writer.add_sliding_window(WINDOW)
+        writer.add_sliding_window(kind.window)
     if kind.architecture == "gemma3":
         writer.add_rope_freq_base_swa(SLIDING_ROPE_THETA)
     if kind.scaling.get("rope_type") in ("linear", "yarn"):

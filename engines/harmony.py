@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
+
+# In LLGuidance's form of Lark, up to the schema. A text holds no control token.
+_THOUGHTS_FIRST = """\
+start: thought* <|channel|> "final" head? <|message|> answer
+thought: <|channel|> /analysis|commentary/ head? <|message|> TEXT? <|end|> <|start|> "assistant" head?
+head: (TEXT | <|constrain|>)+
+TEXT: /(?s:.+)/
+answer: %json """
 
 
 class FinalChannel:
@@ -41,3 +51,8 @@ def final_channel(
     if channel is None or message is None:
         return None
     return FinalChannel((channel, *plain_ids("final")), message)
+
+
+def thoughts_then(schema: dict[str, Any]) -> str:
+    """A grammar for who can't be told to wait: messages in other channels, then JSON in the final one."""
+    return _THOUGHTS_FIRST + json.dumps(schema)

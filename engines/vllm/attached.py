@@ -6,7 +6,6 @@ Somebody else starts and ends it. Once it is gone it is looked for again, and is
 
 from __future__ import annotations
 
-import json
 import logging
 import select
 import socket
@@ -24,11 +23,19 @@ import numpy as np
 
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.logprobs import TOP
-from engines.vllm.conversation import FIRST_PAUSE_S, LONGEST_PAUSE_S, POLL_S, SHARED_MEMORY, SILENT_S, Conversation
+from engines.vllm.conversation import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    POLL_S,
+    SHARED_MEMORY,
+    SILENT_S,
+    Conversation,
+    layout_seen,
+)
 from engines.vllm.host.kvasir_vllm import events
 from engines.vllm.host.kvasir_vllm.wire import Message
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidMessage, KvasirError
-from messages.kv import Array, KVLayout, cast
+from messages.kv import Array, cast
 
 _log = logging.getLogger(__name__)
 
@@ -143,8 +150,8 @@ class AttachedServer(Conversation):
         asked = self._body(key, request["tokens"], request["max_tokens"], request["emit"], request["inject"])
         asked["stop_token_ids"] = request["ends"]
         asked["kv_transfer_params"][events.NAME]["sampling"] = request["sampling"]
-        if request["schema"]:
-            asked["structured_outputs"] = {"json": json.loads(request["schema"])}
+        if request["constraint"]:
+            asked["structured_outputs"] = request["constraint"]
         if request["logprobs"]:
             asked |= {"logprobs": request["logprobs"], "return_tokens_as_token_ids": True}
         for event in self._server.stream(_COMPLETIONS, asked | {"stream": True}, self._stops[key]):
@@ -196,6 +203,7 @@ class AttachedServer(Conversation):
             )
         finally:
             del self._inboxes[key]
+            self._discard_files(inbox)
             self._failed.discard(key)
             self._evaluated.pop(key, None)
 
@@ -205,7 +213,7 @@ class AttachedServer(Conversation):
             raise ConfigError(f"the connector in {self._server.url} refuses: {message['why']}")
         path = self.file(message["file"])
         try:
-            layout = KVLayout(**message["shape"])
+            layout = layout_seen(message["shape"])
             numbers = cast(np.fromfile(path, layout.numpy_type), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"{self._server.url} gives its KV cache in a form that is not known: {error}") from None
@@ -261,14 +269,14 @@ class AttachedServer(Conversation):
         elif message["op"] == "failed":
             self._failed.add(key)
             self._hand_on({"op": "failed", "id": key, "kind": "kv", "why": str(message["why"])})
-        elif message["op"] == "block":
+        elif message["op"] in ("block", "window"):
             self._hand_on(message)
 
 
 def _kind(error: ServerRefused, request: Message) -> str:
     """What a refusal is about."""
     if error.status < 500:
-        return "schema" if request["schema"] else "engine"
+        return "schema" if request["constraint"] else "engine"
     return "kv" if request["inject"] else "engine"
 
 

@@ -18,12 +18,18 @@ from typing import Any
 from engines.llamacpp.start import make_slot_folder
 from engines.vllm.host.kvasir_vllm.wire import Message
 from messages.errors import Cancelled, EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
+from messages.kv import KVLayout
 
 SHARED_MEMORY = Path("/dev/shm")
 SILENT_S = 120.0  # with work in hand; one step takes seconds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before it is started, or looked for, again
 POLL_S = 0.1
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
+
+
+def layout_seen(shape: Message) -> KVLayout:
+    """What vLLM's connector says of its KV cache. Raises TypeError, InvalidMessage."""
+    return KVLayout(**shape | {"window_layers": tuple(shape.get("window_layers", ()))})
 
 
 class Conversation(ABC):
@@ -72,9 +78,9 @@ class Conversation(ABC):
                         self._give_up(f"nothing was heard of it for {SILENT_S:.0f} s of work: it hangs")
                     continue
                 self._check_taken(message, stop)
-                finished = message["op"] in ("done", "failed")
                 if message["op"] == "failed":
                     raise _KINDS[message["kind"]](message["why"])
+                finished = message["op"] == "done"
                 yield message
         finally:
             del self._inboxes[key]
@@ -117,5 +123,5 @@ class Conversation(ABC):
                 self._discard(inbox.get_nowait())
 
     def _discard(self, message: Message) -> None:
-        if message["op"] == "block":
+        if "file" in message:
             self.file(message["file"]).unlink(missing_ok=True)

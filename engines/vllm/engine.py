@@ -2,14 +2,16 @@
 
 `weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `hf_weights.open_folder`. Or it
 is a `vllm serve` that runs already, on this machine (`attach`).
-Blocks of a prompt leave after each of vLLM's chunks; an injected cache covers at most all tokens but the last. What
-can't be transferred is refused when the engine starts: who wants text only has the `openai` engine.
+Blocks of a prompt leave after each of vLLM's chunks, what its sliding windows look back at after the last one; an
+injected cache covers at most all tokens but the last. What can't be transferred is refused when the engine starts: who
+wants text only has the `openai` engine.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 import uuid
@@ -21,26 +23,28 @@ from typing import Any
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.harmony import thoughts_then
 from engines.huggingface.constrain import JSON_STYLE, Constrainer
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.rope import FULL, stated_rope
-from engines.huggingface.text import TextStream, text_of, token_bytes
+from engines.huggingface.rope import FULL, SLIDING, stated_rope
+from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
 from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
 from engines.vllm import environment
 from engines.vllm.attached import reach
-from engines.vllm.conversation import Conversation
+from engines.vllm.conversation import Conversation, layout_seen
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Block, KVCache, KVLayout, Record, cast
+from messages.kv import Array, Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
 _CPU_CHUNK_TOKENS = 512
+_LONGEST_CHUNK_TOKENS = 16_384  # that vLLM chooses for a GPU
 _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 
@@ -166,16 +170,17 @@ class VLLMEngine:
     ) -> Prefilled:
         """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
         self._check_prompt(tokens, 1)
-        if resume is not None and resume.num_tokens > len(tokens):
+        # vLLM computes the last token again. A window that ends behind it lacks the row that this one looks back at.
+        most = len(tokens) - bool(self._layout.window)
+        if resume is not None and resume.num_tokens > most:
             raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
         with self._prefill_slot(stop), ExitStack() as stack:
             started = time.monotonic()
             inject = self._injected(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
-            for message in in_a_row(replies, first, len(tokens)):
-                if message["op"] == "block":
-                    for block in self._blocks(message):
-                        emit(block)
+            for message in in_a_row(replies, first, len(tokens), bool(self._layout.window)):
+                for record in self._records(message):
+                    emit(record)
             evaluated = int(message["evaluated"])
         return Prefilled(evaluated, len(tokens) - evaluated, time.monotonic() - started)
 
@@ -237,16 +242,17 @@ class VLLMEngine:
         emit: int | None = None,
         logprobs: int = 0,
     ) -> Generator[Message, None, None]:
-        schema = ""
+        constraint: dict[str, Any] = {}
         if sampling.json_schema:
-            schema = json.dumps({"x-guidance": JSON_STYLE} | json.loads(sampling.json_schema))
+            schema = {"x-guidance": JSON_STYLE} | json.loads(sampling.json_schema)
+            constraint = {"grammar": thoughts_then(schema)} if final_channel(self._prompt) else {"json": schema}
         return self._host.ask(
             stop,
             tokens=list(tokens),
             max_tokens=sampling.max_tokens,
             ends=sorted(self._prompt.end_ids),
             sampling=_draw(sampling),
-            schema=schema,
+            constraint=constraint,
             logprobs=logprobs,
             emit=emit,
             inject=inject,
@@ -260,7 +266,7 @@ class VLLMEngine:
         stop: threading.Event | None,
         called: float,
     ) -> Answer:
-        stream = TextStream(self._token_bytes, sampling.stop)
+        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
         sampled: list[int] = []
         first_token_s, evaluated = 0.0, 0
         for message in replies:
@@ -295,22 +301,43 @@ class VLLMEngine:
         path = self._host.folder / f"{uuid.uuid4().hex}.kv"
         stack.callback(path.unlink, missing_ok=True)
         path.touch(0o600)
-        shape = (self._layout.num_layers, 2, cache.num_tokens, self._layout.kv_heads, self._layout.head_dim)
-        data = np.memmap(path, self._layout.numpy_type, "r+", shape=shape)
+        full = self._layout.block_shape(cache.num_tokens)
+        rows = self._window_rows(cache)
+        data = np.memmap(path, self._layout.numpy_type, "r+", shape=(math.prod(full) + rows.size,))
+        data[math.prod(full) :] = cast(rows, cache.layout.dtype, self._layout.dtype).reshape(-1)
+        blocks = data[: math.prod(full)].reshape(full)
         for block in cache.blocks:
-            data[:, :, block.start : block.end] = cast(block.data, cache.layout.dtype, self._layout.dtype)
+            blocks[:, :, block.start : block.end] = cast(block.data, cache.layout.dtype, self._layout.dtype)
         return path.name, cache.num_tokens
 
-    def _blocks(self, message: Message) -> Iterator[Block]:
-        """The blocks of a file: one behind the other, all but the prompt's last one whole."""
+    def _window_rows(self, cache: KVCache) -> Array:
+        """The rows that the sliding-window layers look back at, oldest first; none where there are no such layers."""
+        layout = self._layout
+        if cache.window is None:
+            return np.empty(0, cache.layout.numpy_type)
+        data, needed = cache.window.data, min(layout.window - 1, cache.num_tokens)
+        shape = (len(layout.window_layers), 2, data.shape[2], layout.kv_heads, layout.head_dim)
+        if data.shape != shape or data.shape[2] < needed or data.dtype != cache.layout.numpy_type:
+            raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
+        return data[:, :, data.shape[2] - needed :]
+
+    def _records(self, message: Message) -> Iterator[Record]:
+        """What a file of the connector's holds, if the message speaks of one."""
+        if "file" not in message:
+            return
         path = self._host.file(message["file"])
         # Mapped, not read: it stays readable after the file is deleted.
         data = np.memmap(path, self._layout.numpy_type, "r")
         path.unlink()
+        layout = self._layout
+        if message["op"] == "window":
+            shape = (len(layout.window_layers), 2, -1, layout.kv_heads, layout.head_dim)
+            yield Window(message["position"], data.reshape(shape))
+            return
         at = 0
-        for start in range(message["start"], message["end"], self._layout.block_tokens):
-            shape = self._layout.block_shape(min(self._layout.block_tokens, message["end"] - start))
-            size = int(np.prod(shape))
+        for start in range(message["start"], message["end"], layout.block_tokens):  # the prompt's last may be shorter
+            shape = layout.block_shape(min(layout.block_tokens, message["end"] - start))
+            size = math.prod(shape)
             yield Block(start, data[at : at + size].reshape(shape))
             at += size
 
@@ -334,17 +361,20 @@ class VLLMEngine:
         self._info.require_room(len(tokens) + max_tokens)
 
 
-def in_a_row(replies: Iterable[Message], first: int, length: int) -> Iterator[Message]:
-    """The replies of a prefill. Raises EngineUnavailable if blocks from `first` to `length` are missing among them.
+def in_a_row(replies: Iterable[Message], first: int, length: int, window: bool = False) -> Iterator[Message]:
+    """The replies of a prefill. Raises EngineUnavailable if blocks from `first` to `length` are missing among them, or
+    a record of its windows.
 
     The connector drops what nobody takes from it for a while, and can't say so then.
     """
-    at = first
+    at, lost = first, False
     for message in replies:
         if message["op"] == "block":
             lost, at = message["start"] != at, message["end"]
-        else:
-            lost = message["op"] == "done" and at < length
+        elif message["op"] == "window":
+            window = False
+        elif message["op"] == "done":
+            lost = at < length or window
         if lost:
             raise EngineUnavailable("vLLM's connector gave out a KV cache with a gap")
         yield message
@@ -369,21 +399,19 @@ def _layout(folder: HFFolder) -> KVLayout:
         layout = layout_of(folder, DTYPES[dtype])
     except KVTransferFailed as error:
         raise ConfigError(f"the vllm engine does not load {folder.path}: {error}{instead}") from None
-    if layout.snapshots:
-        what = "a sliding window" if layout.window_layers else "a recurrent state"
-        raise ConfigError(f"the vllm engine does not load {folder.path}: it has layers with {what}{instead}")
+    if layout.state_layers:
+        raise ConfigError(f"the vllm engine does not load {folder.path}: it has layers with a recurrent state{instead}")
     return layout
 
 
 def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int) -> dict[str, Any]:
     """For vLLM's AsyncEngineArgs: so many sequences at once, each as long as the context."""
-    pages = -(-context // _PAGE_TOKENS) + 1
     return {
         "model": str(folder.path),
         "dtype": next(name for name, short in DTYPES.items() if short == layout.dtype),
         "max_model_len": context,
         "max_num_seqs": sequences,
-        "kv_cache_memory_bytes": sequences * pages * _PAGE_TOKENS * layout.token_bytes + (1 << 20),
+        "kv_cache_memory_bytes": _cache_bytes(layout, context, sequences),
         # The store has the prefixes; with its own as well, vLLM's counter of evaluated tokens would prove nothing.
         "enable_prefix_caching": False,
         "generation_config": "vllm",  # and not the folder's: what is sampled how, the job says
@@ -393,10 +421,24 @@ def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int)
     }
 
 
+def _cache_bytes(layout: KVLayout, context: int, sequences: int) -> int:
+    """What so many whole contexts take in vLLM's pages, of which its layers with a window keep those of the window."""
+    full, windowed = len(layout.full_layers), len(layout.window_layers)
+    fewest, most = sorted((full, windowed or full))
+    group = most if most < 1.5 * fewest else fewest  # vLLM fills its groups of layers up to the same number
+    pages = sequences * -(-full // group) * (-(-context // _PAGE_TOKENS) + 1)
+    # Behind the windows there are chunks under way: while one is computed, the next is scheduled.
+    chunks = min(context, 2 * _LONGEST_CHUNK_TOKENS)
+    kept = sequences * (-(-min(context, layout.window) // _PAGE_TOKENS) + 2) + -(-chunks // _PAGE_TOKENS)
+    pages += -(-windowed // group) * kept
+    return pages * group * _PAGE_TOKENS * (layout.token_bytes // full) + (1 << 20)
+
+
 def _ropes(folder: HFFolder) -> tuple[Any, ...]:
     """As config.json states it; what vLLM computes is held to that by the sketch's comparison with other engines."""
+    kinds = (FULL, SLIDING) if "gemma3" in folder.model_type else (FULL,)
     try:
-        return (stated_rope(folder.text, FULL),)
+        return tuple(stated_rope(folder.text, kind) for kind in kinds)
     except KVTransferFailed as error:
         raise ConfigError(f"the vllm engine does not load {folder.path}: {error}") from None
 
@@ -411,7 +453,7 @@ def _require_same_model(folder: HFFolder, served: dict[str, Any]) -> None:
 
 def _require_same_shape(seen: dict[str, Any], stated: KVLayout) -> None:
     try:
-        found = KVLayout(**seen)
+        found = layout_seen(seen)
     except (TypeError, InvalidMessage) as error:
         raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
     if found != stated:

@@ -1,14 +1,21 @@
-"""The demo's class over RabbitMQ and Redis with vLLM at one end, and llama.cpp at the other."""
+"""The demo's class, and models with windows, over RabbitMQ and Redis: vLLM at one end, llama.cpp at the other."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import matrix_models
+from engines.registry import EngineOptions, open_engine
+from infra.config.settings import load_settings
+from kvasir import connect
+from messages.jobs import Sampling, user_prompt
 from tests.support.homework import Demo, assert_each_once, example, journal, outcomes, same_batch
 from tests.support.processes import ROOT, Cluster
 from tests.support.vllm_server import START_S, VLLMServer
@@ -16,6 +23,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.vllm
 
+SHORT = Sampling(max_tokens=8, temperature=0)
+SHARED = "Each line of the report has a number and a name. " * 6
 MODEL = "kvasir-demo"
 WEIGHTS = ROOT / "examples" / "model"
 SERVED = (WEIGHTS / "kvasir-demo", "--dtype", "float32", "--max-model-len", "16384")
@@ -105,6 +114,48 @@ def test_a_server_that_is_killed_amid_a_class_and_started_again_costs_no_answer(
     # Then a job was tried again, no answer is missing, and none is another
     assert "attempt 1 failed" in workers[1].text()
     assert_as_by_llamacpp_alone(out, demo)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("vllm", "llamacpp"), ("llamacpp", "vllm")])
+@pytest.mark.parametrize("model", matrix_models.WINDOWED)
+def test_a_model_with_windows_answers_as_in_llamacpp_alone(
+    model: str, prefill: str, decode: str, tmp_path: Path, broker_url: str, store_url: str
+) -> None:
+    # Given prompts that begin alike, for several windows, and what llama.cpp alone says to them
+    matrix_models.write(tmp_path, model, seed=0)
+    weights = {name: str(matrix_models.weights_for(name, tmp_path, model)) for name in ("llamacpp", "vllm")}
+    prompts = [user_prompt(SHARED, own) for own in ("def total(): pass", "print(3)", "x = 1\n" * 40)]
+    llamacpp = open_engine("llamacpp", EngineOptions(weights["llamacpp"], context=1024, slots=1, threads=1))
+    with closing(llamacpp):
+        alone = [llamacpp.decode(llamacpp.tokenize(prompt, 0.0).ids, None, SHORT).text for prompt in prompts]
+    name = f"{model}-{prefill}-{decode}"  # and so queues of its own
+    config = tmp_path / "windows.toml"
+    config.write_text(
+        f"[models.{name}]\nengine = 'llamacpp'\ncontext = 1024\nslots = 2\nthreads = 1\nshort_prompt_tokens = 0\n"
+        f"same_weights = ['llamacpp', 'vllm']\nweights.llamacpp = '{weights['llamacpp']}'\n"
+        f"weights.vllm = '{weights['vllm']}'\n"
+    )
+    with Cluster(tmp_path / "cluster", broker_url, store_url, config) as cluster:
+        workers = [
+            cluster.launch("prefill", name, "--engine", prefill),
+            cluster.launch("decode", name, "--engine", decode),
+        ]
+        for worker in workers:
+            worker.wait_until_registered(START_S)
+        # When they are answered by two workers
+        settings = load_settings(config=cluster.config, environ=cluster.environment)
+        with connect(settings, [name]) as client:
+            batch = f"{name}-{uuid.uuid4().hex[:8]}"
+            jobs = [client.new_job(batch, str(number), name, prompt, SHORT) for number, prompt in enumerate(prompts)]
+            client.submit(jobs)
+            results = {one.job_id: one for one in client.gather(batch, [job.job_id for job in jobs], timeout_s=300)}
+    # Then each answer is that of llama.cpp alone, from a transferred cache, and the common part was computed once
+    found = [results[job.job_id] for job in jobs]
+    assert {one.decode.evaluated_tokens for one in found} == {1}
+    assert {one.decode.kv_transfer for one in found} <= {"verified", "verified-rounded"}
+    assert [one.text for one in found] == alone
+    lengths = [one.decode.prompt_tokens for one in found]
+    assert sum(one.prefill.computed_tokens for one in found) < sum(lengths) - 2 * 64
 
 
 def answers(out: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import matrix_models
 from engines.registry import EngineOptions, open_engine
 from engines.vllm import environment
-from engines.vllm.engine import in_a_row
+from engines.vllm.engine import in_a_row, launch_for
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.process import surroundings
 from kvasir import cli
@@ -44,7 +44,6 @@ def folder(tmp_path: Path, architecture: str = "qwen3", **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("architecture", "changes", "why"),
     [
-        ("gpt-oss", {}, "a sliding window; run it with the llamacpp, mlx or transformers engine"),
         ("qwen3", {"model_type": "deepseek_v3"}, "how a 'deepseek_v3' model keeps its keys is not known here"),
         ("qwen3", {"model_type": "jamba"}, "the recurrent state of a 'jamba' model is not transferred"),
         ("qwen3", {"architectures": None}, "states no architectures"),
@@ -60,13 +59,29 @@ def test_what_is_not_transferred_is_refused_by_name(
     assert why in str(refused.value)
 
 
-def test_gemma3_is_refused_for_its_window(a_release: Path, tmp_path: Path) -> None:
-    matrix_models.write(tmp_path, "gemma3", seed=0)
-    made = matrix_models.weights_for("mlx", tmp_path, "gemma3")
-    config = json.loads((made / "config.json").read_text()) | {"architectures": ["Gemma3ForCausalLM"]}
+def test_a_recurrent_state_is_refused(a_release: Path, tmp_path: Path) -> None:
+    matrix_models.write(tmp_path, "qwen3.5", seed=0)
+    made = matrix_models.weights_for("mlx", tmp_path, "qwen3.5")
+    config = json.loads((made / "config.json").read_text()) | {"architectures": ["Qwen3_5ForConditionalGeneration"]}
     (made / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="a sliding window; run it with the llamacpp, mlx or transformers engine"):
+    with pytest.raises(ConfigError, match="a recurrent state; run it with the llamacpp, mlx or transformers engine"):
         open_engine("vllm", EngineOptions(str(made), context=512, slots=1))
+
+
+@pytest.mark.parametrize(("name", "window_layers", "groups"), [("gemma3-wide", 5, 6), ("gpt-oss-wide", 2, 2)])
+def test_layers_with_a_window_get_memory_for_it_and_not_for_the_context(
+    name: str, window_layers: int, groups: int, a_release: Path, tmp_path: Path
+) -> None:
+    # Given a model with windows of 40 positions, and a context of 1,024
+    matrix_models.write(tmp_path, name, seed=0)
+    weights = str(matrix_models.weights_for("vllm", tmp_path, name))
+    taken = []
+    for slots in (1, 101):
+        _, launch = launch_for(EngineOptions(weights, context=1024, slots=slots, prefill_slots=1))
+        taken.append(launch.arguments["kv_cache_memory_bytes"])
+    # Then a sequence takes 33 pages of each group of layers that see all, and four of each that sees a window
+    page = 32 * 2 * 2 * 32 * 4 * (window_layers // (groups - 1))
+    assert taken[1] - taken[0] == 100 * page * (33 + 4 * (groups - 1))
 
 
 def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +137,8 @@ def test_a_block_that_got_lost_is_noticed() -> None:
     for lost in range(3):
         with pytest.raises(EngineUnavailable, match="gap"):
             list(in_a_row([*blocks[:lost], *blocks[lost + 1 :], done], 32, 128))
+    # And so is the record of a model's windows
+    window = {"op": "window", "position": 128}
+    assert list(in_a_row([*blocks, window, done], 32, 128, window=True)) == [*blocks, window, done]
+    with pytest.raises(EngineUnavailable, match="gap"):
+        list(in_a_row([*blocks, done], 32, 128, window=True))

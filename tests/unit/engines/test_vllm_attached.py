@@ -29,7 +29,7 @@ from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 SHAPE = {"num_layers": 2, "kv_heads": 1, "head_dim": 4, "dtype": "f32"}
-PROMPT = {"tokens": [5, 6, 7], "max_tokens": 2, "ends": [2], "sampling": None, "schema": "", "logprobs": 0}
+PROMPT = {"tokens": [5, 6, 7], "max_tokens": 2, "ends": [2], "sampling": None, "constraint": {}, "logprobs": 0}
 
 
 class StandIn(ThreadingHTTPServer):

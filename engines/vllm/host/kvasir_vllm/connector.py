@@ -7,6 +7,7 @@ engine. vLLM may be a server that others use too, by HTTP: so nothing that a req
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import vllm
+from numpy.typing import NDArray
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -60,19 +62,20 @@ class Load:
     name: str
     tokens: int
     used: int
-    blocks: list[int]
+    blocks: tuple[list[int], ...]  # of each group of layers
 
 
 @dataclass
 class Save:
-    """Positions to give out, as blocks of `step` tokens."""
+    """Positions to give out, as blocks of `step` tokens; behind a prompt's last one, what its windows still see."""
 
     key: str
     folder: str
     begin: int
     end: int
     step: int
-    blocks: list[int]
+    blocks: tuple[list[int], ...]
+    last: bool
 
 
 @dataclass
@@ -99,16 +102,14 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._caches: dict[str, torch.Tensor] = {}
         self._pages: Pages | None = None
         self._spoiled: set[int] = set()
-        groups = len(kv_cache_config.kv_cache_groups) if kv_cache_config is not None else 1
-        if groups != 1:
-            raise ValueError(f"a model whose layers are kept in {groups} groups is not transferred")
+        self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
 
     # Beside the scheduler
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """How many tokens the request's file adds; the prompt's last one is always computed."""
         asked = self._of(request)
-        if asked is None or asked.inject is None:
+        if asked is None or asked.inject is None or self._would_stay(request):
             return 0, False
         usable = min(asked.inject[1], request.num_prompt_tokens - 1)
         return max(0, usable - num_computed_tokens), False
@@ -127,8 +128,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             if request_id in self._asked:
-                blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)[0]
-                self._plan(step, self._asked[request_id], before[request_id], scheduled, list(blocks))
+                blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
+                blocks = tuple(list(group) for group in blocks)
+                self._plan(step, self._asked[request_id], before[request_id], scheduled, blocks)
         return step
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -151,6 +153,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._asked[request.request_id] = asked
         return self._asked[request.request_id]
 
+    def _would_stay(self, request: Any) -> bool:
+        """Whether what can't be put in would be found by others: vLLM can't be told of it where there are groups."""
+        shared = self._vllm_config.cache_config.enable_prefix_caching and not request.cache_salt
+        return len(self._groups) > 1 and bool(shared)
+
     def _described(self) -> dict[str, Any]:
         model = self._vllm_config.model_config
         return {
@@ -163,7 +170,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             "sizes": {name: getattr(model.hf_text_config, name, None) for name in _SIZES},
         }
 
-    def _plan(self, step: Step, asked: Asked, before: int, scheduled: int, blocks: list[int]) -> None:
+    def _plan(self, step: Step, asked: Asked, before: int, scheduled: int, blocks: tuple[list[int], ...]) -> None:
         if asked.loading and asked.inject is not None:
             asked.loading = False
             step.loads.append(Load(asked.key, asked.folder, *asked.inject, before, blocks))
@@ -173,9 +180,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._tell(asked, op="evaluated", tokens=asked.evaluated, instance=self._instance)
         # Whole blocks only, but for the prompt's last one.
         end = done if done == asked.length else done // asked.block * asked.block
-        if asked.sent is not None and end > asked.sent:
-            step.saves.append(Save(asked.key, asked.folder, asked.sent, end, asked.block, blocks))
-            asked.sent = end
+        last = before < asked.length == done
+        if asked.sent is not None and (end > asked.sent or last):
+            step.saves.append(Save(asked.key, asked.folder, asked.sent, end, asked.block, blocks, last))
+            asked.sent = max(end, asked.sent)
 
     # In the worker
 
@@ -189,7 +197,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             try:
                 self._load(load)
             except Exception as error:  # noqa: BLE001  whatever it is, vLLM goes on
-                self._spoiled.update(load.blocks)
+                self._spoil(load)
                 self._tell(load, op="failed", kind="kv", why=f"the KV cache could not be put in: {error}")
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -207,7 +215,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._tell(save, op="failed", kind="kv", why=f"the KV cache could not be read: {error}")
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Of what could not be put in: vLLM ends these requests, and no other."""
+        """Of what could not be put in: vLLM ends these requests, and no other. It asks this of one group only."""
         spoiled, self._spoiled = self._spoiled, set()
         return spoiled
 
@@ -220,26 +228,48 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Raises UnknownPages."""
         if self._pages is None:
             layers = self._vllm_config.compilation_config.static_forward_context
-            self._pages = Pages(self._caches, layers)
+            self._pages = Pages(self._caches, layers, self._groups)
         return self._pages
 
     def _load(self, load: Load) -> None:
         pages = self._known_pages()
-        shape = (pages.shape["num_layers"], 2, load.tokens, pages.heads, pages.dim)
+        if pages.window and load.used < load.tokens:
+            raise ValueError("a sliding window can't be moved back")
+        rows = pages.window_rows(load.tokens)
+        full = (len(pages.full_layers), 2, load.tokens, pages.heads, pages.dim)
+        windows = (len(pages.window_layers), 2, rows, pages.heads, pages.dim)
         with open(self._opened(load, load.name, os.O_RDONLY), "rb") as file:
             # Copied on write, so that PyTorch may have it; nothing is written.
-            data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c", shape=shape)
-        pages.write(load.blocks, data[:, :, : load.used])
+            data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c")
+        begun, ended = np.split(data, [math.prod(full)])
+        pages.write(pages.full_layers, load.blocks, 0, begun.reshape(full)[:, :, : load.used])
+        if pages.window:
+            pages.write(pages.window_layers, load.blocks, load.tokens - rows, ended.reshape(windows))
+
+    def _spoil(self, load: Load) -> None:
+        """Have its request ended; where vLLM can't, whoever asks has been told, and the pages hold nobody's text."""
+        if len(self._groups) == 1:
+            self._spoiled.update(load.blocks[0])
+        else:
+            self._known_pages().clear(load.blocks)
 
     def _save(self, save: Save) -> None:
         pages = self._known_pages()
-        data = pages.read(save.blocks, save.begin, save.end)
-        name = f"{save.key}-{save.begin}.kv"
-        cuts: Sequence[int] = range(save.step, save.end - save.begin, save.step)
+        if save.end > save.begin:
+            data = pages.read(pages.full_layers, save.blocks, save.begin, save.end)
+            cuts: Sequence[int] = range(save.step, save.end - save.begin, save.step)
+            blocks = np.split(data, list(cuts), axis=2)
+            self._give_out(save, blocks, f"{save.key}-{save.begin}.kv", op="block", start=save.begin, end=save.end)
+        if save.last and pages.window:
+            begin = save.end - pages.window_rows(save.end)
+            data = pages.read(pages.window_layers, save.blocks, begin, save.end)
+            self._give_out(save, [data], f"{save.key}-window.kv", op="window", position=save.end)
+
+    def _give_out(self, save: Save, arrays: Sequence[NDArray[Any]], name: str, **message: Any) -> None:
         with open(self._opened(save, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            for block in np.split(data, list(cuts), axis=2):
-                file.write(np.ascontiguousarray(block).data)
-        if not self._tell(save, op="block", file=name, start=save.begin, end=save.end, shape=pages.shape):
+            for array in arrays:
+                file.write(np.ascontiguousarray(array).data)
+        if not self._tell(save, **message, file=name, shape=self._known_pages().shape):
             (self._root / save.folder / name).unlink()  # nobody will fetch it
 
     def _opened(self, of: Load | Save, name: str, flags: int) -> int:

@@ -11,14 +11,17 @@ A request takes part by `kv_transfer_params` of the form {"kvasir": {...}}:
     folder      where its files are
     block       the length of a block of our KV cache, in tokens
     emit        None, or the position at which the first block to give out begins
-    inject      None, or a file's name and how many tokens it holds
+    inject      None, or a file's name and how many tokens it holds: of the full layers, (layers, 2, tokens, heads,
+                dim), then of the sliding-window layers, so much of the end as they look back at
     sampling    None: the likeliest is taken; else temperature, top_p, top_k, seed
 What comes back beside its last token is {"kvasir": {...}}: version, instance (another one each time vLLM is started),
 vllm (its release), device, model, context, sizes (of the model's configuration).
 
 A datagram is a JSON object:
     evaluated   id (the key), tokens: how many of its prompt were scheduled so far; instance
-    block       id, file, start, end: some blocks, one behind the other; shape (num_layers, kv_heads, head_dim, dtype)
+    block       id, file, start, end: some blocks, one behind the other; shape (num_layers, kv_heads, head_dim, dtype,
+                window, window_layers)
+    window      id, file, position, shape: what a prompt's sliding-window layers look back at from its end
     failed      id, kind ("kv"), why
 """
 
@@ -27,7 +30,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-VERSION = 3  # of this and of `wire`
+VERSION = 4  # of this and of `wire`
 SOCKET = "events.sock"
 LARGEST = 1 << 16
 NAME = "kvasir"

@@ -7,7 +7,6 @@ model can't be loaded.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import sys
@@ -100,7 +99,7 @@ class Host:
             self._say(op="failed", id=key, kind="engine", why="vLLM's engine died")
             self._writer.close()  # which ends this process: Kvasir starts another
         except ValueError as error:  # what vLLM refuses in a request
-            self._say(op="failed", id=key, kind="schema" if asked["schema"] else "engine", why=f"{error}"[:500])
+            self._say(op="failed", id=key, kind="schema" if asked["constraint"] else "engine", why=f"{error}"[:500])
         except Exception as error:  # noqa: BLE001
             self._say(op="failed", id=key, kind="engine", why=repr(error)[:500])
         finally:
@@ -113,6 +112,7 @@ class Host:
         async for output in self._engine.generate(prompt, self._parameters(asked), key):
             self._drain()  # what the connector said before this
             if key in self._failed:
+                await self._engine.abort(key)  # a model of several groups it would answer from what is not there
                 return
             (one,) = output.outputs
             if one.finish_reason == "error":
@@ -125,14 +125,13 @@ class Host:
         self._say(op="done", id=key, evaluated=self._evaluated.get(key, 0))
 
     def _parameters(self, asked: wire.Message) -> SamplingParams:
-        schema = StructuredOutputsParams(json=json.loads(asked["schema"])) if asked["schema"] else None
         return SamplingParams(
             temperature=0,
             max_tokens=asked["max_tokens"],
             stop_token_ids=asked["ends"],
             detokenize=False,
             logprobs=asked["logprobs"] or None,
-            structured_outputs=schema,
+            structured_outputs=StructuredOutputsParams(**asked["constraint"]) if asked["constraint"] else None,
             output_kind=RequestOutputKind.DELTA,
             extra_args=self._transfer(
                 key=asked["id"], **{name: asked[name] for name in ("emit", "inject", "sampling")}

@@ -22,12 +22,27 @@ class UnknownPages(Exception):
 
 
 class Pages:
-    """Reads and writes the pages of all layers of one model."""
+    """Reads and writes the pages of all layers of one model.
 
-    def __init__(self, caches: dict[str, torch.Tensor], layers: dict[str, Any]) -> None:
-        """`caches`: each layer's pages by name; `layers`: vLLM's attention layers. Raises UnknownPages."""
+    vLLM keeps layers in groups. A sequence has page numbers for each, and where a group's layers have a sliding window
+    the pages that lie behind it are the page 0, which nobody reads.
+    """
+
+    def __init__(
+        self, caches: dict[str, torch.Tensor], layers: dict[str, Any], groups: Sequence[Sequence[str]]
+    ) -> None:
+        """`caches`: each layer's pages by name; `layers`: vLLM's attention layers; `groups`: names of the layers of
+        each. Raises UnknownPages."""
         names = sorted(caches, key=_number)
         self._caches = [caches[name] for name in names]
+        group_of = {name: number for number, group in enumerate(groups) for name in group}
+        self._groups = [group_of[name] for name in names]
+        windows = [int(getattr(layers[name], "sliding_window", None) or 0) for name in names]
+        if len(set(windows) - {0}) > 1:
+            raise UnknownPages("its sliding windows differ in length")
+        self.window = max(windows)
+        self.full_layers = [layer for layer, window in enumerate(windows) if not window]
+        self.window_layers = [layer for layer, window in enumerate(windows) if window]
         first, layer = self._caches[0], layers[names[0]]
         _require_plain(self._caches)
         self.tokens = int(first.shape[2])
@@ -39,31 +54,46 @@ class Pages:
     @property
     def shape(self) -> dict[str, Any]:
         """As KVLayout names it."""
-        return {"num_layers": len(self._caches), "kv_heads": self.heads, "head_dim": self.dim, "dtype": self.dtype}
+        sizes = {"num_layers": len(self._caches), "kv_heads": self.heads, "head_dim": self.dim, "dtype": self.dtype}
+        return sizes | {"window": self.window, "window_layers": self.window_layers}
 
-    def read(self, blocks: Sequence[int], begin: int, end: int) -> NDArray[Any]:
-        """Positions of a sequence in these blocks: (layers, 2, tokens, heads, dim); bfloat16 as bit patterns."""
+    def window_rows(self, position: int) -> int:
+        """How many rows before a position its sliding-window layers still look at."""
+        return min(self.window - 1, position)
+
+    def read(self, layers: Sequence[int], blocks: Sequence[Sequence[int]], begin: int, end: int) -> NDArray[Any]:
+        """Positions of a sequence in its groups' blocks: (layers, 2, tokens, heads, dim); bfloat16 as bit patterns."""
         first = begin // self.tokens
-        ids = torch.tensor(blocks[first : -(-end // self.tokens)], device=self._where.device)
-        found = torch.stack([self._rows(cache[ids]) for cache in self._caches])  # (layers, tokens, 2, heads, dim)
-        found = found[:, begin - first * self.tokens : end - first * self.tokens].transpose(1, 2).contiguous().cpu()
-        array: NDArray[Any] = (found.view(torch.uint16) if found.dtype is torch.bfloat16 else found).numpy()
+        found = []
+        for layer in layers:
+            ids = torch.tensor(blocks[self._groups[layer]][first : -(-end // self.tokens)], device=self._where.device)
+            found.append(self._rows(self._caches[layer][ids]))  # (tokens, 2, heads, dim)
+        rows = torch.stack(found)[:, begin - first * self.tokens : end - first * self.tokens]
+        rows = rows.transpose(1, 2).contiguous().cpu()
+        array: NDArray[Any] = (rows.view(torch.uint16) if rows.dtype is torch.bfloat16 else rows).numpy()
         return array
 
-    def write(self, blocks: Sequence[int], data: NDArray[Any]) -> None:
-        """Put the first positions of a sequence into its blocks: (layers, 2, tokens, heads, dim)."""
+    def write(self, layers: Sequence[int], blocks: Sequence[Sequence[int]], begin: int, data: NDArray[Any]) -> None:
+        """Put positions of a sequence, from `begin` on, into its groups' blocks: (layers, 2, tokens, heads, dim)."""
         count = data.shape[2]
-        used = blocks[: -(-count // self.tokens)]
-        ids = torch.tensor(used, device=self._where.device)
-        places = torch.arange(len(used), device=ids.device)[:, None] * self._where.numel() + self._where[None]
-        # (tokens of all pages, numbers of a token), cut after the last token that there is
-        places = places.reshape(len(used) * self.tokens, -1)[:count]
-        for layer, cache in zip(data, self._caches, strict=True):
-            rows = torch.from_numpy(layer).to(cache.device)
+        first, last = begin // self.tokens, -(-(begin + count) // self.tokens)
+        offset = begin - first * self.tokens
+        pages = torch.arange(last - first, device=self._where.device)[:, None] * self._where.numel()
+        # (tokens of all pages, numbers of a token), cut to those that there are
+        places = (pages + self._where[None]).reshape((last - first) * self.tokens, -1)[offset : offset + count]
+        for layer, given in zip(layers, data, strict=True):
+            cache = self._caches[layer]
+            ids = torch.tensor(blocks[self._groups[layer]][first:last], device=cache.device)
+            rows = torch.from_numpy(given).to(cache.device)
             rows = rows.view(torch.bfloat16) if self.dtype == "bf16" else rows
-            pages = cache[ids].contiguous()
-            pages.view(-1)[places] = rows.transpose(0, 1).reshape(count, -1)
-            cache[ids] = pages
+            there = cache[ids].contiguous()
+            there.view(-1)[places] = rows.transpose(0, 1).reshape(count, -1)
+            cache[ids] = there
+
+    def clear(self, blocks: Sequence[Sequence[int]]) -> None:
+        """Leave nothing of whoever had these blocks before."""
+        for group, cache in zip(self._groups, self._caches, strict=True):
+            cache[torch.tensor(blocks[group], device=cache.device)] = 0
 
     def _rows(self, pages: torch.Tensor) -> torch.Tensor:
         flat = pages.reshape(pages.shape[0], -1)[:, self._where]

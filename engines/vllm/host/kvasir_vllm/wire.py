@@ -7,14 +7,16 @@ the host connects. Keys and values travel beside it, as files in the socket's fo
 From Kvasir:
     load        version, block (tokens in a block of our KV cache), arguments (for vLLM): first, once
     generate    id, tokens, max_tokens, ends (ids that end the answer), sampling (None: the likeliest; else temperature,
-                top_p, top_k, seed), schema, logprobs (how many; 0: none), emit (None, or the position at which the
-                first block to give out begins), inject (None, or a file's name and its tokens)
+                top_p, top_k, seed), constraint (of vLLM's structured outputs; {}: none), logprobs (how many; 0: none),
+                emit (None, or the position at which the first block to give out begins), inject (None, or a file's name
+                and its tokens): see `events`
     abort       id
 From the host:
-    loaded      version, vllm (its release), device, shape (num_layers, kv_heads, head_dim, dtype)
+    loaded      version, vllm (its release), device, shape (see `events`)
     refused     why: the model is not loaded, and the host ends
     step        id: some of its prompt is being computed
     block       id, file, start, end: some blocks of the KV cache, one behind the other
+    window      id, file, position: what its sliding-window layers look back at
     tokens      id, tokens: the next ones of the answer; logprobs of the first if they were asked for; evaluated: how
                 many of the prompt's tokens vLLM was seen to schedule so far
     done        id, evaluated
