@@ -18,6 +18,7 @@ from messages import codec
 from messages.errors import BrokerUnavailable, NoQueue
 from messages.jobs import LANES, DecodeJob, PrefillJob
 from messages.lifecycle import Step
+from messages.workers import ENGINE_AWAY
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,10 @@ class Fallback:
         # Without our own registration the cluster state is away, and says nothing about anybody.
         if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False
-        if any(registration.role == "prefill" and registration.model == self._model for registration in registrations):
+        if any(
+            registration.role == "prefill" and registration.model == self._model and registration.off != ENGINE_AWAY
+            for registration in registrations
+        ):
             self._alone_since = 0.0
             return False
         self._alone_since = self._alone_since or time.monotonic()

@@ -20,6 +20,7 @@ from decode_worker.flow import DecodeFlow
 from decode_worker.generate import Generator, stored_refs
 from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
+from engines.base import why_away
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
 from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
@@ -87,7 +88,10 @@ class DecodeWorker:
         self._running = Attempts()
         self._flow: DecodeFlow | None = None
         model = model_cache.home.model
-        self._loop = ConsumerLoop(broker, self._settler, "decode", model, self.worker_id, self._open_flow)
+        self._why_away = partial(why_away, model_cache.home.loaded.engine)
+        self._loop = ConsumerLoop(
+            broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._why_away
+        )
         self._tombstones = Tombstones(self._cluster_state)
         self._answers = GroupCommit("answers", self._settle, HELD_IF_INSTANT)
         self._aborting = False
@@ -132,7 +136,8 @@ class DecodeWorker:
                 began = time.monotonic()
                 for attempt in attempts:
                     attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
-                    if self._aborting or (begun and time.monotonic() - began > PATIENCE_S):
+                    slow = begun and time.monotonic() - began > PATIENCE_S
+                    if self._aborting or slow or self._why_away():
                         attempt.stop_for("leaving")  # those behind a slow one go back: the engine is stopped at once
                     begun += 1
                     self._decode(attempt)

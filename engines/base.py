@@ -202,6 +202,21 @@ class Detokenizes(Protocol):
         """The text of these ids, as an answer shows it; U+FFFD for what is no whole character."""
 
 
+@runtime_checkable
+class MayBeAway(Protocol):
+    """An engine whose program is another process, which ends and comes back. While it is away nothing is asked of it:
+    its worker takes no jobs."""
+
+    @property
+    def away(self) -> str:
+        """Why it is; "": it is there."""
+
+
+def why_away(engine: object) -> str:
+    """Why an engine is away; "": it is there, or can't be away without its worker."""
+    return engine.away if isinstance(engine, MayBeAway) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[E]):
     """A model in an engine. `why_no_kv`: a sentence if its KV transfer was not proved."""

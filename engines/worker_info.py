@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from engines.base import DecodeEngine, EngineInfo, Loaded, PrefillEngine
+from engines.base import DecodeEngine, EngineInfo, Loaded, PrefillEngine, why_away
 from engines.rope import ropes_text
 from messages.workers import MAX_LAYOUT_BYTES, Role, WorkerInfo, layout_text
 
@@ -36,7 +36,9 @@ def engine_registration(
         started_at=started_at,
         chars_per_token=info.chars_per_token,
         transfers_kv=not loaded.why_no_kv,
-        notes=(loaded.why_no_kv or next(reversed(loaded.sketches.refused.values()), ""))[:_NOTE_CHARS],
+        notes=(why_away(loaded.engine) or loaded.why_no_kv or next(reversed(loaded.sketches.refused.values()), ""))[
+            :_NOTE_CHARS
+        ],
         layout=kv_text(info),
         sketch=loaded.sketches.name,
     )

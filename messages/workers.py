@@ -14,6 +14,7 @@ Role = Literal["prefill", "decode"]
 
 MAX_LAYOUT_BYTES = 512
 MAX_REFUSALS = 16
+ENGINE_AWAY = "its engine is away"
 
 
 def layout_text(layout: KVLayout | None) -> str:
@@ -65,7 +66,7 @@ class WorkerInfo:
     done: int = 0  # jobs finished since start
     tokens_per_s: float = 0.0  # of its stage, moving average; 0: nothing measured yet
     transfers_kv: bool = False  # proved at start
-    off: str = ""  # why it takes no jobs now: paused, outside its hours
+    off: str = ""  # why it takes no jobs now: paused, outside its hours, ENGINE_AWAY
     notes: str = ""  # what an operator should know, in one sentence
     jobs: tuple[str, ...] = ()  # job ids it holds
     # Of a decode worker: the models in its memory, home first, and what it has measured of each; 0: nothing yet.

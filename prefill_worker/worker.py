@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from engines.base import Loaded, PrefillEngine
+from engines.base import Loaded, PrefillEngine, why_away
 from engines.questions import tokenized
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
@@ -77,7 +77,8 @@ class PrefillWorker:
         hand_back = partial(self._settler.hand_back_all, stage="prefill")
         self._slots = Slots(loaded.engine.info.prefill_slots)
         open_flow = partial(SlotFlow if self._slots.count > 1 else PrefillFlow, broker, model, hand_back)
-        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow)
+        away = partial(why_away, loaded.engine)
+        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow, away)
         self._lock = threading.Lock()
         self._prefilling: set[Attempt[PrefillJob]] = set()
         self._aborting = False
@@ -151,7 +152,7 @@ class PrefillWorker:
                 check_runnable(attempt, job, cancelled, now, crashes)
                 with self._lock:
                     self._prefilling.add(attempt)
-                if self._aborting:
+                if self._aborting or why_away(self._engine):
                     attempt.stop_for("leaving")
                 self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
                 job = job if job.tokens else tokenized(self._engine, job)

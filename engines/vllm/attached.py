@@ -25,7 +25,6 @@ from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.logprobs import TOP
 from engines.vllm.conversation import (
     FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
     POLL_S,
     SHARED_MEMORY,
     SILENT_S,
@@ -41,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
+_LONGEST_PAUSE_S = 5.0  # a look costs a refused connection, and its jobs wait for its return
 _GREETING = (0, 1, 2, 3)  # a prompt that says nothing
 _SAME = 0.02  # of the greeting's keys and values, relative: rounding of a few steps in bfloat16
 # A server may have others as defaults.
@@ -90,6 +90,11 @@ class AttachedServer(Conversation):
         self._up.set()
         self._thread.start()
 
+    @property
+    def away(self) -> str:
+        """See Conversation."""
+        return "" if self._up.is_set() else f"{self._server.url} is looked for again: {self._why}"
+
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable; the server goes on. Idempotent."""
         if self._closing.is_set():
@@ -102,8 +107,8 @@ class AttachedServer(Conversation):
         self._remove_folder()
 
     def _begin(self, key: str, request: Message) -> None:
-        if not self._up.is_set():
-            raise EngineUnavailable(f"{self._server.url} is looked for again: {self._why}")
+        if away := self.away:
+            raise EngineUnavailable(away)
         self._stops[key] = threading.Event()
         threading.Thread(target=self._talk, args=(key, request), name="vllm-request", daemon=True).start()
 
@@ -114,9 +119,9 @@ class AttachedServer(Conversation):
     def _give_up(self, why: str) -> None:
         """Look for it again, and tell all who wait."""
         if self._up.is_set():
-            _log.warning("%s is looked for again: %s", self._server.url, why)
             self._why = why
             self._up.clear()
+            _log.warning("%s", self.away)
             self._fail_all(f"{self._server.url}: {why}")
 
     def _talk(self, key: str, request: Message) -> None:
@@ -232,14 +237,15 @@ class AttachedServer(Conversation):
                     self._drain()
                 continue
             self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
                 self._take_up(*self._greeted())
             except KvasirError as error:
                 if self._closing.is_set():
                     return
-                self._why = str(error)
-                _log.warning("%s is not taken up again, next try in %.0f s: %s", self._server.url, pause_s, error)
+                if str(error) != self._why:  # said once
+                    self._why = str(error)
+                    _log.warning("%s", self.away)
 
     def _take_up(self, loaded: Message, numbers: Array) -> None:
         """It is there again. Raises ConfigError if it computes something else now."""

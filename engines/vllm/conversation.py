@@ -42,6 +42,11 @@ class Conversation(ABC):
         self._heard = 0.0  # when it last said something; monotonic clock
         self._closing = threading.Event()
 
+    @property
+    @abstractmethod
+    def away(self) -> str:
+        """Why nothing can be asked of it now; "": it is there."""
+
     @abstractmethod
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""

@@ -148,6 +148,11 @@ class VLLMEngine:
         """What computes."""
         return self._host
 
+    @property
+    def away(self) -> str:
+        """See MayBeAway."""
+        return self._host.away
+
     def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
         """See Tokenizes. Control tokens spelled in the text stay text."""
         return self._prompt.tokenize(prompt, clock)

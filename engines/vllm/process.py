@@ -28,6 +28,7 @@ from messages.errors import ConfigError, EngineUnavailable
 _log = logging.getLogger(__name__)
 
 _PROGRAM = "the vLLM host"
+_AGAIN = f"{_PROGRAM} is being started again"
 _LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
 _END_S = 10.0
 _LAST_WORDS = 40
@@ -82,6 +83,11 @@ class HostProcess(Conversation):
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def away(self) -> str:
+        """See Conversation."""
+        return "" if self._up.is_set() else _AGAIN
+
     def close(self) -> None:
         """End it. Calls in progress raise EngineUnavailable. Idempotent."""
         if self._closing.is_set():
@@ -112,7 +118,7 @@ class HostProcess(Conversation):
         try:
             with self._lock:
                 if self._connection is None or not self._up.is_set():
-                    raise EngineUnavailable(f"{_PROGRAM} is being started again")
+                    raise EngineUnavailable(_AGAIN)
                 self._connection.sendall(wire.packed(message))
         except OSError as error:
             raise EngineUnavailable(f"{_PROGRAM} is gone: {error}") from None

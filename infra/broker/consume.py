@@ -27,6 +27,7 @@ from infra.broker.envelope import came_back
 from infra.broker.settle import Settler
 from infra.config.hours import ALWAYS, Hours
 from messages.errors import BrokerUnavailable, NoQueue
+from messages.workers import ENGINE_AWAY
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +186,7 @@ class ConsumerLoop:
         model: str,
         name: str,
         open_flow: Callable[[], Flow],  # called once the queues are there
+        why_away: Callable[[], str] = lambda: "",  # whether its engine is: while it is, a job is better with another
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -194,8 +196,14 @@ class ConsumerLoop:
         self._open_flow = open_flow
         self._stopping = threading.Event()
         self._paused = False
+        self._why_away = why_away
         self._hours = ALWAYS  # in which to take jobs
-        self.off = ""  # why it takes no jobs now, in a few words; "": it takes some
+        self._told_off = ""
+
+    @property
+    def off(self) -> str:
+        """Why it takes no jobs now, in a few words; "": it takes some."""
+        return self._told_off or (ENGINE_AWAY if self._why_away() else "")
 
     def run(self, handler: Handler, hours: Hours = ALWAYS) -> None:
         """Take deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
@@ -265,7 +273,7 @@ class ConsumerLoop:
 
     def _look_at_the_clock(self) -> None:
         outside = not self._hours.include(datetime.now())
-        self.off = "paused" if self._paused else "outside its hours" if outside else ""
+        self._told_off = "paused" if self._paused else "outside its hours" if outside else ""
 
     def _keep_house(self, source: JobSource, handler: Handler) -> None:
         control = None

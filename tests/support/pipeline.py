@@ -110,6 +110,7 @@ class WatchedEngine:
         self.checked = 0  # KV caches that were compared with one of its own
         self.misled = 0.0  # nats by which a transferred KV cache misleads it
         self.before_check: Callable[[], object] = lambda: None
+        self.away = ""  # why, as engines say it whose program is another process
 
     @property
     def info(self) -> EngineInfo:

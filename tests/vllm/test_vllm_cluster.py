@@ -16,6 +16,7 @@ from engines.registry import EngineOptions, open_engine
 from infra.config.settings import load_settings
 from kvasir import connect
 from messages.jobs import Sampling, user_prompt
+from messages.workers import ENGINE_AWAY
 from tests.support.homework import Demo, assert_each_once, example, journal, outcomes, same_batch
 from tests.support.processes import ROOT, Cluster
 from tests.support.vllm_server import START_S, VLLMServer
@@ -109,10 +110,13 @@ def test_a_server_that_is_killed_amid_a_class_and_started_again_costs_no_answer(
         # When the vLLM that its decode worker is attached to is killed, and somebody starts it again
         server.kill()
         assert len(answers(out)) < 28
+        # Then the worker takes nothing more, and says so
+        wait_until(lambda: workers[1].registration.off == ENGINE_AWAY, "it says that its engine is away", 30)
         server.start(*SERVED)
         assert grading.result().code == 1
-    # Then a job was tried again, no answer is missing, and none is another
+    # And a job was tried again, but once only, no answer is missing, and none is another
     assert "attempt 1 failed" in workers[1].text()
+    assert "attempt 2 failed" not in workers[1].text()
     assert_as_by_llamacpp_alone(out, demo)
 
 

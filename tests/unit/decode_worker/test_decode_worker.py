@@ -12,6 +12,7 @@ from messages import codec
 from messages.errors import EngineUnavailable
 from messages.jobs import DecodeJob, Sampling, user_prompt
 from messages.lifecycle import Step
+from messages.workers import ENGINE_AWAY
 from tests.support.pipeline import (
     BATCH,
     SLOW,
@@ -229,6 +230,33 @@ def test_a_transient_error_is_retried_after_a_second_and_counted(pipeline):
     assert (result.state, result.attempts) == ("succeeded", 2)
     assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
     assert pipeline.steps(job).count(Step.RETRIED) == 1
+
+
+def test_of_an_engine_that_goes_away_the_begun_jobs_lose_one_attempt_and_the_others_none(pipeline):
+    # Given more jobs than slots, and an engine whose program goes away under the first
+    jobs = [pipeline.job(f"def f{number}(): ...\n" * 40) for number in range(24)]
+    pipeline.start_prefill()
+    engine = WatchedEngine()
+
+    def goes_away(_tokens, _stop):
+        engine.away = "its program died"
+        raise EngineUnavailable(engine.away)
+
+    engine.before_decode = goes_away
+    decode = pipeline.start_decode(engine)
+    pipeline.submit(*jobs)
+    # When it stays away for longer than a job's second retry
+    wait_until(lambda: engine.away, "it is away")
+    wait_until(lambda: pipeline.ready(work("decode")) == len(jobs), "all jobs wait for whoever is there")
+    assert decode.worker.registration().off == ENGINE_AWAY
+    assert decode.worker.registration().notes == "its program died"
+    begun = len(engine.decoded)
+    # Then nothing more was asked of it, and once it is back all are answered
+    assert begun <= 8  # those in hand when it went, of quick jobs more than there are slots
+    engine.before_decode, engine.away = fails(), ""
+    results = [pipeline.result(job) for job in jobs]
+    assert {result.state for result in results} == {"succeeded"}
+    assert sorted(result.attempts for result in results) == [1] * (len(jobs) - begun) + [2] * begun
 
 
 def test_while_it_waits_for_its_retry_a_job_lies_in_the_retry_level(pipeline):

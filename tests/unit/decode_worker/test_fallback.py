@@ -15,6 +15,7 @@ from infra.broker.settle import Settler
 from kvstore.cluster_state import BestEffortClusterState
 from messages.errors import StoreUnavailable
 from messages.lifecycle import Step
+from messages.workers import ENGINE_AWAY
 from tests.support.pipeline import MODEL, SLOW, Pipeline, WatchedEngine, work
 from tests.support.waiting import wait_until
 
@@ -51,6 +52,21 @@ def test_a_prefill_worker_that_is_there_is_left_its_work(pipeline: Pipeline, imp
     results = [pipeline.run(pipeline.job(f"def f{number}(): ...\n" * 40)) for number in range(3)]
 
     assert [result.decode.kv_transfer for result in results] == ["verified"] * 3
+
+
+def test_a_prefill_worker_whose_engine_is_away_is_not_waited_for(pipeline: Pipeline, impatient: None) -> None:
+    # Given a prefill worker that takes nothing, since its engine's program is gone
+    gone = WatchedEngine()
+    gone.away = "it is started again"
+    prefill = pipeline.start_prefill(gone)
+    wait_until(lambda: prefill.worker.registration().off == ENGINE_AWAY, "it says so")
+    pipeline.start_decode()
+    # Then the class is graded all the same, and from a transferred cache again once it is back
+    first, second = pipeline.job("def f(): ...\n" * 40), pipeline.job("def g(): ...\n" * 40)
+    assert pipeline.run(first).decode.why_none == "no prefill worker serves this model"
+    gone.away = ""
+    wait_until(lambda: not any(one.off for one in pipeline.cluster_state.registrations()), "it is back")
+    assert pipeline.run(second).decode.kv_transfer == "verified"
 
 
 def test_jobs_are_passed_on_a_few_at_a_time_so_that_a_prefill_worker_finds_the_rest(

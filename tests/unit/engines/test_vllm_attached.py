@@ -229,6 +229,32 @@ def test_a_server_that_goes_away_is_looked_for(server: StandIn, reached: Attache
         another.end()
 
 
+def test_while_a_server_is_away_its_engine_says_so_the_log_once_and_it_is_found_within_seconds(
+    server: StandIn,
+    reached: AttachedServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert reached.away == ""
+    looks: list[None] = []
+    greeted = reached._greeted
+    monkeypatch.setattr(reached, "_greeted", lambda: (looks.append(None), greeted())[1])
+    port = server.server_address[1]
+    server.end()
+    evaluated(reached)
+    wait_until(lambda: len(looks) >= 4, "it has looked four times")
+    said = [record.message for record in caplog.records if "is looked for again" in record.message]
+    assert len(said) == len(set(said)) <= 2
+    assert reached.away in said
+    another = StandIn(tmp_path, port)
+    try:
+        wait_until(lambda: not reached.away, "it is there again", attached._LONGEST_PAUSE_S + 5)
+        assert evaluated(reached) == 3
+    finally:
+        another.end()
+
+
 def test_one_that_says_nothing_of_any_work_is_given_up(
     server: StandIn, reached: AttachedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

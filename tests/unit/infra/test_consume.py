@@ -21,6 +21,7 @@ from infra.config.hours import Hours
 from messages.errors import Poison, Stopped
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
+from messages.workers import ENGINE_AWAY
 from tests.support.pipeline import MODEL, Pipeline, work
 from tests.support.waiting import wait_until
 
@@ -107,7 +108,10 @@ class Site:
         self.desk = Desk()
         self.hours = ShiftHours()
         settler = Settler(self.stations_broker, [MODEL], lambda _: None)
-        self.station = ConsumerLoop(self.stations_broker, settler, "decode", MODEL, "me", self.open_flow)
+        self.away = ""
+        self.station = ConsumerLoop(
+            self.stations_broker, settler, "decode", MODEL, "me", self.open_flow, lambda: self.away
+        )
         self._thread = threading.Thread(target=self.station.run, args=(self.desk, self.hours), daemon=True)
 
     def open_flow(self) -> PushedOneByOne:
@@ -173,6 +177,30 @@ def test_no_job_is_taken_once_its_hours_have_ended_and_a_pause_outlasts_them(sit
 
     announce_pause(site.broker, "me", paused=False)
     site.took("bulk")
+
+
+def test_no_job_is_taken_or_held_while_the_engine_is_away_and_the_next_one_as_soon_as_it_is_back(site: Site) -> None:
+    # Given a worker that holds a job which it has not begun
+    for name in ("begun", "held"):
+        site.put(name, BULK)
+    site.open()
+    site.took("begun")
+    # When its engine goes away
+    site.away = "its server does not answer"
+    wait_until(lambda: site.flow.pauses, "it has noticed")
+    assert site.station.off == ENGINE_AWAY
+    # Then what is not begun is there for others, and nothing more is taken, of either lane
+    site.put("urgent", NOW)
+    ring(site.broker, NOW)
+    site.desk.settle()
+    ticks = site.desk.ticks
+    wait_until(lambda: site.desk.ticks > ticks + 1, "time has passed")
+    assert site.desk.taken == ["begun"]
+    assert [site.broker.depth(queue).ready for queue in (NOW, BULK)] == [1, 1]  # type: ignore[union-attr]
+    # And it goes on by itself
+    site.away = ""
+    wait_until(lambda: "urgent" in site.desk.taken, "it goes on")
+    assert site.station.off == ""
 
 
 def test_wakeups_which_come_as_often_as_jobs_cause_no_more_ticks(site: Site) -> None:
