@@ -6,8 +6,6 @@ import json
 import logging
 import signal
 import subprocess
-import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +22,11 @@ from engines.sketching import fresh_sketch
 from engines.vllm import conversation, environment
 from engines.vllm.engine import VLLMEngine, attach
 from engines.vllm.host.kvasir_vllm import events
-from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import ConfigError, EngineUnavailable
 from messages.jobs import Sampling
 from messages.kv import Record
 from tests.support.processes import ROOT
+from tests.support.vllm_contract import GREEDY, TOKENS, VLLMContract, answers
 from tests.support.vllm_server import START_S, VLLMServer
 from tests.support.waiting import wait_until
 
@@ -35,8 +34,6 @@ pytestmark = pytest.mark.vllm
 
 MODEL = ROOT / "examples/model/kvasir-demo"
 FLAGS = ("--dtype", "float32", "--max-model-len", "8192", "--max-num-batched-tokens", "512")
-GREEDY = Sampling(max_tokens=16, temperature=0)
-TOKENS = tuple(40 + number * 7 % 800 for number in range(900))
 SCHEMA = {
     "type": "object",
     "properties": {"points": {"type": "integer"}, "feedback": {"type": "string", "maxLength": 20}},
@@ -81,6 +78,10 @@ def posted(server: VLLMServer, **body: Any) -> tuple[int, Any]:
         return error.code, error.read()
 
 
+class TestServer(VLLMContract):
+    """Somebody else's."""
+
+
 def test_what_it_serves_is_learnt_from_it_and_its_transfer_proved(engine: VLLMEngine) -> None:
     info = engine.info
     assert (info.device, info.context, info.prefill_slots) == ("cpu", 8192, 4)
@@ -117,17 +118,8 @@ def test_an_answer_is_drawn_from_its_seed_with_and_without_a_transfer(engine: VL
     assert cold[0] != cold[1]
 
 
-def test_a_prefill_gives_blocks_out_before_it_ends_and_begins_from_what_the_store_has(engine: VLLMEngine) -> None:
-    seen: list[tuple[float, int]] = []
-    tokens = (TOKENS * 9)[:8000]
-
-    def emit(record: Record) -> None:
-        seen.append((time.monotonic(), record.start))  # type: ignore[union-attr]
-
-    engine.prefill(tokens, emit)
-    assert [start for _, start in seen] == list(range(0, 8000, 32))
-    assert seen[-1][0] - seen[0][0] > (time.monotonic() - seen[-1][0])
-    # And when the store has all but nothing or all of it
+def test_a_prefill_begins_from_what_the_store_has(engine: VLLMEngine) -> None:
+    # Whether that is all but nothing or all of it
     whole = prefilled(engine, TOKENS)
     for held in (20, len(whole.blocks)):
         begun = type(whole)(whole.layout, whole.blocks[:held])
@@ -142,35 +134,6 @@ def test_a_cache_that_covers_all_of_a_prompt_is_put_in_as_it_is(engine: VLLMEngi
     engine.prefill(TOKENS[:-1], again.append, 0, whole)
     # Then what it gives out is what was put in
     assert difference(type(whole)(whole.layout, tuple(again)), whole) < 1e-4  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("what", ["prefill", "decode"])
-def test_work_that_is_cancelled_ends_within_a_second_and_leaves_nothing(engine: VLLMEngine, what: str) -> None:
-    stop, tokens = threading.Event(), (TOKENS * 9)[:8000]
-    threading.Timer(0.3, stop.set).start()
-
-    def work() -> None:
-        while what == "prefill":  # however quick the machine is
-            engine.prefill(tokens, lambda _: None, stop=stop)
-        engine.decode(TOKENS, None, Sampling(max_tokens=7000, temperature=1.5, top_p=1), stop=stop)
-
-    with pytest.raises(Cancelled):
-        work()
-    ended = time.monotonic()
-    assert engine.decode(TOKENS[:64], None, GREEDY).evaluated_tokens == 64
-    assert time.monotonic() - ended < 5
-    wait_until(lambda: not list(engine.host.folder.glob("*.kv")), "the files are gone", 10)
-
-
-def test_a_cache_that_can_not_be_read_fails_its_job_and_no_other(engine: VLLMEngine) -> None:
-    cache = prefilled(engine, TOKENS)
-    with engine.imported(TOKENS, cache):
-        (path,) = engine.host.folder.glob("*.kv")
-        path.unlink()
-        path.write_bytes(b"short")
-        with pytest.raises(KVTransferFailed, match="could not be put in"):
-            engine.decode(TOKENS, cache, GREEDY)
-    assert engine.decode(TOKENS, cache, GREEDY).evaluated_tokens == 1
 
 
 def test_what_others_ask_of_the_server_neither_ends_it_nor_reaches_a_file(
@@ -281,15 +244,6 @@ def test_one_that_hangs_is_noticed_and_taken_up_again(
     monkeypatch.undo()
     server.stop(signal.SIGCONT)
     wait_until(lambda: answers(engine, None) == (cold.text, len(TOKENS)), "it answers again", START_S, 0.5)
-
-
-def answers(engine: VLLMEngine, cache: Any) -> tuple[str, int] | None:
-    """Text and evaluated tokens; None while it is away."""
-    try:
-        answer = engine.decode(TOKENS, cache, GREEDY)
-    except EngineUnavailable:
-        return None
-    return answer.text, answer.evaluated_tokens
 
 
 def in_its_environment(folder: Path, program: str) -> str:

@@ -7,8 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,17 +18,15 @@ from benchmarks.matrix_caches import difference, prefilled
 from engines.registry import EngineOptions
 from engines.vllm import conversation, process
 from engines.vllm.engine import VLLMEngine, open_engine
-from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import ConfigError, EngineUnavailable
 from messages.jobs import Sampling
-from messages.kv import KVCache, Record
 from tests.support.processes import ROOT
+from tests.support.vllm_contract import GREEDY, TOKENS, VLLMContract, answers
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.vllm
 
 WEIGHTS = f"{ROOT / 'examples/model/kvasir-demo'}?dtype=float32"
-GREEDY = Sampling(max_tokens=16, temperature=0)
-TOKENS = tuple(40 + number * 7 % 800 for number in range(900))
 RESTART_S = 900.0  # a start takes a minute, and nine were seen on two cores that many used
 
 
@@ -54,24 +50,16 @@ def group_of(pid: int) -> list[int]:
     return found
 
 
+class TestHost(VLLMContract):
+    """A process of ours."""
+
+
 def test_nobody_else_can_reach_socket_or_caches(engine: VLLMEngine) -> None:
     folder = engine.host.folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     engine.decode(TOKENS, prefilled(engine, TOKENS), GREEDY)
     assert not list(folder.glob("*.kv"))  # what was handed over is gone
-
-
-def test_a_prefill_in_chunks_gives_blocks_out_before_it_ends(engine: VLLMEngine) -> None:
-    seen: list[tuple[float, int]] = []
-    tokens = (TOKENS * 9)[:8000]
-
-    def emit(record: Record) -> None:
-        seen.append((time.monotonic(), record.start))  # type: ignore[union-attr]
-
-    engine.prefill(tokens, emit)
-    assert [start for _, start in seen] == list(range(0, 8000, 32))
-    assert seen[-1][0] - seen[0][0] > (time.monotonic() - seen[-1][0])
 
 
 def test_a_stop_word_ends_an_answer_and_the_count_is_known(engine: VLLMEngine) -> None:
@@ -83,45 +71,6 @@ def test_a_stop_word_ends_an_answer_and_the_count_is_known(engine: VLLMEngine) -
     answer = engine.decode(TOKENS, cache, replace(long, stop=(word,)))
     # Then it does, and says what it evaluated
     assert (answer.text, answer.finish_reason, answer.evaluated_tokens) == (whole[: whole.index(word)], "stop", 1)
-
-
-@pytest.mark.parametrize("what", ["prefill", "decode"])
-def test_work_that_is_cancelled_ends_within_a_second_and_leaves_nothing(engine: VLLMEngine, what: str) -> None:
-    stop, tokens = threading.Event(), (TOKENS * 9)[:8000]
-    timer = threading.Timer(0.3, stop.set)
-    timer.start()
-
-    def work() -> None:
-        while what == "prefill":  # however quick the machine is
-            engine.prefill(tokens, lambda _: None, stop=stop)
-        engine.decode(TOKENS, None, Sampling(max_tokens=7000, temperature=1.5, top_p=1), stop=stop)
-
-    with pytest.raises(Cancelled):
-        work()
-    ended = time.monotonic()
-    assert engine.decode(TOKENS[:64], None, GREEDY).evaluated_tokens == 64
-    assert time.monotonic() - ended < 5
-    wait_until(lambda: not list(engine.host.folder.glob("*.kv")), "the files are gone", 10)
-
-
-def test_a_cache_that_can_not_be_read_fails_its_job_and_no_other(engine: VLLMEngine) -> None:
-    # Given a job at work, and another whose cache is cut short in shared memory
-    cache, long = prefilled(engine, TOKENS), Sampling(max_tokens=400, temperature=0)
-    answers: list[int] = []
-    busy = threading.Thread(target=lambda: answers.append(engine.decode(TOKENS, None, long).evaluated_tokens))
-    busy.start()
-    host = engine.host.pid
-    with engine.imported(TOKENS, cache):
-        (path,) = engine.host.folder.glob("*.kv")
-        path.unlink()
-        path.write_bytes(b"short")
-        with pytest.raises(KVTransferFailed, match="could not be put in"):
-            engine.decode(TOKENS, cache, GREEDY)
-    busy.join()
-    # Then the engine serves on
-    assert answers == [len(TOKENS)]
-    assert engine.decode(TOKENS, cache, GREEDY).evaluated_tokens == 1
-    assert engine.host.pid == host
 
 
 def test_prompts_in_flight_at_once_give_the_caches_of_each_alone(engine: VLLMEngine) -> None:
@@ -195,15 +144,6 @@ def test_a_host_that_hangs_is_noticed_and_started_again(engine: VLLMEngine, monk
     wait_until(lambda: engine.host.pid != before, "it is started again", RESTART_S)
     assert group_of(before) == []
     wait_until(lambda: answers(engine, cache) == (cold.text, 1), "it answers again", RESTART_S, 0.5)
-
-
-def answers(engine: VLLMEngine, cache: KVCache) -> tuple[str, int] | None:
-    """Text and evaluated tokens; None while it is down."""
-    try:
-        answer = engine.decode(TOKENS, cache, GREEDY)
-    except EngineUnavailable:
-        return None
-    return answer.text, answer.evaluated_tokens
 
 
 def test_a_model_on_several_ranks_is_refused_by_name(engine: VLLMEngine) -> None:
