@@ -106,10 +106,11 @@ def test_a_server_that_is_killed_amid_a_class_and_started_again_costs_no_answer(
         worker.wait_until_registered(START_S)
     with ThreadPoolExecutor(1) as thread:
         grading = thread.submit(cluster.run, "grade", *example(out), timeout_s=2 * START_S)
-        wait_until(lambda: len(answers(out)) >= 3, "some answers are there", 300)
+        # The worker's word for it: on a busy machine the whole class is answered before the journal says so
+        wait_until(lambda: len(workers[1].events("replied")) >= 3, "some answers are there", 300)
         # When the vLLM that its decode worker is attached to is killed, and somebody starts it again
         server.kill()
-        assert len(answers(out)) < 28
+        assert len(workers[1].events("replied")) < 28
         # Then the worker takes nothing more, and says so
         wait_until(lambda: workers[1].registration.off == ENGINE_AWAY, "it says that its engine is away", 30)
         server.start(*SERVED)

@@ -127,10 +127,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         before = {one.req_id: one.num_computed_tokens for one in scheduler_output.scheduled_new_reqs}
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
-            if request_id in self._asked:
+            asked = self._asked.get(request_id)
+            if asked is not None and before[request_id] < asked.length:  # else each step of an answer would copy lists
                 blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
-                blocks = tuple(list(group) for group in blocks)
-                self._plan(step, self._asked[request_id], before[request_id], scheduled, blocks)
+                self._plan(step, asked, before[request_id], scheduled, tuple(list(group) for group in blocks))
         return step
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -175,12 +175,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             asked.loading = False
             step.loads.append(Load(asked.key, asked.folder, *asked.inject, before, blocks))
         done = min(before + scheduled, asked.length)
-        if before < asked.length:
-            asked.evaluated += done - before
-            self._tell(asked, op="evaluated", tokens=asked.evaluated, instance=self._instance)
+        asked.evaluated += done - before
+        self._tell(asked, op="evaluated", tokens=asked.evaluated, instance=self._instance)
         # Whole blocks only, but for the prompt's last one.
         end = done if done == asked.length else done // asked.block * asked.block
-        last = before < asked.length == done
+        last = done == asked.length
         if asked.sent is not None and (end > asked.sent or last):
             step.saves.append(Save(asked.key, asked.folder, asked.sent, end, asked.block, blocks, last))
             asked.sent = max(end, asked.sent)
