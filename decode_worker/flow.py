@@ -19,8 +19,7 @@ from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import adaptive_prefetch, receive_group
-from infra.broker.slots import Slots
+from infra.broker.consume import Slots, adaptive_prefetch, receive_group
 from infra.broker.topology import model_of, work_queue
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue

@@ -26,9 +26,9 @@ from engines.questions import tokenized
 from engines.sketch import SketchAgreement
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
+from infra.broker.consume import Slots
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import MAX_KV_TRANSFERS
-from infra.broker.slots import Slots
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec

@@ -22,11 +22,10 @@ from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
+from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop, Slots
 from infra.broker.envelope import Why
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
-from infra.broker.slots import Slots
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore

@@ -17,12 +17,11 @@ from engines.base import Loaded, PrefillEngine
 from engines.questions import tokenized
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
+from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop, Slots
 from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settlement, Settler, check_runnable, passing_on
-from infra.broker.slots import Slots
 from infra.broker.topology import work_queue
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore

@@ -16,11 +16,10 @@ from decode_worker.stealing.policy import FIRST_TOKENS_PER_S
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import Loaded
 from infra.broker.base import Delivery
-from infra.broker.consume import JobSource
+from infra.broker.consume import JobSource, Slots
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.broker.settle import Settler
-from infra.broker.slots import Slots
 from kvstore.blocks import BlockRef
 from messages import codec
 from messages.jobs import DecodeJob, DecodeReport, Sampling, user_prompt

@@ -13,7 +13,7 @@ from engines.base import Answer, Tokenized
 from engines.questions import tokenized
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
-from infra.broker.slots import Slots
+from infra.broker.consume import Slots
 from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import JobResult, Part, PrefillJob, Question, Sampling
