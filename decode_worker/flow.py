@@ -13,8 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from decode_worker.attempt import Attempts, Fetched
-from decode_worker.generate import fetch_ahead
+from decode_worker.generate import Attempts, Fetched, fetch_ahead
 from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice

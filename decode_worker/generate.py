@@ -1,4 +1,4 @@
-"""From a decode job to its text: load the KV cache, check it, prove its reuse, stream the tokens.
+"""A decode worker's attempts, each from its job to the text: load the KV cache, check it, prove its reuse, stream.
 
 The counter of evaluated tokens shows that a cache was used, and sketches compare engines once, on a prompt of their
 own. Neither sees what a real prompt's cache does to its answer. So a decoder now and then prefills a job itself, too,
@@ -8,18 +8,20 @@ and compares what the model expects as the answer's first token (`KVChecks`).
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from decode_worker.answers import Answers, Given
-from decode_worker.attempt import DecodeAttempt, Fetched
 from decode_worker.likelihoods import value_likelihoods
+from decode_worker.stealing.models import LoadedModel
 from engines.base import Answer, DecodeEngine, DecodesText, Loaded
 from engines.logprobs import logprob_gap
 from engines.questions import tokenized
@@ -27,9 +29,10 @@ from engines.sketch import SketchAgreement
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.consume import Slots
+from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import MAX_KV_TRANSFERS
-from kvstore.base import ClusterState, KVStore
+from kvstore.base import ClusterState, KVStore, Run
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
@@ -55,6 +58,84 @@ LOCAL_PREFILL_TOKENS = 256
 # In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
 # cache 0.6 to 3.4 with tiny models of random weights, which expect next to nothing.
 MAX_GAP = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A KV cache in memory, and how long it took to come."""
+
+    cache: KVCache
+    seconds: float
+
+
+@dataclass(eq=False)
+class DecodeAttempt(Attempt[DecodeJob]):
+    """One job on its way through a decode worker."""
+
+    loaded: LoadedModel = field(init=False)  # the model that it is decoded with
+    ahead: Future[Fetched | None] | None = None  # its KV cache, if that was fetched while another job had the slot
+    began: float = 0.0  # monotonic clock
+    queue_s: float = 0.0  # from submission to its slot
+    rounded: bool = False  # its KV cache was computed with another rounding
+    result: JobResult = field(init=False)
+    body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot
+
+    @property
+    def key(self) -> Run:
+        """What claims and results go by."""
+        return self.job.job.job_id, self.job.job.run
+
+
+class Attempts:
+    """What runs now. A redelivery of something that runs is adopted by it instead of being decoded twice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Run, DecodeAttempt] = {}
+        self._models: Counter[str] = Counter()
+
+    def start(self, attempt: DecodeAttempt) -> bool:
+        """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
+        with self._lock:
+            known = self._running.get(attempt.key)
+            if known:
+                known.deliveries.extend(attempt.deliveries)
+                return False
+            attempt.began = time.monotonic()
+            self._running[attempt.key] = attempt
+            self._models[attempt.job.job.model] += 1
+            return True
+
+    def end(self, attempt: DecodeAttempt) -> None:
+        """Take it out. If it was settled, what was adopted since then is acked; if not, all of it is still to settle.
+
+        Harmless for one that has ended: its job may have come back, and run in another attempt.
+        """
+        with self._lock:
+            if self._running.get(attempt.key) is attempt:
+                del self._running[attempt.key]
+                self._models[attempt.job.job.model] -= 1
+            late = list(attempt.deliveries) if attempt.settled else []
+        for delivery in late:
+            delivery.ack()
+
+    def all(self) -> list[DecodeAttempt]:
+        """A snapshot."""
+        with self._lock:
+            return list(self._running.values())
+
+    def next_end_s(self, expected_s: Callable[[DecodeJob], float]) -> float:
+        """Seconds until the next slot is expected to free; 0 if that is overdue, infinite if nothing runs.
+
+        `expected_s`: how long a job is expected to take.
+        """
+        ends = [attempt.began + expected_s(attempt.job) for attempt in self.all() if not attempt.body]
+        return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
+
+    def foreign(self, model: str) -> bool:
+        """Whether a job of another model runs."""
+        with self._lock:
+            return any(count for other, count in self._models.items() if other != model)
 
 
 class Generator:

@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from decode_worker.attempt import Attempts, DecodeAttempt, Fetched
 from decode_worker.fallback import Fallback
 from decode_worker.flow import DecodeFlow
-from decode_worker.generate import Generator, stored_refs
+from decode_worker.generate import Attempts, DecodeAttempt, Fetched, Generator, stored_refs
 from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
 from engines.worker_info import engine_registration

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from decode_worker import flow as flow_module
-from decode_worker.attempt import Attempts, DecodeAttempt
 from decode_worker.flow import DecodeFlow
+from decode_worker.generate import Attempts, DecodeAttempt
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.stealing.policy import FIRST_TOKENS_PER_S
 from decode_worker.stealing.thief import QueueChoice
