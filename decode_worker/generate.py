@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -76,6 +76,7 @@ class DecodeAttempt(Attempt[DecodeJob]):
     ahead: Future[Fetched | None] | None = None  # its KV cache, if that was fetched while another job had the slot
     began: float = 0.0  # monotonic clock
     queue_s: float = 0.0  # from submission to its slot
+    before_s: float = 0.0  # from submission to where its first answer is begun
     rounded: bool = False  # its KV cache was computed with another rounding
     result: JobResult = field(init=False)
     body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot
@@ -208,11 +209,11 @@ class Generator:
         """
         job = attempt.job.job if attempt.job.job.tokens else tokenized(attempt.loaded.engine, attempt.job.job)
         asks, cache = job.asks(), fetched.cache if fetched else None
-        before_s = job.waited_s(self._cluster_state.now())
+        attempt.before_s = job.waited_s(self._cluster_state.now())
         if asks[1:] or job.questions:
-            given = self._several(attempt, asks, cache, before_s)
+            given = self._several(attempt, asks, cache)
         else:
-            given = [Given(self._answer(attempt, asks[0], cache, before_s))]
+            given = [Given(self._answer(attempt, asks[0], cache))]
         answers = [one.answer for one in given]
         first, more = answers[0], tuple([answer.text for answer in answers[1:]])
         said: dict[str, Any] = {"text": first.text, "finish_reason": first.finish_reason, "more_texts": more}
@@ -225,19 +226,17 @@ class Generator:
             "succeeded",
             attempts=attempt.envelope.attempts + 1,
             prefill=attempt.job.prefill,
-            decode=self._report(attempt, asks, answers, fetched, before_s, why_none),
+            decode=self._report(attempt, asks, answers, fetched, why_none),
             **({"answers": tuple([_counted(one) for one in given])} if job.questions else said),
         )
 
-    def _several(
-        self, attempt: DecodeAttempt, asks: Sequence[Ask], cache: KVCache | None, before_s: float
-    ) -> list[Given]:
+    def _several(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[Given]:
         """All of them, those left by a crash, in this slot and in those that idle."""
         job, engine = attempt.job.job, attempt.loaded.engine
 
         def give(number: int) -> Given:
             ask = asks[number]
-            answer = self._answer(attempt, ask, cache, None if number else before_s)
+            answer = self._answer(attempt, ask, cache, is_first=number == 0)
             if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
                 return Given(answer)
             return Given(answer, value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop))
@@ -246,13 +245,10 @@ class Generator:
         with engine.imported(asks[0].tokens, cache) if cache else nullcontext():
             return answers.all()
 
-    def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, before_s: float | None) -> Answer:
-        """The engine's answer. The job's first is streamed to whoever reads along.
-
-        `before_s`: seconds from submission to the first answer; None: it is another one.
-        """
+    def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
+        """The engine's answer. The job's first is streamed to whoever reads along."""
         engine, job = attempt.loaded.engine, attempt.job.job
-        stream = _Stream(self._broker, job) if job.stream_to and before_s is not None else None
+        stream = _Stream(self._broker, job) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
         if hasattr(engine, "decode_text"):  # isinstance would ask just this, and not quickly
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
@@ -260,18 +256,12 @@ class Generator:
             answer = engine.decode(ask.tokens, cache, ask.sampling, on_text, attempt.stop)
         if stream:
             stream.send("", last=True)
-        if before_s is not None:
-            self._observe(attempt.envelope.event(Step.FIRST_TOKEN, ttft_s=before_s + answer.first_token_s))
+        if is_first:
+            self._observe(attempt.envelope.event(Step.FIRST_TOKEN, ttft_s=attempt.before_s + answer.first_token_s))
         return answer
 
     def _report(
-        self,
-        attempt: DecodeAttempt,
-        asks: Sequence[Ask],
-        answers: Sequence[Answer],
-        fetched: Fetched | None,
-        before_s: float,
-        why_none: str,
+        self, attempt: DecodeAttempt, asks: list[Ask], answers: list[Answer], fetched: Fetched | None, why_none: str
     ) -> DecodeReport:
         """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left of its
         prompt.
@@ -296,7 +286,7 @@ class Generator:
             completion_tokens=sum(answer.completion_tokens for answer in answers),
             queue_s=attempt.queue_s,
             get_s=fetched.seconds if fetched else 0.0,
-            ttft_s=before_s + answers[0].first_token_s,
+            ttft_s=attempt.before_s + answers[0].first_token_s,
             decode_s=sum(answer.seconds for answer in answers),
             total_s=attempt.job.job.waited_s(self._cluster_state.now()),
         )

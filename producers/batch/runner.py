@@ -131,12 +131,7 @@ class Runner:
 
         jobs = (
             PrefillJob(
-                task.job_id,
-                batch.batch_id,
-                task.item_id,
-                task.model,
-                task.parts,
-                task.sampling,
+                *(task.job_id, batch.batch_id, task.item_id, task.model, task.parts, task.sampling),
                 run=batch.runs.get(task.job_id, 1),
                 submitted_at=batch.created_at,
                 deadline=self._deadline,
