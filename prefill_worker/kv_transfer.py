@@ -20,8 +20,6 @@ from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from prefill_worker.admission import Admission, NoRoom
 
-__all__ = ["KVWriter", "NoRoom"]
-
 log = logging.getLogger(__name__)
 
 # Restoring costs a transfer and a slot write; below this many tokens computing is as quick.
