@@ -11,8 +11,8 @@ import pytest
 from decode_worker import flow as flow_module
 from decode_worker.flow import DecodeFlow
 from decode_worker.generate import Attempts, DecodeAttempt
+from decode_worker.stealing.forecast import FIRST_TOKENS_PER_S
 from decode_worker.stealing.models import CachedModel, ModelCache
-from decode_worker.stealing.policy import FIRST_TOKENS_PER_S
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import Loaded
 from infra.broker.base import Delivery
