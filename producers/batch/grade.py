@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from messages.jobs import (
 )
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.order import expected_work
+from producers.batch.runner import JobSpec
 from producers.grading.alarms import class_alarms
 from producers.grading.own_work import common_lines, copied, is_template
 from producers.grading.points import EARLIER, KEPT, WAITING, Grade, grade_submission
@@ -89,28 +91,14 @@ class GradeRequest:
     again: bool = False  # as a manifest keeps it: `only` are the names of the class so far, and some may be gone
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One prompt of one submission."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(JobSpec):
+    """One prompt of one submission. Without questions it asks for all criteria at once."""
 
     role: Role
-    model: str
-    prompt: Prompt
-    sampling: Sampling  # with questions: the longest answer's
-    item_id: str
-    job_id: str
+    prompt: Prompt  # `parts`, as they are counted and shown
     asked: tuple[str, ...] = ()  # a key for each question, as `BatchEntry` has it
     asking: tuple[Question | None, ...] = ()  # each of them; None: its answer is of no use any more
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The prompt as a job has it."""
-        return user_prompt(self.prompt.shared, self.prompt.own)
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """What is asked after the prompt; nothing, where that asks for all criteria at once."""
-        return tuple(question for question in self.asking if question)
 
     def answered(self, result: JobResult | None) -> Iterator[tuple[str, Question | None, tuple[QuestionAnswer, ...]]]:
         """Each question's name, the question, None if it is of no use any more, and its answers, if there are any."""
@@ -459,9 +447,10 @@ class _PromptMaker:
         """The role's prompt of one submission: one job, or those that ask all of its questions."""
         model, sampling = self._made.request.models[role].name, self._samplings[role]
         parts = user_prompt(prompt.shared, prompt.own)
+        task = partial(Task, model=model, parts=parts, sampling=sampling, role=role, prompt=prompt)
         if self._with_criteria:
             job = job_id(self._batch_id, item_id, model, parts, sampling)
-            return [Task(role, model, prompt, sampling, item_id, job)]
+            return [task(job, item_id)]
         wanted = {}
         for name, question in self._questions[role]:
             digest = job_id(self._batch_id, item_id, model, parts, Sampling(1), [question])[:_KEY_DIGITS]
@@ -469,13 +458,14 @@ class _PromptMaker:
         tasks = []
         for entry in self._earlier.of_use(item_id, model, wanted):
             asking = tuple(wanted.get(key) for key in entry.asked)
-            tasks.append(Task(role, model, prompt, sampling, entry.item_id, entry.job_id, entry.asked, asking))
-        done = {key for task in tasks for key in task.asked}
+            of_use = tuple(question for question in asking if question)
+            tasks.append(task(entry.job_id, entry.item_id, questions=of_use, asked=entry.asked, asking=asking))
+        done = {key for one in tasks for key in one.asked}
         names = self._earlier.free_names(item_id)
         for asked in _in_jobs({key: question for key, question in wanted.items() if key not in done}):
             name, questions = next(names), tuple(asked.values())
             job = job_id(self._batch_id, name, model, parts, sampling, questions)
-            tasks.append(Task(role, model, prompt, sampling, name, job, tuple(asked), questions))
+            tasks.append(task(job, name, questions=questions, asked=tuple(asked), asking=questions))
         return tasks
 
     def _asked(self, role: Role) -> list[tuple[str, Question]]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from infra.broker import topology
@@ -32,32 +33,16 @@ _QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no 
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
 
 
-class JobSpec(Protocol):
+@dataclass(frozen=True, slots=True)
+class JobSpec:
     """What a job is made of."""
 
-    @property
-    def job_id(self) -> str:
-        """As `messages.jobs.job_id` has it."""
-
-    @property
-    def item_id(self) -> str:
-        """Unique within the batch."""
-
-    @property
-    def model(self) -> str:
-        """Whose queue it goes to."""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The prompt."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """How tokens are chosen."""
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """What is asked after the prompt; as a rule nothing."""
+    job_id: str  # as `messages.jobs.job_id` has it
+    item_id: str  # unique within the batch
+    model: str
+    parts: tuple[Part, ...]  # the prompt
+    sampling: Sampling  # with questions: the longest answer's
+    questions: tuple[Question, ...] = ()  # asked after the prompt; as a rule nothing
 
 
 class Progress(Protocol):
@@ -146,12 +131,7 @@ class Runner:
 
         jobs = (
             PrefillJob(
-                task.job_id,
-                batch.batch_id,
-                task.item_id,
-                task.model,
-                task.parts,
-                task.sampling,
+                *(task.job_id, batch.batch_id, task.item_id, task.model, task.parts, task.sampling),
                 run=batch.runs.get(task.job_id, 1),
                 submitted_at=batch.created_at,
                 deadline=self._deadline,
