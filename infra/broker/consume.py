@@ -14,6 +14,7 @@ its `Flow`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
-_DEATHS_EVERY_S = 5.0  # between looks for deaths and for deleted queues
+_DEATHS_EVERY_S = 5.0  # between looks for deaths, for deleted queues, and for jobs that wait and don't come
+_FORGOTTEN_S = 10.0  # nothing came for so long, though jobs wait: the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
@@ -198,6 +200,9 @@ class ConsumerLoop:
         self._stopping = threading.Event()
         self._paused = False
         self._hours = ALWAYS  # in which to take jobs
+        self._bulk = topology.work_queue(stage, model, "bulk")
+        self._listening_since = math.inf  # monotonic clock; nothing has come since then
+        self._forgotten = False  # by the broker, which has jobs and brings none
         self.off = ""  # why it takes no jobs now, in a few words; "": it takes some
 
     def run(self, handler: Handler, hours: Hours = ALWAYS) -> None:
@@ -224,11 +229,13 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, handler: Handler) -> None:
         """Once there is room: the next deliveries go to the worker, or nothing comes for a moment."""
-        if self.off:
+        if self.off or self._forgotten:
+            self._listening_since, self._forgotten = math.inf, False
             self._hand_back(source.pause())
             self._stopping.wait(_IDLE_WAIT_S)
             return
         if not handler.wait_for_room(0):
+            self._listening_since = math.inf
             source.full()
             if not handler.wait_for_room(_IDLE_WAIT_S):
                 return
@@ -237,6 +244,7 @@ class ConsumerLoop:
         except NoQueue:  # housekeeping declares it again
             self._stopping.wait(_IDLE_WAIT_S)
             return
+        self._listening_since = math.inf if deliveries else min(self._listening_since, time.monotonic())
         if self._stopping.is_set():
             return self._hand_back(deliveries)
         if deliveries and deliveries[0].queue.startswith("suspects."):
@@ -253,13 +261,22 @@ class ConsumerLoop:
     def _hand_back(self, deliveries: list[Delivery]) -> None:
         self._settler.hand_back_all(deliveries, self._stage)
 
-    def _restore_queues(self) -> None:
-        """Declare what somebody deleted. The jobs in it were lost with it: their batch's owner publishes them again."""
+    def _look_at_queues(self) -> None:
+        """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.
+
+        The jobs in a deleted queue were lost with it: their batch's owner publishes them again. A quorum queue can lose
+        a subscription in a partition that heals (rabbitmq-server #15473): its channel stays open, and nothing comes.
+        """
         specs = topology.queues([self._model], self._broker.clustered)
         names = [spec.name for spec in specs if not (self._broker.clustered and spec.is_classic)]
-        if gone := [name for name in names if self._broker.depth(name) is None]:
+        depths = {name: self._broker.depth(name) for name in names}
+        if gone := [name for name, depth in depths.items() if depth is None]:
             log.error("somebody deleted %s with all it held: declaring it again", ", ".join(gone))
             self._broker.declare([self._model])
+        bulk = depths[self._bulk]
+        if bulk and bulk.ready and time.monotonic() - self._listening_since > _FORGOTTEN_S:
+            log.info("jobs wait in %s, and none has come for %.0f s: listening anew", self._bulk, _FORGOTTEN_S)
+            self._forgotten = True
 
     def _pause(self, worker: str, paused: bool) -> None:
         if self._name == worker or self._name.startswith(f"{worker}."):
@@ -280,7 +297,7 @@ class ConsumerLoop:
                 control = control or ControlListener(self._broker, self._name, heard)
                 control.poll(_TICK_S)
                 if time.monotonic() > next_look:
-                    self._restore_queues()
+                    self._look_at_queues()
                     answer_deaths(self._broker, self._settler, self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
