@@ -34,7 +34,6 @@ from producers.batch.batch import Batch
 from producers.batch.grade import GradeRequest
 from producers.batch.runner import cancelled
 from producers.report.grades import SUMMARY_COLUMNS, summary, summary_rows
-from producers.submissions.reading import read_submissions
 from producers.words import plural
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -66,7 +65,9 @@ def grade(
     """
     settings = given.settings(models)
     if dry:
-        return dry_run.show(settings, class_run.request_from(settings, files, chosen), output.as_json)
+        request = class_run.request_from(settings, files, chosen)
+        class_run.place_of(request, place)  # a dry run says what the run would refuse
+        return dry_run.show(settings, request, output.as_json)
     outcome = api.grade(
         **asdict(files),
         **asdict(place),
@@ -184,7 +185,7 @@ def _existing(folder: Path) -> Batch:
 
 def _named(batch: Batch, request: GradeRequest, only: tuple[str, ...]) -> set[str]:
     """The submissions that are meant, by the rule of `grade --only`. Raises UsageError for what is not in the batch."""
-    names = {submission.name for submission in read_submissions(request.folder, only)} if only else set()
+    names = {submission.name for submission in request.read(only)} if only else set()
     strangers = names - {entry.name for entry in batch.entries}
     if strangers:
         raise BatchError(f"the batch in {batch.folder} holds no {', '.join(sorted(strangers))}")

@@ -15,6 +15,7 @@ from producers.desk.assignments import Inputs
 from producers.desk.dry_runs import found_by
 from producers.desk.rows import counters
 from producers.desk.text import escaped
+from producers.submissions.reading import check_apart
 
 _WORK = ["ipynb", "r", "rmd", "qmd", "py", "sql", "md", "txt"]
 
@@ -68,7 +69,7 @@ def _new(desk: Desk) -> None:
         )
         sent = st.form_submit_button("Create", type="primary")
     if sent:
-        _check(uploads, place, rubric)
+        _check(uploads, place, rubric, desk.backend.home)
         folder = assignments.create(desk.backend.home, title)
         asked = "criteria" if one_by_one else "together"
         inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", code, feedback, ask=asked), uploads, place, rubric)
@@ -89,10 +90,10 @@ def _model(name: str) -> str:
     return name or "as configured"
 
 
-def _check(uploads: Any, place: str, rubric: Any) -> None:
+def _check(uploads: Any, place: str, rubric: Any, home: Path) -> None:
     """Before a folder is made, so that nothing half made stays behind."""
     if not uploads:
-        assignments.existing(place, "submissions")
+        check_apart(assignments.existing(place, "submissions"), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())
 
