@@ -92,7 +92,9 @@ def _model(name: str) -> str:
 
 def _check(uploads: Any, place: str, rubric: Any, home: Path) -> None:
     """Before a folder is made, so that nothing half made stays behind."""
-    if not uploads:
+    if uploads:
+        assignments.check_uploads([upload.name for upload in uploads])
+    else:
         check_apart(assignments.existing(place, "submissions"), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())

@@ -31,3 +31,17 @@ def test_a_desk_whose_home_is_among_the_submissions_says_so_and_makes_nothing(br
         browser.click("Create")
         browser.wait_for("name a folder elsewhere with kvasir ui --home")
         assert not (desk.home / "means").exists()
+
+
+def test_two_uploads_of_one_name_are_refused_and_no_empty_assignment_stays(browser: Browser, tmp_path: Path) -> None:
+    for student in ("ann", "ben"):
+        (tmp_path / student).mkdir()
+        (tmp_path / student / "hw.py").write_text(f"# {student}\n", "utf-8")
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        browser.open(desk.url)
+        browser.fill("Name", "Means")
+        for student in ("ann", "ben"):
+            browser.upload(0, tmp_path / student / "hw.py")
+        browser.click("Create")
+        browser.wait_for("two uploaded files are called 'hw.py': rename one")
+        assert not desk.home.exists() or not list(desk.home.iterdir())

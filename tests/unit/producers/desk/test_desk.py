@@ -385,6 +385,30 @@ def test_submissions_that_are_missing_or_named_twice_are_refused(
         assignments.save_submissions(tmp_path, files)
 
 
+def test_an_upload_that_is_not_there_yet_is_no_path_that_was_typed() -> None:
+    with pytest.raises(InputError, match="nothing is uploaded yet"):
+        assignments.existing(" ", "submissions")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a:b.py", "a_b.py"),
+        ("anna/hw.py", "ben\\hw.py"),
+        (".hw.py", "hw.py"),
+        ("Anna.py", "anna.py"),
+        ("Zo\u00eb.py", "Zoe\u0308.py"),
+    ],
+)
+def test_two_uploads_that_would_be_one_file_are_refused_with_both_names(tmp_path: Path, one: str, other: str) -> None:
+    with pytest.raises(InputError) as refused:
+        assignments.save_submissions(tmp_path, [(one, b"1"), ("c.py", b"3"), (other, b"2")])
+
+    assert repr(one) in str(refused.value)
+    assert repr(other) in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_commands_carry_what_was_given_and_no_more() -> None:
     inputs = Inputs("T", "work", "r.yaml", solution="s.ipynb", code_model="m")
 
