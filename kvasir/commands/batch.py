@@ -22,7 +22,7 @@ from kvasir.options import (
     Output,
     gathered,
     grading_options,
-    id_list,
+    only_option,
     path,
     quiet_option,
     wait_option,
@@ -138,12 +138,14 @@ def results(given: Globals, batch: Path, as_json: bool) -> int:
 
 @click.command()
 @click.argument("batch", type=path)
-@click.option("--only", default="", metavar="IDS", help="Only these submissions, and also if they succeeded.")
+@only_option("Only these submissions, and also if they succeeded.")
 @json_option
 @quiet_option
 @wait_option
 @click.pass_obj
-def retry(given: Globals, batch: Path, only: str, as_json: bool, quiet: bool, max_wait: float | None) -> int:
+def retry(
+    given: Globals, batch: Path, only: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
+) -> int:
     """Run the failed, cancelled and expired jobs of the batch in folder BATCH once more."""
     settings = given.settings()
     with _existing(batch) as owned, TerminalProgress(quiet) as progress:
@@ -151,7 +153,7 @@ def retry(given: Globals, batch: Path, only: str, as_json: bool, quiet: bool, ma
         request: GradeRequest = class_run.request_again(settings, owned)
         assignment = class_run.open_assignment(owned, request)
         known = {task.job_id for task in assignment.tasks if task.may_run}
-        again = _to_retry(owned, known, _named(owned, request, id_list(only)))
+        again = _to_retry(owned, known, _named(owned, request, only))
         owned.run_again(again)
         progress.say(f"{plural(len(again), 'job')} run again")
         outcome = class_run.run(settings, owned, assignment, progress, given.observer(), max_wait)

@@ -15,9 +15,10 @@ from producers.desk.assignments import Inputs
 from producers.desk.dry_runs import found_by
 from producers.desk.rows import counters
 from producers.desk.text import escaped
-from producers.submissions.reading import check_apart
+from producers.rubric.rubric import KINDS
+from producers.submissions.reading import READABLE, check_apart
 
-_WORK = ["ipynb", "r", "rmd", "qmd", "py", "sql", "md", "txt"]
+_WORK = [kind.removeprefix(".") for kind in READABLE]
 
 
 def show(desk: Desk) -> None:
@@ -57,7 +58,7 @@ def _new(desk: Desk) -> None:
             "Submissions: a zip from the LMS, or files", ["zip", *_WORK], accept_multiple_files=True
         )
         place = st.text_input("… or a folder, zip or file on this machine")
-        rubric: Any = st.file_uploader("Rubric (none: it is written on the next page)", ["yaml", "yml", "json", "csv"])
+        rubric: Any = st.file_uploader("Rubric (none: it is written on the next page)", [*KINDS])
         left, right = st.columns(2)
         solution: Any = left.file_uploader("Solution (optional)", _WORK)
         template: Any = right.file_uploader("Template that students started from (optional)", _WORK)

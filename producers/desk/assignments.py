@@ -20,6 +20,7 @@ from producers.desk.work import Work
 from producers.files.private import make_folder, read_ordinary, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.rubric.rubric import Rubric, load_rubric
+from producers.words import as_names
 
 FILE = "desk.json"
 TRIAL_SIZES = (5, 10)
@@ -256,12 +257,9 @@ def dry_run_command(backend: Backend, inputs: Inputs) -> list[str]:
 
 
 def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, only: Sequence[str] = ()) -> list[str]:
-    """Grade into `out`; goes on where an earlier run stopped. Raises InputError on a name that can't be passed on."""
-    crossed = next((name for name in only if "," in name), "")
-    if crossed:
-        raise InputError(f"{crossed!r:.80} has a comma in its name: rename the file, or regrade the whole class")
+    """Grade into `out`; goes on where an earlier run stopped."""
     chosen = ["--limit", str(limit)] if limit else []
-    chosen += ["--only", ",".join(only)] if only else []
+    chosen += ["--only", as_names(only)] if only else []
     logged = ("--log-level", "info", "--log-style", "json")
     return backend.command(*logged, "grade", *_words(inputs), "--out", str(out), "--quiet", "--json", *chosen)
 
@@ -300,7 +298,7 @@ def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
 
 
 def _again(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
-    """What goes on with it. Raises BatchError if the inputs can't be read, InputError."""
+    """What goes on with it. Raises BatchError if the inputs can't be read."""
     record = work.record()
     assert record
     if record.kind == "retry":

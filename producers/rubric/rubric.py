@@ -43,6 +43,7 @@ from producers.rubric.late import LateRule, parse_late
 
 Role = Literal["code", "feedback"]
 ROLES: tuple[Role, ...] = ("code", "feedback")
+KINDS = ("yaml", "yml", "json", "csv")  # how a rubric's file name ends
 Points = int | float
 
 MAX_FILE_BYTES = 1 << 20
@@ -174,7 +175,7 @@ def _digest(
 
 
 def _read(path: Path) -> str:
-    if path.suffix.lower() not in (".yaml", ".yml", ".json", ".csv"):
+    if path.suffix.lower() not in {f".{kind}" for kind in KINDS}:
         raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml, .json or .csv (Canvas)")
     try:
         with open_ordinary(path) as file:

@@ -44,6 +44,7 @@ from producers.submissions.notebooks import (
 from producers.words import plural
 
 __all__ = [
+    "READABLE",
     "Part",
     "PartKind",
     "Submission",
@@ -481,3 +482,4 @@ _READERS: dict[str, Callable[[str, str], Document]] = {
     ".txt": _prose,
     ".html": _page,
 }
+READABLE = tuple(_READERS)

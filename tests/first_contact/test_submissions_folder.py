@@ -107,3 +107,19 @@ def test_a_solution_graded_as_the_one_submission_is_one(folder: Path) -> None:
     work = "student0_100_1_homework.py"
     assert grade(work, "--rubric", "../rubric.yaml", "--solution", work, "--out", "../out") == 0
     assert graded(Path("../out")) == [work]
+
+
+@pytest.mark.parametrize(
+    "only",
+    [
+        ["--only", '"Miller, Anna.py",student0_100_1_homework.py'],
+        ["--only", '"Miller, Anna.py"', "--only", "100"],
+    ],
+)
+def test_only_takes_a_name_with_a_comma_and_may_be_repeated(folder: Path, only: list[str]) -> None:
+    (folder / "Miller, Anna.py").write_text("print(1)\n")
+    chosen = ["Miller, Anna.py", "student0_100_1_homework.py"]
+
+    assert grade(".", "--rubric", "../rubric.yaml", "--out", "../out", *only) == 0
+    assert graded(Path("../out")) == chosen
+    assert cli.run(["--config", "../../kvasir.toml", "retry", "../out", *only]) == 0

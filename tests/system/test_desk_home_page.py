@@ -10,6 +10,7 @@ import pytest
 from tests.support.browser import Browser
 from tests.support.desk_page import DeskPage, quick_model
 from tests.support.homework import tiny_class
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -45,3 +46,32 @@ def test_two_uploads_of_one_name_are_refused_and_no_empty_assignment_stays(brows
         browser.click("Create")
         browser.wait_for("two uploaded files are called 'hw.py': rename one")
         assert not desk.home.exists() or not list(desk.home.iterdir())
+
+
+def test_what_a_folder_may_hold_can_be_uploaded_too(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "doe_12_text.html"
+    page.write_text("<p>Sales rose.</p>", "utf-8")
+    rubric = tmp_path / "canvas.csv"
+    ratings = "Rating Name,Rating Description,Rating Points"
+    header = f"Rubric Name,Criteria Name,Criteria Description,Criteria Enable Range,{ratings}"
+    rubric.write_text(f"{header}\nMeans,Code runs,It runs,false,Full,,3,None,,0\n", "utf-8")
+    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
+        browser.open(desk.url)
+        browser.fill("Name", "Means")
+        browser.upload(0, page)
+        browser.wait_for("xt.html")
+        browser.upload(1, tiny_class(tmp_path / "class", 1) / "rubric.yaml")
+        browser.wait_for("c.yaml")
+        browser.click("Create")
+        browser.click("Dry run")
+        browser.wait_for("counted with the model's tokenizer")
+        folder = desk.home / "means"
+        assert [path.name for path in folder.glob("handed-in/*/*")] == [page.name]
+
+        browser.open(desk.at(folder, "Regrade"))
+        browser.press("css", "[data-testid=stExpander]:has([data-testid=stFileUploader]) summary")
+        browser.upload(0, rubric)
+        browser.wait_for("as.csv")
+        browser.click("Keep the uploaded one")
+        wait_until(lambda: list(folder.glob("rubrics/*.csv")), "the uploaded version is kept")
+        assert "Traceback" not in desk.text()

@@ -24,6 +24,7 @@ from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.report.grades import outcomes
 from producers.rubric.rubric import parse_rubric
+from producers.words import names_in
 from tests.support.desk import answer, plan, planned, request_for, request_of
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -420,9 +421,12 @@ def test_the_commands_carry_what_was_given_and_no_more() -> None:
     ]  # fmt: skip
 
 
-def test_a_name_with_a_comma_cannot_be_passed_on_and_says_so() -> None:
-    with pytest.raises(InputError, match="comma"):
-        assignments.grade_command(Commands(), Inputs("T", "w", "r"), Path("out"), only=["a, b"])  # type: ignore[arg-type]
+def test_names_are_passed_on_whatever_they_hold() -> None:
+    names = ["Miller, Anna_12_3_hw.py", "b.py", 'said "x".py']
+
+    words = assignments.grade_command(Commands(), Inputs("T", "w", "r"), Path("out"), only=names)  # type: ignore[arg-type]
+
+    assert list(names_in(words[-1])) == names
 
 
 def test_markdown_in_other_peoples_names_is_made_literal() -> None:
