@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from producers.report.graded import GradedClass
 from producers.rubric.checks import CheckFinding, run_checks
 from producers.rubric.rubric import ROLES, Role, Rubric, load_rubric
 from producers.submissions.lms_names import same_student
-from producers.submissions.reading import Submission, read_document, read_submissions
+from producers.submissions.reading import Submission, given_in, read_document, read_submissions
 from producers.submissions.tokens import LETTERS_PER_TOKEN, estimate_tokens
 from producers.submissions.truncation import Cut, Limits, truncate
 
@@ -89,6 +89,16 @@ class GradeRequest:
     ask: AskForm = "together"
     beside: tuple[str, ...] | None = ()  # names of the class's submissions that this run leaves alone; None: all others
     again: bool = False  # as a manifest keeps it: `only` are the names of the class so far, and some may be gone
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What lies among the submissions and is none, as `given_in` has it."""
+        others = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
+        return given_in(self.folder, others)
+
+    def read(self, only: Collection[str] = (), limit: int = 0, lenient: bool = False) -> list[Submission]:
+        """The submissions. Raises SubmissionError."""
+        return read_submissions(self.folder, only, limit, lenient, self.given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +175,9 @@ def prepare(
     rubric = load_rubric(request.rubric)
     solution = read_document(request.solution) if request.solution else None
     template = read_document(request.template) if request.template else None
-    everybody = read_submissions(request.folder)
+    everybody = request.read()
     few = request.only or request.limit
-    some = read_submissions(request.folder, request.only, request.limit, request.again) if few else everybody
+    some = request.read(request.only, request.limit, request.again) if few else everybody
     chosen = {one.name for one in some}
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
