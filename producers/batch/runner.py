@@ -29,7 +29,7 @@ _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
 _STEPS = 20  # of the progress bar at least
 _BACKLOG_WAIT_S = 5.0
-_QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no longer has
+_QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no longer has, and results that don't come
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
 
 
@@ -200,6 +200,10 @@ class Runner:
         if replies.reopen():
             log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
             self._record(replies.parked())
+        if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
+            log.info("results wait for batch %s, and none has come for a while: listening anew", self._batch.batch_id)
+            self._record(replies.listen_anew())
+            self._quiet_looks = 0
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):
             self._tell(self._batch.journal.record(cancelled(self._batch)), Step.CANCELLED, Step.JOURNALED)
             return
