@@ -16,7 +16,7 @@ from kvasir.connect import connect
 from messages.jobs import JobResult, PrefillJob
 from producers.batch.grade import GradeRequest, assign
 from producers.client import Client
-from producers.grading.quotes import check_evidence
+from producers.grading.quotes import evidence_state, shown_texts
 from producers.prompts.answers import AnswerError, parse_passage
 from producers.rubric.rubric import parse_rubric
 from producers.submissions.reading import Part, Submission
@@ -80,4 +80,4 @@ def found(result: JobResult, submission: Submission) -> bool | None:
         passage = parse_passage(first.text, first.likelihoods)
     except (AnswerError, IndexError):
         return None
-    return passage is not None and check_evidence(passage.quote, submission)
+    return passage is not None and evidence_state(passage.quote, shown_texts(submission)) == "found"

@@ -32,10 +32,8 @@ from infra.config.settings import load_settings
 from kvasir.connect import connect
 from messages.jobs import Sampling, job_id, user_prompt
 from producers.batch.batch import Batch, BatchEntry, Counts
-from producers.batch.grade import Task
-from producers.batch.runner import Runner
+from producers.batch.runner import JobSpec, Runner
 from producers.client import Client
-from producers.prompts.prompt import Prompt
 from tests.support.processes import SIMULATED, Cluster, Worker
 from tests.support.waiting import wait_until
 
@@ -54,16 +52,16 @@ class Tasks:
         self.batch_id = batch_id
         self.count = count
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[JobSpec]:
         for number in range(self.count):
             own = f"submission {number}: ".ljust(JOB_BYTES - len(SHARED), "x")
-            name = job_id(self.batch_id, f"item-{number}", MODEL, user_prompt(SHARED, own), SAMPLING)
-            yield Task("code", MODEL, Prompt(SHARED, own), SAMPLING, f"item-{number}", name)
+            item, parts = f"item-{number}", user_prompt(SHARED, own)
+            yield JobSpec(job_id(self.batch_id, item, MODEL, parts, SAMPLING), item, MODEL, parts, SAMPLING)
 
     def entries(self) -> Iterator[BatchEntry]:
         """Their lines in the manifest."""
         for number, task in enumerate(self):
-            yield BatchEntry(task.job_id, task.item_id, MODEL, task.role, f"student_{number}.R")
+            yield BatchEntry(task.job_id, task.item_id, MODEL, "code", f"student_{number}.R")
 
 
 class Quiet:

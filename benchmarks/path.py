@@ -65,9 +65,7 @@ from kvasir.connect import connect
 from messages.jobs import Sampling, user_prompt
 from messages.lifecycle import Event
 from producers.batch.batch import Batch, BatchEntry, Counts
-from producers.batch.grade import Task
-from producers.batch.runner import Runner
-from producers.prompts.prompt import Prompt
+from producers.batch.runner import JobSpec, Runner
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = Path(__file__).with_name("path_figures.json")
@@ -273,11 +271,12 @@ def traced_job() -> TracedJob:
         (folder / "kvasir.toml").write_text(CONFIG)
         settings = load_settings(config=folder / "kvasir.toml", environ={})
         with connect(settings, observe=_look_away) as client, Batch(folder / "batch") as batch:
-            prompt = Prompt(_text("rubric ", SHARED_TOKENS), _text("answer ", TOKENS - SHARED_TOKENS - TOKENS_AROUND))
+            own_tokens = TOKENS - SHARED_TOKENS - TOKENS_AROUND
+            prompt = user_prompt(_text("rubric ", SHARED_TOKENS), _text("answer ", own_tokens))
             sampling = Sampling(max_tokens=16)
-            job = client.new_job(batch.batch_id, "item", MODEL, user_prompt(prompt.shared, prompt.own), sampling)
+            job = client.new_job(batch.batch_id, "item", MODEL, prompt, sampling)
             batch.plan([BatchEntry(job.job_id, job.item_id, MODEL, "code", "ada")], request={})
-            runner = Runner(batch, [Task("code", MODEL, prompt, sampling, "item", job.job_id)], client, _Silent())
+            runner = Runner(batch, [JobSpec(job.job_id, "item", MODEL, prompt, sampling)], client, _Silent())
             time.sleep(IDLE_S)
             began = trace.mark()
             runner.run(max_wait_s=PATIENCE_S)

@@ -33,8 +33,7 @@ from urllib.parse import urlsplit
 from benchmarks import harness
 from benchmarks.batch import MODEL, Producer, Tasks, produce, status_mb
 from messages.jobs import Sampling, job_id, user_prompt
-from producers.batch.grade import Task
-from producers.prompts.prompt import Prompt
+from producers.batch.runner import JobSpec
 from tests.support.processes import Cluster, Model
 from tests.support.services import Pair
 
@@ -55,13 +54,13 @@ SETTLED = 0.2  # of the jobs: what memory is compared with at the end
 class Questions(Tasks):
     """Five prompts to each student, made one at a time as they are read."""
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[JobSpec]:
         for number in range(self.count):
             student, question = divmod(number, QUESTIONS)
             shared = f"Question {question}: grade it by this rubric. ".ljust(2048, "r")
             own = f"student {student} on question {question}: ".ljust(1024, "x")
-            name = job_id(self.batch_id, f"student-{student}", MODEL, user_prompt(shared, own), SAMPLING)
-            yield Task("code", MODEL, Prompt(shared, own), SAMPLING, f"student-{student}", name)
+            item, parts = f"student-{student}", user_prompt(shared, own)
+            yield JobSpec(job_id(self.batch_id, item, MODEL, parts, SAMPLING), item, MODEL, parts, SAMPLING)
 
 
 class Processes:

@@ -13,14 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from decode_worker.attempt import Attempts, Fetched
-from decode_worker.generate import fetch_ahead
+from decode_worker.generate import Attempts, Fetched, fetch_ahead
 from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import adaptive_prefetch, receive_group
-from infra.broker.slots import Slots
+from infra.broker.consume import Slots, adaptive_prefetch, receive_group
 from infra.broker.topology import model_of, work_queue
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue

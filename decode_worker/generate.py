@@ -1,4 +1,4 @@
-"""From a decode job to its text: load the KV cache, check it, prove its reuse, stream the tokens.
+"""A decode worker's attempts, each from its job to the text: load the KV cache, check it, prove its reuse, stream.
 
 The counter of evaluated tokens shows that a cache was used, and sketches compare engines once, on a prompt of their
 own. Neither sees what a real prompt's cache does to its answer. So a decoder now and then prefills a job itself, too,
@@ -8,28 +8,31 @@ and compares what the model expects as the answer's first token (`KVChecks`).
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from decode_worker.answers import Answers, Given
-from decode_worker.attempt import DecodeAttempt, Fetched
 from decode_worker.likelihoods import value_likelihoods
+from decode_worker.stealing.models import LoadedModel
 from engines.base import Answer, DecodeEngine, DecodesText, Loaded
 from engines.logprobs import logprob_gap
 from engines.questions import tokenized
 from engines.sketch import SketchAgreement
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
+from infra.broker.consume import Slots
+from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import MAX_KV_TRANSFERS
-from infra.broker.slots import Slots
-from kvstore.base import ClusterState, KVStore
+from kvstore.base import ClusterState, KVStore, Run
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
@@ -55,6 +58,85 @@ LOCAL_PREFILL_TOKENS = 256
 # In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
 # cache 0.6 to 3.4 with tiny models of random weights, which expect next to nothing.
 MAX_GAP = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A KV cache in memory, and how long it took to come."""
+
+    cache: KVCache
+    seconds: float
+
+
+@dataclass(eq=False)
+class DecodeAttempt(Attempt[DecodeJob]):
+    """One job on its way through a decode worker."""
+
+    loaded: LoadedModel = field(init=False)  # the model that it is decoded with
+    ahead: Future[Fetched | None] | None = None  # its KV cache, if that was fetched while another job had the slot
+    began: float = 0.0  # monotonic clock
+    queue_s: float = 0.0  # from submission to its slot
+    before_s: float = 0.0  # from submission to where its first answer is begun
+    rounded: bool = False  # its KV cache was computed with another rounding
+    result: JobResult = field(init=False)
+    body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot
+
+    @property
+    def key(self) -> Run:
+        """What claims and results go by."""
+        return self.job.job.job_id, self.job.job.run
+
+
+class Attempts:
+    """What runs now. A redelivery of something that runs is adopted by it instead of being decoded twice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Run, DecodeAttempt] = {}
+        self._models: Counter[str] = Counter()
+
+    def start(self, attempt: DecodeAttempt) -> bool:
+        """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
+        with self._lock:
+            known = self._running.get(attempt.key)
+            if known:
+                known.deliveries.extend(attempt.deliveries)
+                return False
+            attempt.began = time.monotonic()
+            self._running[attempt.key] = attempt
+            self._models[attempt.job.job.model] += 1
+            return True
+
+    def end(self, attempt: DecodeAttempt) -> None:
+        """Take it out. If it was settled, what was adopted since then is acked; if not, all of it is still to settle.
+
+        Harmless for one that has ended: its job may have come back, and run in another attempt.
+        """
+        with self._lock:
+            if self._running.get(attempt.key) is attempt:
+                del self._running[attempt.key]
+                self._models[attempt.job.job.model] -= 1
+            late = list(attempt.deliveries) if attempt.settled else []
+        for delivery in late:
+            delivery.ack()
+
+    def all(self) -> list[DecodeAttempt]:
+        """A snapshot."""
+        with self._lock:
+            return list(self._running.values())
+
+    def next_end_s(self, expected_s: Callable[[DecodeJob], float]) -> float:
+        """Seconds until the next slot is expected to free; 0 if that is overdue, infinite if nothing runs.
+
+        `expected_s`: how long a job is expected to take.
+        """
+        ends = [attempt.began + expected_s(attempt.job) for attempt in self.all() if not attempt.body]
+        return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
+
+    def foreign(self, model: str) -> bool:
+        """Whether a job of another model runs."""
+        with self._lock:
+            return any(count for other, count in self._models.items() if other != model)
 
 
 class Generator:
@@ -127,11 +209,11 @@ class Generator:
         """
         job = attempt.job.job if attempt.job.job.tokens else tokenized(attempt.loaded.engine, attempt.job.job)
         asks, cache = job.asks(), fetched.cache if fetched else None
-        before_s = job.waited_s(self._cluster_state.now())
+        attempt.before_s = job.waited_s(self._cluster_state.now())
         if asks[1:] or job.questions:
-            given = self._several(attempt, asks, cache, before_s)
+            given = self._several(attempt, asks, cache)
         else:
-            given = [Given(self._answer(attempt, asks[0], cache, before_s))]
+            given = [Given(self._answer(attempt, asks[0], cache))]
         answers = [one.answer for one in given]
         first, more = answers[0], tuple([answer.text for answer in answers[1:]])
         said: dict[str, Any] = {"text": first.text, "finish_reason": first.finish_reason, "more_texts": more}
@@ -144,19 +226,17 @@ class Generator:
             "succeeded",
             attempts=attempt.envelope.attempts + 1,
             prefill=attempt.job.prefill,
-            decode=self._report(attempt, asks, answers, fetched, before_s, why_none),
+            decode=self._report(attempt, asks, answers, fetched, why_none),
             **({"answers": tuple([_counted(one) for one in given])} if job.questions else said),
         )
 
-    def _several(
-        self, attempt: DecodeAttempt, asks: Sequence[Ask], cache: KVCache | None, before_s: float
-    ) -> list[Given]:
+    def _several(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[Given]:
         """All of them, those left by a crash, in this slot and in those that idle."""
         job, engine = attempt.job.job, attempt.loaded.engine
 
         def give(number: int) -> Given:
             ask = asks[number]
-            answer = self._answer(attempt, ask, cache, None if number else before_s)
+            answer = self._answer(attempt, ask, cache, is_first=number == 0)
             if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
                 return Given(answer)
             return Given(answer, value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop))
@@ -165,13 +245,10 @@ class Generator:
         with engine.imported(asks[0].tokens, cache) if cache else nullcontext():
             return answers.all()
 
-    def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, before_s: float | None) -> Answer:
-        """The engine's answer. The job's first is streamed to whoever reads along.
-
-        `before_s`: seconds from submission to the first answer; None: it is another one.
-        """
+    def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
+        """The engine's answer. The job's first is streamed to whoever reads along."""
         engine, job = attempt.loaded.engine, attempt.job.job
-        stream = _Stream(self._broker, job) if job.stream_to and before_s is not None else None
+        stream = _Stream(self._broker, job) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
         if hasattr(engine, "decode_text"):  # isinstance would ask just this, and not quickly
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
@@ -179,18 +256,12 @@ class Generator:
             answer = engine.decode(ask.tokens, cache, ask.sampling, on_text, attempt.stop)
         if stream:
             stream.send("", last=True)
-        if before_s is not None:
-            self._observe(attempt.envelope.event(Step.FIRST_TOKEN, ttft_s=before_s + answer.first_token_s))
+        if is_first:
+            self._observe(attempt.envelope.event(Step.FIRST_TOKEN, ttft_s=attempt.before_s + answer.first_token_s))
         return answer
 
     def _report(
-        self,
-        attempt: DecodeAttempt,
-        asks: Sequence[Ask],
-        answers: Sequence[Answer],
-        fetched: Fetched | None,
-        before_s: float,
-        why_none: str,
+        self, attempt: DecodeAttempt, asks: list[Ask], answers: list[Answer], fetched: Fetched | None, why_none: str
     ) -> DecodeReport:
         """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left of its
         prompt.
@@ -215,7 +286,7 @@ class Generator:
             completion_tokens=sum(answer.completion_tokens for answer in answers),
             queue_s=attempt.queue_s,
             get_s=fetched.seconds if fetched else 0.0,
-            ttft_s=before_s + answers[0].first_token_s,
+            ttft_s=attempt.before_s + answers[0].first_token_s,
             decode_s=sum(answer.seconds for answer in answers),
             total_s=attempt.job.job.waited_s(self._cluster_state.now()),
         )

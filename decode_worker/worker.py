@@ -14,20 +14,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from decode_worker.attempt import Attempts, DecodeAttempt, Fetched
 from decode_worker.fallback import Fallback
 from decode_worker.flow import DecodeFlow
-from decode_worker.generate import Generator, stored_refs
+from decode_worker.generate import Attempts, DecodeAttempt, Fetched, Generator, stored_refs
 from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import why_away
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop
+from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop, Slots
 from infra.broker.envelope import Why
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
-from infra.broker.slots import Slots
 from infra.broker.topology import model_of
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore

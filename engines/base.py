@@ -202,19 +202,14 @@ class Detokenizes(Protocol):
         """The text of these ids, as an answer shows it; U+FFFD for what is no whole character."""
 
 
-@runtime_checkable
-class MayBeAway(Protocol):
-    """An engine whose program is another process, which ends and comes back. While it is away nothing is asked of it:
-    its worker takes no jobs."""
-
-    @property
-    def away(self) -> str:
-        """Why it is; "": it is there."""
-
-
 def why_away(engine: object) -> str:
-    """Why an engine is away; "": it is there, or can't be away without its worker."""
-    return engine.away if isinstance(engine, MayBeAway) else ""
+    """Why an engine is away, as its property `away` says; "": it is there, or can't be away without its worker.
+
+    Away is one whose program is another process, which has ended and comes back. Nothing is asked of it meanwhile: its
+    worker takes no jobs.
+    """
+    away: str = getattr(engine, "away", "")
+    return away
 
 
 @dataclass(frozen=True, slots=True)

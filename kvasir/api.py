@@ -9,10 +9,11 @@ from infra.config.settings import Settings, load_settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
 from kvasir.connect import Observer
-from kvasir.options import BatchPlace, Chosen, ClassFiles, id_list
+from kvasir.options import BatchPlace, Chosen, ClassFiles
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress
 from producers.batch.grade import AskForm
+from producers.words import names_in
 
 
 def grade(
@@ -57,7 +58,7 @@ def grade(
         {"code_model": code_model, "feedback_model": feedback_model}, config=Path(config) if config else None
     )
     solution, template, out = (Path(path) if path else None for path in (solution, template, out))
-    chosen = Chosen(id_list(only) if isinstance(only, str) else tuple(only), limit, samples, ask)
+    chosen = Chosen(names_in(only) if isinstance(only, str) else tuple(only), limit, samples, ask)
     request = class_run.request_from(used, ClassFiles(Path(folder), Path(rubric), solution, template), chosen)
     with (
         TerminalProgress(quiet) as progress,

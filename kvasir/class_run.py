@@ -27,9 +27,10 @@ from producers.export.late import late_of
 from producers.files.private import write_atomically
 from producers.grading.points import Grade
 from producers.report.graded import GradedClass, load_graded, save_graded
-from producers.report.grades import SUMMARY_COLUMNS, summary, summary_rows, write_grades_csv
+from producers.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows, write_grades_csv
 from producers.report.page import render_page
 from producers.rubric.rubric import ROLES, Role, load_rubric
+from producers.submissions.reading import check_apart
 
 _DEFAULT_CONTEXT = 32_768  # where the configuration doesn't say; the worker refuses what its model can't hold
 
@@ -152,8 +153,10 @@ def open_class(
 
     Another class's batch in the folder that is wanted raises BatchError, unless it is to be moved aside.
     """
-    default = default_folder(request.folder, load_rubric(request.rubric).title)
-    place, number = wanted.out or default, 1
+    default = place_of(request, wanted)
+    place, number = default, 1
+    if request.given:
+        say(left_out(request.given))
     while True:
         with Batch(place) as batch:
             assignment = read_class(batch, request)
@@ -171,6 +174,18 @@ def open_class(
         else:
             number += 1
             place = default.with_name(f"{default.name}-{number}")
+
+
+def place_of(request: GradeRequest, wanted: BatchPlace) -> Path:
+    """Where the batch is to be: where it is wanted, else the default. Raises SubmissionError: not among the work."""
+    place = wanted.out or default_folder(request.folder, load_rubric(request.rubric).title)
+    check_apart(request.folder, place)
+    return place
+
+
+def left_out(given: Mapping[str, str]) -> str:
+    """`GradeRequest.given` as a sentence."""
+    return f"No submission, so left out: {', '.join(f'{one_line(name)} ({what})' for name, what in given.items())}"
 
 
 def _moved_aside(place: Path) -> Path:

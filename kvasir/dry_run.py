@@ -9,6 +9,7 @@ from typing import Any
 from engines.openai.place import outside
 from engines.proof import outside_in
 from infra.config.settings import Settings
+from kvasir.class_run import left_out
 from kvasir.connect import connect
 from kvasir.terminal import say, say_json, table
 from messages.errors import ConfigError, Retry
@@ -59,6 +60,7 @@ def describe(
         ],
         "shared_prefix": [_shared(assignment, role, count) for role in models],
         "submissions": items,
+        "left_out": assignment.request.given,
     }
 
 
@@ -148,6 +150,8 @@ def _print(found: dict[str, Any]) -> None:
     rows = [_row(item) for item in found["submissions"]]
     columns = ("submission", "language", *_FIGURES, "needs review", "remarks")
     table(columns, rows, right=_FIGURES)
+    if found["left_out"]:
+        say(left_out(found["left_out"]))
     say(f"{plural(found['prompts'], 'prompt')}, {found['prompt_tokens']:,} tokens ({how})")
     if found["questions"]:
         say(f"{plural(found['questions'], 'question')}, each after the prompt of its submission, from one KV cache")

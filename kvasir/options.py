@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -18,6 +18,7 @@ from monitoring import logs
 from monitoring.events import fan_out
 from monitoring.server import LOOPBACK
 from producers.batch.grade import ASK_FORMS, AskForm
+from producers.words import names_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -169,6 +170,16 @@ page_options = together(
     ),
 )
 
+
+def only_option(help_text: str) -> Callable[[F], F]:
+    """--only, which may be repeated, as the names in it."""
+
+    def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for text in values for name in names_in(text))
+
+    return click.option("--only", multiple=True, metavar="IDS", callback=names, help=help_text)
+
+
 # What to grade, for `grade` and `submit`.
 grading_options = together(
     click.argument("folder", type=path),
@@ -180,13 +191,7 @@ grading_options = together(
     click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),
     click.option("--limit", type=click.IntRange(0), default=0, help="Only the first N submissions."),
-    click.option(
-        "--only",
-        default="",
-        metavar="IDS",
-        callback=lambda _context, _parameter, value: id_list(value),
-        help="Only these: names or LMS ids, comma-separated.",
-    ),
+    only_option("Only these: names or LMS ids, comma-separated; a name with a comma in double quotes."),
     click.option(
         "--samples",
         type=click.IntRange(1, 15),
@@ -206,8 +211,3 @@ def default_folder(folder: Path, title: str) -> Path:
     """Where a class's batch lives unless it is said: `results/homework-4-submissions`, by its rubric and its folder."""
     words = (re.sub(r"[\W_]+", "-", text.casefold()).strip("-")[:40] for text in (title, folder.resolve().stem))
     return Path("results") / ("-".join(word for word in words if word) or "batch")
-
-
-def id_list(text: str) -> tuple[str, ...]:
-    """`a, b` as ('a', 'b')."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())

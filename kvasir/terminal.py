@@ -82,7 +82,7 @@ class TerminalProgress:
         """Something to know now; once each."""
         if sentence not in self._said:
             self._said.add(sentence)
-            stderr.print(sentence, highlight=False, soft_wrap=True)
+            stderr.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
     def _due(self, counts: Counts) -> bool:
         if counts.done == self._last_shown:

@@ -76,7 +76,11 @@ def encode(message: Message) -> bytes:
 
 def decode(body: bytes, expected: type[M]) -> M:
     """The message in `body`, which must be an `expected`. Raises InvalidMessage or NewerMessage."""
-    fields = _unpack(body)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
+    fields = unpack(body)
+    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
+        raise InvalidMessage("not a msgpack map with text keys")
     version = fields.pop("v", None)
     if isinstance(version, int) and version > VERSION:
         raise NewerMessage(f"message version {version}; this program reads up to {VERSION}")
@@ -115,15 +119,6 @@ def _with_kv_transfer(report: dict[str, Any]) -> dict[str, Any]:
     named = {"hand_over": "kv_transfer", "handed_over_tokens": "transferred_tokens"}
     read = {named.get(name, name): value for name, value in report.items()}
     return {**read, "kv_transfer": "verified" if read["kv_transfer"] == "kv" else read["kv_transfer"]}
-
-
-def _unpack(body: bytes) -> dict[str, Any]:
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
-    fields = unpack(body)
-    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
-        raise InvalidMessage("not a msgpack map with text keys")
-    return fields
 
 
 def unpack(body: bytes) -> Any:

@@ -109,9 +109,11 @@ class Admission:
         """
         size = measure()
         with self._lock:
-            usage = self._usage(size)
-            mark = high_water_mark(usage)
-            negligible = size <= mark * _NEGLIGIBLE and not self._is_near_full(usage, size)
+            now = self._clock()
+            if now - self._asked_at > _KNOWN_FOR_S or self._is_near_full(size):
+                self._last_usage, self._asked_at, self._granted = self._kv.usage(), now, 0
+            usage, mark = self._last_usage, high_water_mark(self._last_usage)
+            negligible = size <= mark * _NEGLIGIBLE and not self._is_near_full(size)
             reservation: AbstractContextManager[None] = nullcontext()
             if usage.max_bytes and size and not negligible:
                 if size > mark:
@@ -135,15 +137,10 @@ class Admission:
         self._next_look = 0.0
         raise NoRoom(f"no room for {size:,} bytes for now")
 
-    def _usage(self, size: int) -> StoreUsage:
-        """How full the store is; as of a second ago if with all that we stored since it is far from full."""
-        now, last = self._clock(), self._last_usage
-        if now - self._asked_at > _KNOWN_FOR_S or self._is_near_full(last, size):
-            self._last_usage, self._asked_at, self._granted = self._kv.usage(), now, 0
-        return self._last_usage
-
-    def _is_near_full(self, usage: StoreUsage, size: int) -> bool:
-        """Nearer than a quarter, for there may be a few more workers, who grant as we do."""
+    def _is_near_full(self, size: int) -> bool:
+        """With `size` and all that we granted since the store was asked. A quarter counts as near, for there may be a
+        few more workers, who grant as we do."""
+        usage = self._last_usage
         return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted + size) > high_water_mark(usage)
 
     def _find_room(self, size: int) -> bool:

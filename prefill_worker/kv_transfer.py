@@ -20,8 +20,6 @@ from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from prefill_worker.admission import Admission, NoRoom
 
-__all__ = ["KVWriter", "NoRoom"]
-
 log = logging.getLogger(__name__)
 
 # Restoring costs a transfer and a slot write; below this many tokens computing is as quick.
@@ -333,8 +331,12 @@ class PrefixLeases:
         """
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
-        while not (ours := self._claimed(name)):
-            if is_there() or time.monotonic() > give_up:
+        while True:
+            with self._lock:  # the store tells workers apart, and not the jobs of one
+                ours = name not in self._held and self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
+                if ours:
+                    self._held.append(name)
+            if ours or is_there() or time.monotonic() > give_up:
                 break
             if stop.wait(_LOOK_EVERY_S):
                 raise Cancelled("cancelled while another worker computed the prefix")
@@ -345,14 +347,6 @@ class PrefixLeases:
             if ours:
                 self._held.remove(name)
                 self._cluster_state.release(*name, self._worker_id)
-
-    def _claimed(self, name: tuple[str, int]) -> bool:
-        """Whether this job has it now. The store tells workers apart, and not the jobs of one."""
-        with self._lock:
-            ours = name not in self._held and self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
-            if ours:
-                self._held.append(name)
-            return ours
 
 
 class Refusals:

@@ -99,6 +99,12 @@ class Replies:
                 return True
         return False
 
+    def listen_anew(self) -> list[Reply]:
+        """Subscribe again, where results wait and none comes (see ConsumerLoop); returns what had arrived unread."""
+        arrived = [reply for delivery in self._consumer.pause() if (reply := read_reply(delivery))]
+        self._consumer.resume()
+        return arrived
+
     def close(self, *, delete: bool = False, unread: Iterable[Reply] = ()) -> None:
         """Stop listening; with `delete` the queue goes too: only when every job has its result on disk.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 
 
 def plural(count: int, noun: str, one: str = "", many: str = "") -> str:
@@ -14,3 +16,16 @@ def plural(count: int, noun: str, one: str = "", many: str = "") -> str:
 def listed(names: Sequence[str]) -> str:
     """`joins`, `joins and plots`, `joins, plots and style`."""
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """`a, b` as ('a', 'b'); a name with a comma stands in double quotes, as in a CSV."""
+    rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return tuple(name.strip() for row in rows for name in row if name.strip())
+
+
+def as_names(names: Iterable[str]) -> str:
+    """What `names_in` reads as these."""
+    line = io.StringIO(newline="")
+    csv.writer(line, lineterminator="").writerow(names)
+    return line.getvalue()

@@ -10,12 +10,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from decode_worker.stealing.policy import FIRST_FETCH_S, Offer, Peer, Queue, expected_service_s, leave_to_faster
+from decode_worker.stealing.policy import Offer, Peer, Queue, leave_to_faster
 from infra.broker.base import Broker
 from infra.broker.topology import work_queue
 from kvstore.base import ClusterState
 from messages.jobs import LANES, DecodeJob, DecodeReport
 from messages.workers import WorkerInfo
+
+# Declared first guesses, in use until somebody has measured.
+FIRST_ANSWER_TOKENS = 400.0  # a mean answer
+FIRST_TOKENS_PER_S = 40.0  # one sequence on a machine of the class that this was written for
+FIRST_FETCH_S = 0.5  # a KV cache, store to engine
 
 # Jobs that take less are pushed, and neither fetched ahead nor left to others: deciding would cost what it saves.
 LONG_S = 0.5
@@ -74,6 +79,13 @@ class Throughput:
         most = sum(ask.sampling.max_tokens for ask in job.job.asks())
         tokens = min(most, measured.answer_tokens or most)
         return expected_service_s(tokens, measured.tokens_per_s, measured.fetch_s)
+
+
+def expected_service_s(answer_tokens: float, tokens_per_s: float, fetch_s: float = 0.0) -> float:
+    """Mean time of a job in a slot: its KV cache, then its tokens. What is 0 or less is unknown: first guesses."""
+    tokens = answer_tokens if answer_tokens > 0 else FIRST_ANSWER_TOKENS
+    rate = tokens_per_s if tokens_per_s > 0 else FIRST_TOKENS_PER_S
+    return fetch_s + tokens / rate
 
 
 class QueueForecast:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from decode_worker.stealing.policy import FIRST_LOAD_BYTES_PER_S
 from engines.base import DecodeEngine, Loaded
 from messages.errors import KvasirError
 
 log = logging.getLogger(__name__)
 
+FIRST_LOAD_BYTES_PER_S = 1e9  # weights, disk to engine: a guess, until one was loaded
 # A model that could not be loaded is left alone for so long: its file, or the others' weights, may change.
 _BARRED_S = 600.0
 

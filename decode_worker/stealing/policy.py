@@ -16,12 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# Declared first guesses, in use until somebody has measured.
-FIRST_ANSWER_TOKENS = 400.0  # a mean answer
-FIRST_TOKENS_PER_S = 40.0  # one sequence on a machine of the class that this was written for
-FIRST_FETCH_S = 0.5  # a KV cache, store to engine
-FIRST_LOAD_BYTES_PER_S = 1e9  # weights, disk to engine
-
 # What a steal must gain beyond its cost, because estimates err.
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
@@ -203,13 +197,6 @@ def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> Leav
     there = plan(max(1, queue.ready), faster)
     here_s = decode_s + fetch_s
     return Leave(here_s, there.end_s) if there.end_s < here_s else None
-
-
-def expected_service_s(answer_tokens: float, tokens_per_s: float, fetch_s: float = 0.0) -> float:
-    """Mean time of a job in a slot: its KV cache, then its tokens. What is 0 or less is unknown: first guesses."""
-    tokens = answer_tokens if answer_tokens > 0 else FIRST_ANSWER_TOKENS
-    rate = tokens_per_s if tokens_per_s > 0 else FIRST_TOKENS_PER_S
-    return fetch_s + tokens / rate
 
 
 def margin_s(cost_s: float) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from engines.llamacpp.health import PATIENCE_S, HealthWatch
 from engines.llamacpp.http import LlamaServer
+from engines.watchdog import outlived_by_nobody
 from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
@@ -44,8 +45,7 @@ _WHERE_KNOWN = (
     ("--no-webui",),
     ("--slots",),
 )
-# Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and the server must be too.
-_WATCHDOG = 'read -r _ || kill -9 "$1"'
+_KILL = 'kill -9 "$1"'
 _GPUS = {"cuda": "cuda", "metal": "metal", "mtl": "metal", "rocm": "rocm", "vulkan": "vulkan", "sycl": "sycl"}
 
 
@@ -177,7 +177,7 @@ class LlamaServerProcess:
     def _listen_to_its_end(self) -> int:
         process = self._process
         assert process.stdout is not None
-        with _outlived_by_nobody(process.pid) as watchdog, process.stdout:
+        with outlived_by_nobody(process.pid, _KILL) as watchdog, process.stdout:
             for line in process.stdout:
                 self._last_words.append(line.rstrip())
                 _log.debug("%s: %s", PROGRAM, line.rstrip())
@@ -204,17 +204,6 @@ class LlamaServerProcess:
         lines = [line for line in self._last_words if line]
         telling = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
         return " | ".join((telling or lines)[-3:])[:600]
-
-
-def _outlived_by_nobody(pid: int) -> subprocess.Popen[bytes]:
-    """A process that kills `pid` when we die without telling it."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", _WATCHDOG, "sh", str(pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def _ask(program: str, question: str) -> str:

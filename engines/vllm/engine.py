@@ -150,7 +150,7 @@ class VLLMEngine:
 
     @property
     def away(self) -> str:
-        """See MayBeAway."""
+        """See engines.base.why_away."""
         return self._host.away
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:

@@ -23,6 +23,7 @@ from engines.vllm.environment import Environment
 from engines.vllm.host import kvasir_vllm
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.host.kvasir_vllm.wire import Message
+from engines.watchdog import outlived_by_nobody
 from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
@@ -34,10 +35,8 @@ _END_S = 10.0
 _LAST_WORDS = 40
 _STEADY_S = 60.0  # who ran this long after it was loaded did not die of starting
 _PATH = Path(kvasir_vllm.__file__).parents[1]
-# Waits for a line (all is well) or for the end of its input: we are gone, even by SIGKILL, and all of vLLM's processes
-# must be too.
-# (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
-_WATCHDOG = 'read -r _ || { kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
+# All of vLLM's processes. (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
+_KILL = '{ kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
 _TELLING = ("error", "fail", "exception")
 
 
@@ -154,7 +153,7 @@ class HostProcess(Conversation):
         loaded_at = None
         listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
         listener.start()
-        with _outlived_by_nobody(process.pid) as watchdog:
+        with outlived_by_nobody(process.pid, _KILL) as watchdog:
             try:
                 connection = self._accepted(process)
                 if connection is not None:
@@ -268,14 +267,3 @@ def surroundings(environ: dict[str, str], threads: int) -> dict[str, str]:
     # Bound to cores, its threads would share them with those of whoever else binds to the same.
     kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return kept | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-
-
-def _outlived_by_nobody(pid: int) -> subprocess.Popen[bytes]:
-    """A process that kills the group of `pid` when we die without telling it."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", _WATCHDOG, "sh", str(pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )

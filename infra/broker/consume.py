@@ -1,4 +1,6 @@
-"""A worker's consumer loop, and where its deliveries come from. Both workers are such a loop and a handler.
+"""A worker's consumer loop, where its deliveries come from, and the slots they go to.
+
+Both workers are such a loop and a handler.
 
 The loop takes deliveries while there is room, keeps suspects apart, and listens for broadcasts. It knows nothing of
 engines, and the handler nothing of queues.
@@ -12,9 +14,11 @@ its `Flow`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime
 from functools import partial
 from typing import Protocol
@@ -33,7 +37,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
-_DEATHS_EVERY_S = 5.0  # between looks for deaths and for deleted queues
+_DEATHS_EVERY_S = 5.0  # between looks for deaths, for deleted queues, and for jobs that wait and don't come
+_FORGOTTEN_S = 10.0  # nothing came for so long, though jobs wait: the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
@@ -198,6 +203,9 @@ class ConsumerLoop:
         self._paused = False
         self._why_away = why_away
         self._hours = ALWAYS  # in which to take jobs
+        self._bulk = topology.work_queue(stage, model, "bulk")
+        self._listening_since = math.inf  # monotonic clock; nothing has come since then
+        self._forgotten = False  # by the broker, which has jobs and brings none
         self._told_off = ""
 
     @property
@@ -229,11 +237,13 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, handler: Handler) -> None:
         """Once there is room: the next deliveries go to the worker, or nothing comes for a moment."""
-        if self.off:
+        if self.off or self._forgotten:
+            self._listening_since, self._forgotten = math.inf, False
             self._hand_back(source.pause())
             self._stopping.wait(_IDLE_WAIT_S)
             return
         if not handler.wait_for_room(0):
+            self._listening_since = math.inf
             source.full()
             if not handler.wait_for_room(_IDLE_WAIT_S):
                 return
@@ -242,6 +252,7 @@ class ConsumerLoop:
         except NoQueue:  # housekeeping declares it again
             self._stopping.wait(_IDLE_WAIT_S)
             return
+        self._listening_since = math.inf if deliveries else min(self._listening_since, time.monotonic())
         if self._stopping.is_set():
             return self._hand_back(deliveries)
         if deliveries and deliveries[0].queue.startswith("suspects."):
@@ -258,13 +269,22 @@ class ConsumerLoop:
     def _hand_back(self, deliveries: list[Delivery]) -> None:
         self._settler.hand_back_all(deliveries, self._stage)
 
-    def _restore_queues(self) -> None:
-        """Declare what somebody deleted. The jobs in it were lost with it: their batch's owner publishes them again."""
+    def _look_at_queues(self) -> None:
+        """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.
+
+        The jobs in a deleted queue were lost with it: their batch's owner publishes them again. A quorum queue can lose
+        a subscription in a partition that heals (rabbitmq-server #15473): its channel stays open, and nothing comes.
+        """
         specs = topology.queues([self._model], self._broker.clustered)
         names = [spec.name for spec in specs if not (self._broker.clustered and spec.is_classic)]
-        if gone := [name for name in names if self._broker.depth(name) is None]:
+        depths = {name: self._broker.depth(name) for name in names}
+        if gone := [name for name, depth in depths.items() if depth is None]:
             log.error("somebody deleted %s with all it held: declaring it again", ", ".join(gone))
             self._broker.declare([self._model])
+        bulk = depths[self._bulk]
+        if bulk and bulk.ready and time.monotonic() - self._listening_since > _FORGOTTEN_S:
+            log.info("jobs wait in %s, and none has come for %.0f s: listening anew", self._bulk, _FORGOTTEN_S)
+            self._forgotten = True
 
     def _pause(self, worker: str, paused: bool) -> None:
         if self._name == worker or self._name.startswith(f"{worker}."):
@@ -285,7 +305,7 @@ class ConsumerLoop:
                 control = control or ControlListener(self._broker, self._name, heard)
                 control.poll(_TICK_S)
                 if time.monotonic() > next_look:
-                    self._restore_queues()
+                    self._look_at_queues()
                     answer_deaths(self._broker, self._settler, self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
@@ -296,3 +316,99 @@ class ConsumerLoop:
                 next_tick = time.monotonic() + _TICK_S
         if control:
             control.close()
+
+
+class Slots:
+    """The `count` slots of a worker that does several jobs at once. One thread takes them; anybody may ask.
+
+    A job leaves its slot when the engine is done with it. Storing, publishing and acking what came of it take
+    milliseconds in which the next job is begun already.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.done = 0  # jobs
+        self._changed = threading.Condition()
+        self._taken: set[object] = set()
+        self._lent = 0  # slots that no delivery has, and a job with several answers uses
+        self._threads: set[Future[None]] = set()
+        self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
+
+    @property
+    def holding(self) -> int:
+        """Groups of jobs whose thread still runs: only just being looked at, decoded, or leaving."""
+        return len(self._threads)
+
+    @property
+    def free(self) -> int:
+        """Slots not taken."""
+        return self.count - len(self._taken)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether a slot is free, after `timeout_s` at most; None: as long as it takes.
+
+        As many jobs again may be ending. If there are more, something holds up the ends, and no more are begun.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: len(self._taken) < self.count and len(self._threads) < 2 * self.count, timeout_s
+            )
+
+    def take(self, work: Callable[[Callable[[], None]], None], jobs: int = 1) -> None:
+        """Do `work`, of so many jobs, in a slot; waits for one if there is none.
+
+        It is given what leaves its slot, to be called early and more than once if need be; the slot is left when it
+        returns, too. It must not raise.
+        """
+        self.wait(None)
+        slot = object()
+
+        def leave() -> None:
+            with self._changed:
+                self._taken.discard(slot)
+                self._changed.notify_all()
+
+        def done(future: Future[None]) -> None:
+            if error := future.exception():
+                log.error("bug in a slot: what it held comes back when this worker leaves", exc_info=error)
+            leave()
+            with self._changed:
+                self.done += jobs
+                self._threads.discard(future)
+                self._changed.notify_all()
+
+        with self._changed:
+            self._taken.add(slot)
+            future = self._pool.submit(work, leave)
+            self._threads.add(future)
+        future.add_done_callback(done)
+
+    def lend(self, work: Callable[[], bool]) -> threading.Thread | None:
+        """Do `work` in a slot that idles, and again as long as it returns True and no delivery has taken that slot.
+
+        Deliveries come first: they are given slots as if none were lent, and one that finds the engine full waits for
+        the end of `work`. The thread; None if no slot idles. `work` must not raise.
+        """
+        with self._changed:
+            if len(self._taken) + self._lent >= self.count:
+                return None
+            self._lent += 1
+        helper = threading.Thread(target=self._help, args=(work,), name="lent-slot", daemon=True)
+        helper.start()
+        return helper
+
+    def _help(self, work: Callable[[], bool]) -> None:
+        lent = True
+        while lent:
+            more = work()
+            with self._changed:
+                lent = more and len(self._taken) + self._lent <= self.count
+                self._lent -= not lent
+
+    def finish(self) -> None:
+        """Return when no slot's thread runs any more. Answers may still be on their way out."""
+        wait(list(self._threads))
+
+    def close(self) -> None:
+        """Wait for all, and take no more."""
+        self._pool.shutdown()

@@ -22,7 +22,7 @@ from kvasir.options import (
     Output,
     gathered,
     grading_options,
-    id_list,
+    only_option,
     path,
     quiet_option,
     wait_option,
@@ -34,7 +34,6 @@ from producers.batch.batch import Batch
 from producers.batch.grade import GradeRequest
 from producers.batch.runner import cancelled
 from producers.report.grades import SUMMARY_COLUMNS, summary, summary_rows
-from producers.submissions.reading import read_submissions
 from producers.words import plural
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -66,7 +65,9 @@ def grade(
     """
     settings = given.settings(models)
     if dry:
-        return dry_run.show(settings, class_run.request_from(settings, files, chosen), output.as_json)
+        request = class_run.request_from(settings, files, chosen)
+        class_run.place_of(request, place)  # a dry run says what the run would refuse
+        return dry_run.show(settings, request, output.as_json)
     outcome = api.grade(
         **asdict(files),
         **asdict(place),
@@ -137,12 +138,14 @@ def results(given: Globals, batch: Path, as_json: bool) -> int:
 
 @click.command()
 @click.argument("batch", type=path)
-@click.option("--only", default="", metavar="IDS", help="Only these submissions, and also if they succeeded.")
+@only_option("Only these submissions, and also if they succeeded.")
 @json_option
 @quiet_option
 @wait_option
 @click.pass_obj
-def retry(given: Globals, batch: Path, only: str, as_json: bool, quiet: bool, max_wait: float | None) -> int:
+def retry(
+    given: Globals, batch: Path, only: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
+) -> int:
     """Run the failed, cancelled and expired jobs of the batch in folder BATCH once more."""
     settings = given.settings()
     with _existing(batch) as owned, TerminalProgress(quiet) as progress:
@@ -150,7 +153,7 @@ def retry(given: Globals, batch: Path, only: str, as_json: bool, quiet: bool, ma
         request: GradeRequest = class_run.request_again(settings, owned)
         assignment = class_run.open_assignment(owned, request)
         known = {task.job_id for task in assignment.tasks if task.may_run}
-        again = _to_retry(owned, known, _named(owned, request, id_list(only)))
+        again = _to_retry(owned, known, _named(owned, request, only))
         owned.run_again(again)
         progress.say(f"{plural(len(again), 'job')} run again")
         outcome = class_run.run(settings, owned, assignment, progress, given.observer(), max_wait)
@@ -184,7 +187,7 @@ def _existing(folder: Path) -> Batch:
 
 def _named(batch: Batch, request: GradeRequest, only: tuple[str, ...]) -> set[str]:
     """The submissions that are meant, by the rule of `grade --only`. Raises UsageError for what is not in the batch."""
-    names = {submission.name for submission in read_submissions(request.folder, only)} if only else set()
+    names = {submission.name for submission in request.read(only)} if only else set()
     strangers = names - {entry.name for entry in batch.entries}
     if strangers:
         raise BatchError(f"the batch in {batch.folder} holds no {', '.join(sorted(strangers))}")

@@ -44,7 +44,8 @@ def requests(
     _, grades = out.final_grades(batch)
     by_item = {final.grade.item_id or final.submission: final for final in grades}
     who = by or account()
-    if data := bytes_of(read):
+    data = bytes_of(read)
+    if data is not None:
         new = out.add_requests(batch, out.requests_from(data, grades, who))
         if not as_json:
             say(f"{plural(new, 'new request')}.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 from rich.console import Group, RenderableType
@@ -15,12 +16,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from infra.config.settings import Settings
+from infra.config.urls import addresses
 from kvasir.commands.query import cluster_state, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals
 from kvasir.terminal import drawn, duration, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
+from producers.client import Client
 
 State = dict[str, Any]
 _PLACES = ("now", "bulk", "suspects")
@@ -40,34 +44,47 @@ def top(given: Globals, folders: tuple[Path, ...], once: bool, every: float) -> 
     """
     settings = given.settings()
     watches = find_batches(folders)
-    with connect(settings, (), name="top") if is_cluster(settings) else nullcontext() as client:
+    cluster = is_cluster(settings)
+    with ExitStack() as stack:
+        connected: list[Client] = []
 
         def look() -> RenderableType:
+            if cluster and not connected:
+                connected.append(stack.enter_context(connect(settings, (), name="top")))
             watches[:] = find_batches(folders, watches)
-            state = cluster_state(settings, client) if client else None
+            state = cluster_state(settings, connected[0]) if connected else None
             return frame(state, [watch.look() for watch in watches], time.time())
 
         if once:
             stdout.print(look())
         else:
-            _live(look, every)
+            _live(look, every, _looked_for(settings) if cluster else "")
     return 0
 
 
-def _live(look: Callable[[], RenderableType], every_s: float) -> None:
+def _looked_for(settings: Settings) -> str:
+    places = (addresses(url) for url in (settings.services.broker, settings.services.store))
+    broker, store = (" or ".join(urlsplit(url).netloc.rpartition("@")[2] or url for url in urls) for urls in places)
+    return f"looking for the broker at {broker} and the store at {store} …"
+
+
+def _live(look: Callable[[], RenderableType], every_s: float, looked_for: str) -> None:
     """Redraw until Ctrl-C; in a pipe, one frame after the other.
 
-    A service that is away is told of in place of the frame, and looked for again.
+    What is looked for is said before it is found. A service that is away is told of in place of the frame, and looked
+    for again.
     """
     try:
         if not stdout.is_terminal or stdout.is_dumb_terminal:
+            if looked_for:
+                stdout.print(Text(looked_for))
             while True:
                 stdout.print(_or_why_not(look))
                 time.sleep(every_s)
-        with Live(look(), console=stdout, screen=True, auto_refresh=False) as live:
+        with Live(Text(looked_for), console=stdout, screen=True, auto_refresh=False) as live:
             while True:
-                time.sleep(every_s)
                 live.update(_or_why_not(look), refresh=True)
+                time.sleep(every_s)
     except KeyboardInterrupt:
         return
 

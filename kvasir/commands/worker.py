@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from infra.config.hours import Hours
-from kvasir.options import Globals, gathered, id_list, page_options, together
+from kvasir.options import Globals, gathered, page_options, together
 from kvasir.worker.page import PageOptions
 from kvasir.worker.process import DecodeOptions, EngineChoice, WorkerOptions, serve
 from messages.errors import InvalidMessage
 from messages.workers import Role
 from monitoring import logs
+from producers.words import names_in
 
 
 def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> Hours:
@@ -62,7 +63,7 @@ def prefill_worker(given: Globals, /, **options: Any) -> int:
     default="",
     metavar="MODEL[,MODEL…]",
     envvar="KVASIR_STEAL",
-    callback=lambda _context, _parameter, value: id_list(value),
+    callback=lambda _context, _parameter, value: names_in(value),
     help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
 )
 @click.option(

@@ -15,7 +15,7 @@ from infra.config.urls import addresses
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvasir.doctor.services import check_link
 from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_client, place
-from messages.errors import KvasirError
+from messages.errors import ConfigError, KvasirError
 from producers.words import plural
 
 _WITHIN_S = 3.0
@@ -23,20 +23,26 @@ _WITHIN_S = 3.0
 
 def check_addresses(settings: Settings) -> Iterator[Finding]:
     """A finding for each address, where there are several, and one if they lead to different services."""
-    ca_file = settings.broker_ca_file()
-    brokers = yield from _each("broker", settings.broker_url_with_secret(), lambda url: _reach_broker(url, ca_file))
+    secret = settings.broker_url_with_secret
+    brokers = yield from _each("broker", secret, lambda url: _reach_broker(url, settings.broker_ca_file()))
     if len(brokers) > 1:
         todo = "jobs in the one are out of reach at the other: name only nodes of one cluster, or links to one node"
         yield error("broker", f"its addresses lead to {len(brokers)} brokers: {', '.join(sorted(brokers))}", todo)
-    stores = yield from _each("store", settings.store_url_with_secret(), _reach_store)
+    stores = yield from _each("store", settings.store_url_with_secret, _reach_store)
     if len(stores) > 1:
         todo = "fine as a reserve: no job is lost, but what the other one lacks is computed again"
         yield warn("store", f"its addresses lead to {len(stores)} Redis servers or clusters", todo)
 
 
-def _each(service: str, url: str, reach: Callable[[str], tuple[str, str]]) -> Generator[Finding, None, set[str]]:
+def _each(
+    service: str, url: Callable[[], str], reach: Callable[[str], tuple[str, str]]
+) -> Generator[Finding, None, set[str]]:
     """Returns by which names the services know themselves."""
-    urls, names = addresses(url), set()
+    names: set[str] = set()
+    try:
+        urls = addresses(url())
+    except ConfigError:  # a password file that is missing, say: found once, where the service itself is looked at
+        return names
     for number, each in enumerate(urls if len(urls) > 1 else [], 1):
         which = f"address {number} of {len(urls)}, {urlsplit(each).netloc.rpartition('@')[2]}"
         try:

@@ -1,4 +1,4 @@
-"""Whether a cluster's queues have members enough. AMQP doesn't tell; RabbitMQ's management API does."""
+"""Whether a cluster's nodes and queues can lose a node. AMQP doesn't tell; RabbitMQ's management API does."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _BESIDE = 10_000  # the API's port, counted from AMQP's: 15672 for 5672
 _ENOUGH = 3  # members: what RabbitMQ gives a queue that is declared where so many nodes run
 _NAMED = 5
 _WITHIN_S = 5.0
-_LOOK = "rabbitmqctl list_queues name type members online"
+_LOOK = "rabbitmqctl list_queues name type members online; rabbitmqctl cluster_status"
 _GROW = "rabbitmq-queues grow NODE all, for each node that lacks them"
 
 
 def check_members(url: str, nodes: int) -> Iterator[Finding]:
-    """Whether each quorum queue has members enough to lose a node, and whether all of them are up."""
+    """Whether all nodes see each other, and each quorum queue has members enough to lose a node, all of them up."""
     wanted = min(nodes, _ENOUGH)
-    queues = _read(url)
+    queues = _read(url, "queues/{vhost}?columns=name,type,members,online")
     if queues is None:
         what = "how many members its queues have can't be read from here (no management API for this user)"
         yield Finding("ok", "broker", what, f"on a broker's machine: {_LOOK}; fewer than {wanted}: {_GROW}")
@@ -31,6 +31,9 @@ def check_members(url: str, nodes: int) -> Iterator[Finding]:
     quorum = [queue for queue in queues if queue.get("type") == "quorum"]
     few = [queue["name"] for queue in quorum if len(queue.get("members", ())) < wanted]
     away = [queue["name"] for queue in quorum if len(queue.get("online", ())) < len(queue.get("members", ()))]
+    if apart := _apart(_read(url, "nodes?columns=name,partitions") or []):
+        todo = "restart RabbitMQ there: a node that was frozen, or cut off, does not always join again by itself"
+        yield warn("broker", f"apart from the rest of the cluster: {_names(apart)}", todo)
     if few:
         yield warn("broker", f"fewer than {wanted} members: {_names(few)}", f"on a broker's machine: {_GROW}")
     if away:
@@ -39,13 +42,22 @@ def check_members(url: str, nodes: int) -> Iterator[Finding]:
         yield ok("broker", f"all {len(quorum)} quorum queues have enough members, and all are up")
 
 
-def _names(queues: list[str]) -> str:
-    more = f" and {len(queues) - _NAMED} more" if len(queues) > _NAMED else ""
-    return ", ".join(sorted(queues)[:_NAMED]) + more
+def _apart(nodes: list[dict[str, Any]]) -> list[str]:
+    """The smaller part of a cluster in two: a node says whom it lost sight of, and it may itself be the one outside."""
+    lost = {other for node in nodes for other in node.get("partitions", ())}
+    return [node["name"] for node in nodes if node.get("partitions")] if 2 * len(lost) > len(nodes) else [*lost]
 
 
-def _read(url: str) -> list[dict[str, Any]] | None:
-    """The queues as the first node tells them that answers; None if none does. Never asked without TLS over amqps."""
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names)[:_NAMED]) + more
+
+
+def _read(url: str, what: str) -> list[dict[str, Any]] | None:
+    """What the first node tells that answers; None if none does. Never asked without TLS over amqps.
+
+    `what`: queues or nodes, and which of their fields.
+    """
     # Here and not above: without a broker nothing needs pika.
     from infra.broker.rabbitmq.connection import all_parameters
 
@@ -53,7 +65,7 @@ def _read(url: str) -> list[dict[str, Any]] | None:
         return None
     for parameters in all_parameters(url, "doctor"):
         try:
-            with urllib.request.urlopen(_request(parameters), timeout=_WITHIN_S) as answer:
+            with urllib.request.urlopen(_request(parameters, what), timeout=_WITHIN_S) as answer:
                 found: list[dict[str, Any]] = json.load(answer)
                 return found
         except (OSError, ValueError, urllib.error.URLError):
@@ -61,9 +73,9 @@ def _read(url: str) -> list[dict[str, Any]] | None:
     return None
 
 
-def _request(parameters: Any) -> urllib.request.Request:
-    vhost = quote(parameters.virtual_host, safe="")
+def _request(parameters: Any, what: str) -> urllib.request.Request:
+    path = what.format(vhost=quote(parameters.virtual_host, safe=""))
     host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
-    where = f"http://{host}:{parameters.port + _BESIDE}/api/queues/{vhost}?columns=name,type,members,online"
+    where = f"http://{host}:{parameters.port + _BESIDE}/api/{path}"
     words = f"{parameters.credentials.username}:{parameters.credentials.password}".encode()
     return urllib.request.Request(where, headers={"Authorization": f"Basic {base64.b64encode(words).decode()}"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decode_worker.stealing.policy import FIRST_LOAD_BYTES_PER_S
+from decode_worker.stealing.models import FIRST_LOAD_BYTES_PER_S
 from infra.config.settings import MachineSettings, ModelSettings, Role, Settings
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
 from messages.errors import ConfigError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from decode_worker.stealing import policy as stealing
+from decode_worker.stealing.forecast import expected_service_s
 from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
 from kvasir.plan.simulate import DecoderState, Policy, Running, SimulationState
 
@@ -51,4 +52,4 @@ class Stealing(Policy):
 
     def _service_s(self, decoder: DecoderState, model: str) -> float:
         mean = self._tokens[model] / self._answers[model] if self._answers[model] else 0.0
-        return stealing.expected_service_s(mean, decoder.worker.tokens_per_s[model])
+        return expected_service_s(mean, decoder.worker.tokens_per_s[model])

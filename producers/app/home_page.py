@@ -15,8 +15,10 @@ from producers.desk.assignments import Inputs
 from producers.desk.dry_runs import found_by
 from producers.desk.rows import counters
 from producers.desk.text import escaped
+from producers.rubric.rubric import KINDS
+from producers.submissions.reading import READABLE, check_apart
 
-_WORK = ["ipynb", "r", "rmd", "qmd", "py", "sql", "md", "txt"]
+_WORK = [kind.removeprefix(".") for kind in READABLE]
 
 
 def show(desk: Desk) -> None:
@@ -56,7 +58,7 @@ def _new(desk: Desk) -> None:
             "Submissions: a zip from the LMS, or files", ["zip", *_WORK], accept_multiple_files=True
         )
         place = st.text_input("… or a folder, zip or file on this machine")
-        rubric: Any = st.file_uploader("Rubric (none: it is written on the next page)", ["yaml", "yml", "json", "csv"])
+        rubric: Any = st.file_uploader("Rubric (none: it is written on the next page)", [*KINDS])
         left, right = st.columns(2)
         solution: Any = left.file_uploader("Solution (optional)", _WORK)
         template: Any = right.file_uploader("Template that students started from (optional)", _WORK)
@@ -68,7 +70,7 @@ def _new(desk: Desk) -> None:
         )
         sent = st.form_submit_button("Create", type="primary")
     if sent:
-        _check(uploads, place, rubric)
+        _check(uploads, place, rubric, desk.backend.home)
         folder = assignments.create(desk.backend.home, title)
         asked = "criteria" if one_by_one else "together"
         inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", code, feedback, ask=asked), uploads, place, rubric)
@@ -89,10 +91,12 @@ def _model(name: str) -> str:
     return name or "as configured"
 
 
-def _check(uploads: Any, place: str, rubric: Any) -> None:
+def _check(uploads: Any, place: str, rubric: Any, home: Path) -> None:
     """Before a folder is made, so that nothing half made stays behind."""
-    if not uploads:
-        assignments.existing(place, "submissions")
+    if uploads:
+        assignments.check_uploads([upload.name for upload in uploads])
+    else:
+        check_apart(assignments.existing(place, "submissions"), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())
 

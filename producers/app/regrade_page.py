@@ -22,7 +22,7 @@ from producers.prompts.prompt import prefix
 from producers.prompts.questions import questions_of
 from producers.report.grades import outcome_of
 from producers.rubric.form import touched
-from producers.rubric.rubric import ROLES
+from producers.rubric.rubric import KINDS, ROLES
 from producers.words import listed, plural
 
 
@@ -77,7 +77,7 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
             del desk.rubrics[key]
             st.rerun()
     with st.expander("Upload a version"):
-        replacement = st.file_uploader("Rubric", ["yaml", "yml", "json"])
+        replacement = st.file_uploader("Rubric", [*KINDS])
         if replacement and st.button("Keep the uploaded one"):
             _kept(folder, assignments.save_rubric(folder, replacement.name, replacement.getvalue()))
             st.rerun()

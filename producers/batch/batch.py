@@ -117,6 +117,7 @@ class Batch:
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
         self.runs: dict[str, int] = manifest["runs"]  # job id -> the run that is wanted, where it is not the first
+        self.may_publish = self.prompt_form == form_of(self.request)  # jobs made now would be those that were planned
         self._submitted = Lines(folder / "submitted.jsonl")
         self.confirmed: dict[str, int] = {}  # job id -> its last confirmed run
         for _, (job_id, run) in self._submitted.made(run_of):
@@ -154,13 +155,8 @@ class Batch:
         self.entries = [*aside, *entries]
         self._aside = {entry.job_id for entry in aside}
         self.request = request
-        self.prompt_form = form_of(request)
+        self.prompt_form, self.may_publish = form_of(request), True
         self._save()
-
-    @property
-    def may_publish(self) -> bool:
-        """Whether jobs made now would be those that were planned."""
-        return self.prompt_form == form_of(self.request)
 
     def check_may_publish(self) -> None:
         """Raises BatchError, with what to do instead, if it may not."""

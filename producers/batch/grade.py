@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from messages.jobs import (
 )
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.order import expected_work
+from producers.batch.runner import JobSpec
 from producers.grading.alarms import class_alarms
 from producers.grading.own_work import common_lines, copied, is_template
 from producers.grading.points import EARLIER, KEPT, WAITING, Grade, grade_submission
@@ -44,7 +46,7 @@ from producers.report.graded import GradedClass
 from producers.rubric.checks import CheckFinding, run_checks
 from producers.rubric.rubric import ROLES, Role, Rubric, load_rubric
 from producers.submissions.lms_names import same_student
-from producers.submissions.reading import Submission, read_document, read_submissions
+from producers.submissions.reading import Submission, given_in, read_document, read_submissions
 from producers.submissions.tokens import LETTERS_PER_TOKEN, estimate_tokens
 from producers.submissions.truncation import Cut, Limits, truncate
 
@@ -88,29 +90,25 @@ class GradeRequest:
     beside: tuple[str, ...] | None = ()  # names of the class's submissions that this run leaves alone; None: all others
     again: bool = False  # as a manifest keeps it: `only` are the names of the class so far, and some may be gone
 
+    @property
+    def given(self) -> dict[str, str]:
+        """What lies among the submissions and is none, as `given_in` has it."""
+        others = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
+        return given_in(self.folder, others)
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One prompt of one submission."""
+    def read(self, only: Collection[str] = (), limit: int = 0, lenient: bool = False) -> list[Submission]:
+        """The submissions. Raises SubmissionError."""
+        return read_submissions(self.folder, only, limit, lenient, self.given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(JobSpec):
+    """One prompt of one submission. Without questions it asks for all criteria at once."""
 
     role: Role
-    model: str
-    prompt: Prompt
-    sampling: Sampling  # with questions: the longest answer's
-    item_id: str
-    job_id: str
+    prompt: Prompt  # `parts`, as they are counted and shown
     asked: tuple[str, ...] = ()  # a key for each question, as `BatchEntry` has it
     asking: tuple[Question | None, ...] = ()  # each of them; None: its answer is of no use any more
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The prompt as a job has it."""
-        return user_prompt(self.prompt.shared, self.prompt.own)
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """What is asked after the prompt; nothing, where that asks for all criteria at once."""
-        return tuple(question for question in self.asking if question)
 
     def answered(self, result: JobResult | None) -> Iterator[tuple[str, Question | None, tuple[QuestionAnswer, ...]]]:
         """Each question's name, the question, None if it is of no use any more, and its answers, if there are any."""
@@ -177,9 +175,9 @@ def prepare(
     rubric = load_rubric(request.rubric)
     solution = read_document(request.solution) if request.solution else None
     template = read_document(request.template) if request.template else None
-    everybody = read_submissions(request.folder)
+    everybody = request.read()
     few = request.only or request.limit
-    some = read_submissions(request.folder, request.only, request.limit, request.again) if few else everybody
+    some = request.read(request.only, request.limit, request.again) if few else everybody
     chosen = {one.name for one in some}
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
@@ -459,9 +457,10 @@ class _PromptMaker:
         """The role's prompt of one submission: one job, or those that ask all of its questions."""
         model, sampling = self._made.request.models[role].name, self._samplings[role]
         parts = user_prompt(prompt.shared, prompt.own)
+        task = partial(Task, model=model, parts=parts, sampling=sampling, role=role, prompt=prompt)
         if self._with_criteria:
             job = job_id(self._batch_id, item_id, model, parts, sampling)
-            return [Task(role, model, prompt, sampling, item_id, job)]
+            return [task(job, item_id)]
         wanted = {}
         for name, question in self._questions[role]:
             digest = job_id(self._batch_id, item_id, model, parts, Sampling(1), [question])[:_KEY_DIGITS]
@@ -469,13 +468,14 @@ class _PromptMaker:
         tasks = []
         for entry in self._earlier.of_use(item_id, model, wanted):
             asking = tuple(wanted.get(key) for key in entry.asked)
-            tasks.append(Task(role, model, prompt, sampling, entry.item_id, entry.job_id, entry.asked, asking))
-        done = {key for task in tasks for key in task.asked}
+            of_use = tuple(question for question in asking if question)
+            tasks.append(task(entry.job_id, entry.item_id, questions=of_use, asked=entry.asked, asking=asking))
+        done = {key for one in tasks for key in one.asked}
         names = self._earlier.free_names(item_id)
         for asked in _in_jobs({key: question for key, question in wanted.items() if key not in done}):
             name, questions = next(names), tuple(asked.values())
             job = job_id(self._batch_id, name, model, parts, sampling, questions)
-            tasks.append(Task(role, model, prompt, sampling, name, job, tuple(asked), questions))
+            tasks.append(task(job, name, questions=questions, asked=tuple(asked), asking=questions))
         return tasks
 
     def _asked(self, role: Role) -> list[tuple[str, Question]]:

@@ -23,8 +23,6 @@ from messages.jobs import (
     MAX_PROMPT_BYTES,
     JobResult,
     Part,
-    Question,
-    Sampling,
     check_prompt,
     conversation,
     job_id,
@@ -33,6 +31,7 @@ from messages.jobs import (
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.grade import failed_intake
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
+from producers.batch.runner import JobSpec
 
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 200 << 20
@@ -45,24 +44,12 @@ class BadLine(KvasirError):
 
 
 @dataclass(frozen=True, slots=True)
-class LineTask:
-    """What a line's job is made of."""
-
-    model: str
-    parts: tuple[Part, ...]
-    sampling: Sampling
-    item_id: str
-    job_id: str
-    questions: tuple[Question, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One line: a task, or the problem with it."""
+    """One line: what its job is made of, or the problem with it."""
 
     custom_id: str
     item_id: str
-    task: LineTask | None
+    task: JobSpec | None
     problem: str = ""
     model: str = ""  # as the line has it
 
@@ -158,7 +145,7 @@ class _LineReader:
         data = name.encode("utf-8", "replace")
         return hashlib.blake2b(data, digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
 
-    def _task(self, custom_id: str, body: Mapping[str, Any]) -> LineTask:
+    def _task(self, custom_id: str, body: Mapping[str, Any]) -> JobSpec:
         defaults = self._resolve(str(body.get("model") or ""))
         parts = self._parts(body)
         sampling = sampling_of(body, defaults, seed=0)
@@ -167,7 +154,7 @@ class _LineReader:
         check_prompt(parts)
         item_id = self._item(custom_id)
         name = job_id(self._batch_id, item_id, defaults.model, parts, sampling)
-        return LineTask(defaults.model, parts, sampling, item_id, name)
+        return JobSpec(name, item_id, defaults.model, parts, sampling)
 
     def _parts(self, body: Mapping[str, Any]) -> tuple[Part, ...]:
         if "messages" in body:

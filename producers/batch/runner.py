@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from infra.broker import topology
@@ -28,36 +29,20 @@ _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
 _STEPS = 20  # of the progress bar at least
 _BACKLOG_WAIT_S = 5.0
-_QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no longer has
+_QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no longer has, and results that don't come
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
 
 
-class JobSpec(Protocol):
+@dataclass(frozen=True, slots=True)
+class JobSpec:
     """What a job is made of."""
 
-    @property
-    def job_id(self) -> str:
-        """As `messages.jobs.job_id` has it."""
-
-    @property
-    def item_id(self) -> str:
-        """Unique within the batch."""
-
-    @property
-    def model(self) -> str:
-        """Whose queue it goes to."""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The prompt."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """How tokens are chosen."""
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """What is asked after the prompt; as a rule nothing."""
+    job_id: str  # as `messages.jobs.job_id` has it
+    item_id: str  # unique within the batch
+    model: str
+    parts: tuple[Part, ...]  # the prompt
+    sampling: Sampling  # with questions: the longest answer's
+    questions: tuple[Question, ...] = ()  # asked after the prompt; as a rule nothing
 
 
 class Progress(Protocol):
@@ -146,12 +131,7 @@ class Runner:
 
         jobs = (
             PrefillJob(
-                task.job_id,
-                batch.batch_id,
-                task.item_id,
-                task.model,
-                task.parts,
-                task.sampling,
+                *(task.job_id, batch.batch_id, task.item_id, task.model, task.parts, task.sampling),
                 run=batch.runs.get(task.job_id, 1),
                 submitted_at=batch.created_at,
                 deadline=self._deadline,
@@ -220,6 +200,10 @@ class Runner:
         if replies.reopen():
             log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
             self._record(replies.parked())
+        if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
+            log.info("results wait for batch %s, and none has come for a while: listening anew", self._batch.batch_id)
+            self._record(replies.listen_anew())
+            self._quiet_looks = 0
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):
             self._tell(self._batch.journal.record(cancelled(self._batch)), Step.CANCELLED, Step.JOURNALED)
             return

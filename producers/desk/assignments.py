@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 import time
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from producers.desk.work import Work
 from producers.files.private import make_folder, read_ordinary, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.rubric.rubric import Rubric, load_rubric
+from producers.words import as_names
 
 FILE = "desk.json"
 TRIAL_SIZES = (5, 10)
@@ -148,9 +150,7 @@ def uploaded_documents(folder: Path) -> list[Path]:
 
 def save_file(folder: Path, name: str, data: bytes) -> Path:
     """Keep an uploaded file below `folder`, under its own name without any path. Raises InputError or BatchError."""
-    plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
-    if not plain:
-        raise InputError(f"{name!r:.60} is no name for a file; rename it")
+    plain = _plain(name)
     try:
         make_folder(folder)
     except OSError as error:
@@ -159,14 +159,31 @@ def save_file(folder: Path, name: str, data: bytes) -> Path:
     return folder / plain
 
 
+def _plain(name: str) -> str:
+    plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
+    if not plain:
+        raise InputError(f"{name!r:.60} is no name for a file; rename it")
+    return plain
+
+
+def check_uploads(names: Sequence[str]) -> None:
+    """Raises InputError where there is none, or two would be one file, if only on a disk that knows no case."""
+    if not names:
+        raise InputError("upload the submissions, or name a folder on this machine")
+    kept: dict[str, str] = {}
+    for name in names:
+        key = unicodedata.normalize("NFC", _plain(name)).casefold()
+        other = kept.get(key)
+        kept[key] = name
+        if other is not None:
+            called = f"called {name!r:.80}" if name == other else f"{other!r:.80} and {name!r:.80}, one name on disk"
+            raise InputError(f"two uploaded files are {called}: rename one, or upload a zip with a folder a student")
+
+
 def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
     """Uploaded (name, data) pairs: one file or zip as it is, several as a folder. Raises InputError."""
-    if not files:
-        raise InputError("upload the submissions, or name a folder on this machine")
     names = [name for name, _ in files]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InputError(f"two uploaded files are called {repeated[0]!r:.80}; rename one")
+    check_uploads(names)
     place = folder / "handed-in" / hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
     saved = [save_file(place, name, data) for name, data in files]
     return saved[0] if len(saved) == 1 else place
@@ -174,13 +191,15 @@ def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
 
 def existing(text: str, what: str) -> Path:
     """A path that was typed. Raises InputError if nothing is there."""
+    if not text.strip():
+        raise InputError(f"{what}: nothing is uploaded yet, and no path typed; wait for an upload to end, or type one")
     path = Path(text.strip()).expanduser()
     try:
-        there = bool(text.strip()) and path.exists()
+        there = path.exists()
     except (OSError, ValueError):
         there = False
     if not there:
-        raise InputError(f"{what}: nothing is at {text.strip() or 'an empty path'}; type a path on this machine")
+        raise InputError(f"{what}: nothing is at {text.strip()}; type a path on this machine")
     return path.resolve()
 
 
@@ -238,12 +257,9 @@ def dry_run_command(backend: Backend, inputs: Inputs) -> list[str]:
 
 
 def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, only: Sequence[str] = ()) -> list[str]:
-    """Grade into `out`; goes on where an earlier run stopped. Raises InputError on a name that can't be passed on."""
-    crossed = next((name for name in only if "," in name), "")
-    if crossed:
-        raise InputError(f"{crossed!r:.80} has a comma in its name: rename the file, or regrade the whole class")
+    """Grade into `out`; goes on where an earlier run stopped."""
     chosen = ["--limit", str(limit)] if limit else []
-    chosen += ["--only", ",".join(only)] if only else []
+    chosen += ["--only", as_names(only)] if only else []
     logged = ("--log-level", "info", "--log-style", "json")
     return backend.command(*logged, "grade", *_words(inputs), "--out", str(out), "--quiet", "--json", *chosen)
 
@@ -282,7 +298,7 @@ def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
 
 
 def _again(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
-    """What goes on with it. Raises BatchError if the inputs can't be read, InputError."""
+    """What goes on with it. Raises BatchError if the inputs can't be read."""
     record = work.record()
     assert record
     if record.kind == "retry":

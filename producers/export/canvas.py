@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from producers.export.final import Exported, FinalGrade, LeftBlank, changes, final_grades, left_blank
+from producers.export.final import Exported, FinalGrade, changes, final_grades, left_blank
 from producers.export.tables import (
     ExportError,
     Sheet,
@@ -82,12 +82,11 @@ def export_canvas(
     graded, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
         made = _made(grades, graded.total, assignment)
-        missing = [LeftBlank(final.submission, _NO_ID) for final in grades if not canvas_id(final.submission)]
-        blank = (*left_blank(grades), *missing)
+        blank = left_blank(grades, lambda final: "" if canvas_id(final.submission) else _NO_ID)
         return Exported(_FILE, "text/csv", write_sheet(made), blank, asks=graded.alarms)
     book = _read(gradebook, assignment.strip(), graded.title)
     factor, notes = _factor(book, graded.total, scale)
-    rows, strangers, excused, replaced = _filled(book, grades, factor)
+    rows, met, excused, replaced = _filled(book, grades, factor)
     left = plural(excused, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
     notes += [left] if excused else []
     sheet = replace(book.sheet, rows=rows if all_columns else [_without_others(row, book) for row in rows])
@@ -95,7 +94,7 @@ def export_canvas(
         _FILE,
         "text/csv",
         write_sheet(sheet, newline="\n"),
-        (*left_blank(grades), *strangers),
+        left_blank(grades, lambda final: _why_out(final, met)),
         (*notes, f"the grades are in the column {book.name!r}"),
         (*changes(f"the column {book.name!r}", replaced), *graded.alarms),
     )
@@ -193,8 +192,8 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
 
 def _filled(
     book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
-) -> tuple[list[list[str]], list[LeftBlank], int, list[tuple[str, str, str]]]:
-    """All rows, the submissions of nobody in the gradebook, how many are excused, and what is replaced."""
+) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
+    """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
     by_id = {canvas_id(final.submission): final for final in grades if canvas_id(final.submission)}
     rows = list(book.sheet.rows)
     met: set[str] = set()
@@ -215,12 +214,12 @@ def _filled(
             if differs(before, after):
                 replaced.append((cell(rows[index], 0).strip() or user, before, after))
             rows[index] = with_cell(rows[index], book.assignment, after)
-    strangers = [
-        LeftBlank(final.submission, _NOT_LISTED if canvas_id(final.submission) else _NO_ID)
-        for final in grades
-        if canvas_id(final.submission) not in met
-    ]
-    return rows, strangers, excused, replaced
+    return rows, met, excused, replaced
+
+
+def _why_out(final: FinalGrade, met: set[str]) -> str:
+    user = canvas_id(final.submission)
+    return "" if user in met else _NOT_LISTED if user else _NO_ID
 
 
 def _without_others(row: Sequence[str], book: _Gradebook) -> list[str]:

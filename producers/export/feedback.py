@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades, left_blank
+from producers.export.final import Exported, FinalGrade, final_grades, left_blank
 from producers.grading.points import CriterionGrade
 from producers.report.grades import one_line, show_points
 
@@ -43,13 +43,12 @@ def export_feedback(
             if final.points is not None:
                 place = zipfile.ZipInfo(_file_name(final.submission, kind, taken), _EPOCH)
                 archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
-    withheld = [LeftBlank(final.submission, why) for final in grades if (why := _withheld(final))]
-    blank = (*left_blank(grades), *withheld)
+    blank = left_blank(grades, _withheld)
     return Exported(f"feedback-{kind}.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
 
 
 def _withheld(final: FinalGrade) -> str:
-    ids = [criterion.id for criterion in final.criteria if criterion.leaks]
+    ids = [criterion.id for criterion in final.criteria if criterion.leaks and final.points is not None]
     return f"feedback withheld for {', '.join(ids)}: it repeats what only graders see" if ids else ""
 
 

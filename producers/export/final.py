@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _SHOWN_CHANGES = 5
 
 @dataclass(frozen=True, slots=True)
 class LeftBlank:
-    """A submission without a grade in an export, and why."""
+    """A submission without a grade in an export, and all reasons why; one line each."""
 
     submission: str
     why: str
@@ -147,6 +147,9 @@ def changes(place: str, found: Sequence[tuple[str, str, str]]) -> tuple[str, ...
     return (f"{place} holds grades already, and {len(found)} of them would change:", *shown, *more) if found else ()
 
 
-def left_blank(grades: Iterable[FinalGrade]) -> tuple[LeftBlank, ...]:
-    """Those without points, with the reason."""
-    return tuple(LeftBlank(final.submission, final.why_blank) for final in grades if final.why_blank)
+def left_blank(
+    grades: Iterable[FinalGrade], why_out: Callable[[FinalGrade], str] = lambda _final: ""
+) -> tuple[LeftBlank, ...]:
+    """Those without points, and those that `why_out` says are not in the file: each once, on one line."""
+    found = ((final, "; ".join(filter(None, (final.why_blank, why_out(final))))) for final in grades)
+    return tuple(LeftBlank(one_line(final.submission), one_line(why)) for final, why in found if why)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from producers.export.feedback import FeedbackKind, feedback_fragment, feedback_text
-from producers.export.final import Exported, FinalGrade, LeftBlank, changes, final_grades, left_blank
+from producers.export.final import Exported, FinalGrade, changes, final_grades, left_blank
 from producers.export.tables import (
     ExportError,
     Sheet,
@@ -55,7 +55,7 @@ def export_moodle(
         raise ExportError(f"the worksheet lacks the column {missing[0]!r}; download the grading worksheet anew")
     _check_maximum(sheet, graded.total)
     rows, met, locked, replaced = _filled(sheet, grades)
-    blank = (*left_blank(grades), *_strangers(grades, met))
+    blank = left_blank(grades, lambda final: _why_out(final, met))
     left = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
     notes = (plural(locked, "grade", *left),) if locked else ()
     asks = (*changes("the worksheet", replaced), *graded.alarms)
@@ -77,8 +77,7 @@ def export_moodle_feedback(
             if final.points is not None and moodle_id(final.submission):
                 place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", _EPOCH)
                 archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
-    missing = [LeftBlank(final.submission, _NO_ID) for final in grades if not moodle_id(final.submission)]
-    blank = (*left_blank(grades), *missing)
+    blank = left_blank(grades, lambda final: "" if moodle_id(final.submission) else _NO_ID)
     return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
 
 
@@ -123,9 +122,6 @@ def _filled(
     return rows, met, locked, replaced
 
 
-def _strangers(grades: Iterable[FinalGrade], met: set[str]) -> list[LeftBlank]:
-    return [
-        LeftBlank(final.submission, _NOT_LISTED if moodle_id(final.submission) else _NO_ID)
-        for final in grades
-        if moodle_id(final.submission) not in met
-    ]
+def _why_out(final: FinalGrade, met: set[str]) -> str:
+    user = moodle_id(final.submission)
+    return "" if user in met else _NOT_LISTED if user else _NO_ID

@@ -10,6 +10,7 @@ from producers.export.tables import Sheet, write_sheet
 from producers.report.grades import one_line, show_points
 from producers.submissions.lms_names import student_id
 
+FILE = "final-grades.csv"  # grades.csv, in the same folder, is what the models gave
 FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", "max_points", "points_by_models")
 LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")
 
@@ -19,9 +20,8 @@ def export_csv(folder: Path, *, include_unreviewed: bool = False) -> Exported:
     graded, grades = final_grades(folder, include_unreviewed)
     ids = [criterion.id for criterion in graded.grades[0].criteria] if graded.grades else []
     rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]
-    return Exported(
-        "grades.csv", "text/csv", write_sheet(Sheet(rows), newline="\n"), left_blank(grades), asks=graded.alarms
-    )
+    data = write_sheet(Sheet(rows), newline="\n")
+    return Exported(FILE, "text/csv", data, left_blank(grades), asks=graded.alarms)
 
 
 def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:

@@ -43,16 +43,18 @@ def read_sheet(data: bytes, what: str) -> Sheet:
         raise ExportError(f"the {what} is larger than {MAX_BYTES >> 20} MiB; is it the right file?")
     try:
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ExportError(f"the {what} is not UTF-8 (byte {error.start:,}); download it anew") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:  # in UTF-16 every other byte is 0, and a spreadsheet's "Unicode text" is that
+        raise ExportError(f"the {what} is not UTF-8; open it in the spreadsheet and save it as 'CSV UTF-8'")
     first = re.sub(r'"[^"]*"', "", text[:_HEADER_CHARS]).partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise ExportError(f"the {what} is no CSV that can be read: {error}; download it anew") from None
+        raise ExportError(f"the {what} is no CSV that can be read: {error}; save or download it anew") from None
     if not rows or not rows[0]:
-        raise ExportError(f"the {what} is empty; download it anew")
+        raise ExportError(f"the {what} is empty; is it the right file?")
     plain = [[plain_cell(cell, number=index > 0) for index, cell in enumerate(row)] for row in rows]
     return Sheet(plain, delimiter, data.startswith(b"\xef\xbb\xbf"))
 

@@ -45,6 +45,7 @@ _KEPT = (
     "answers.jsonl",
     "errors.jsonl",
     "replies.csv",
+    "final-grades.csv",
     "canvas-gradebook.csv",
     "moodle-worksheet.csv",
     "moodle-feedback.zip",

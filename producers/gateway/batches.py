@@ -22,8 +22,8 @@ from messages.errors import ConfigError, KvasirError
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
 from producers.batch.openai_body import Defaults
-from producers.batch.prompt_lines import LineTask, PromptLine
-from producers.batch.runner import Runner, cancelled
+from producers.batch.prompt_lines import PromptLine
+from producers.batch.runner import JobSpec, Runner, cancelled
 from producers.client import Client
 from producers.gateway.files import GatewayFolder, StoredFile, read_all, write_description
 from producers.gateway.refusal import Refused
@@ -220,7 +220,7 @@ class Batches:
         path = self.files.path(stored.input_file_id)
         return prompt_lines.read_lines(path, batch.batch_id, batch.secret, resolve, not stored.owner, check)
 
-    def _tasks(self, stored: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[LineTask]:
+    def _tasks(self, stored: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[JobSpec]:
         for line in self._lines(stored, batch):
             if stop.is_set():
                 return

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from producers.attacks.detection import instruction_flags
-from producers.grading.quotes import Evidence, Private, Shown, check_evidence, evidence_state, leaks, shown_texts
+from producers.grading.quotes import Evidence, Private, Shown, evidence_state, leaks, shown_texts
 from producers.prompts.answers import (
     EVIDENCE_CHARS,
     FEEDBACK_CHARS,
@@ -52,7 +52,6 @@ __all__ = [
     "GradeState",
     "ParsedAnswer",
     "answer_schema",
-    "check_evidence",
     "grade_submission",
     "instruction_flags",
     "max_answer_tokens",

@@ -60,11 +60,6 @@ def line_counts(texts: Iterable[str]) -> Counter[str]:
     return Counter(line for line in lines if any(map(str.isalnum, line)))
 
 
-def check_evidence(quote: str, submission: Submission) -> bool:
-    """Whether the quote stands in the submission. An empty quote does not."""
-    return evidence_state(quote, shown_texts(submission)) == "found"
-
-
 def quoted_lines(text: str, quotes: Iterable[str]) -> set[int]:
     """The lines of a text, from 0, on which one of the quotes stands. A quote may begin and end within a line."""
     lines = text.split("\n")

@@ -43,6 +43,7 @@ from producers.rubric.late import LateRule, parse_late
 
 Role = Literal["code", "feedback"]
 ROLES: tuple[Role, ...] = ("code", "feedback")
+KINDS = ("yaml", "yml", "json", "csv")  # how a rubric's file name ends
 Points = int | float
 
 MAX_FILE_BYTES = 1 << 20
@@ -174,7 +175,7 @@ def _digest(
 
 
 def _read(path: Path) -> str:
-    if path.suffix.lower() not in (".yaml", ".yml", ".json", ".csv"):
+    if path.suffix.lower() not in {f".{kind}" for kind in KINDS}:
         raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml, .json or .csv (Canvas)")
     try:
         with open_ordinary(path) as file:
@@ -183,11 +184,16 @@ def _read(path: Path) -> str:
         raise RubricError(f"{path}: the rubric can't be read: {error.strerror or error}") from None
     if len(data) > MAX_FILE_BYTES:
         raise RubricError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; is this the rubric?")
+    how = "open it in the spreadsheet and save it as 'CSV UTF-8'" if path.suffix.lower() == ".csv" else ""
+    how = how or "save the file as UTF-8"
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise RubricError(f"{path}: line {line} is not UTF-8; save the file as UTF-8") from None
+        raise RubricError(f"{path}: line {line} is not UTF-8; {how}") from None
+    if "\0" in text:  # UTF-16 without its mark
+        raise RubricError(f"{path} is not UTF-8; {how}")
+    return text
 
 
 def _parse_json(file: str, text: str) -> Any:

@@ -1,6 +1,6 @@
 """What an LMS wrote into a submission's name: whose it is, and whether it was late. Names stay with the producer.
 
-Canvas   <name>[_LATE]_<user id>_<attachment id>_<file>, anonymous anon_<anonymous id>_…
+Canvas   <name>[_LATE]_<user id>_<attachment id>_<file>, or …_<user id>_text.html; anonymous anon_<anonymous id>_…
 Moodle   <full name>_<participant number>_assignsubmission_<plugin>[_]
 """
 
@@ -9,18 +9,19 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
+_CANVAS = re.compile(
+    r"(?:anon(?:_LATE)?_(?P<anonymous>[A-Za-z0-9]+)|[^_]+(?:_LATE)?_(?P<number>[0-9]+))"
+    r"_(?:(?P<attachment>[0-9]+)(?:_.*)?|text\.html)\Z",
+    re.DOTALL,
+)
 _MOODLE = re.compile(r"(?P<name>.*)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?:/.*)?\Z", re.DOTALL)
 _COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
 
 
 def canvas_id(name: str) -> str:
-    """The user id in a Canvas download's name: the first number after the name and LATE; "" if none."""
-    if moodle_id(name):
-        return ""
-    fields = PurePosixPath(name).name.split("_")
-    if fields[0] == "anon" and len(fields) > 2:
-        return next((part for part in fields[1:] if part != "LATE"), "")
-    return next((part for part in fields[1:-1] if part.isascii() and part.isdigit()), "")
+    """The user id in a Canvas download's name; "" if it is none. A year or a number of somebody's own makes none."""
+    match = _CANVAS.match(PurePosixPath(name).name)
+    return (match["anonymous"] or match["number"]) if match and not moodle_id(name) else ""
 
 
 def canvas_name(name: str) -> str:
@@ -30,8 +31,8 @@ def canvas_name(name: str) -> str:
 
 def canvas_attachment(name: str) -> int:
     """The attachment's id, which grows with time; 0 if there is none."""
-    numbers = [part for part in PurePosixPath(name).name.split("_")[1:] if part.isascii() and part.isdigit()]
-    return int(numbers[1][:18]) if len(numbers) > 1 and canvas_id(name) else 0
+    match = _CANVAS.match(PurePosixPath(name).name)
+    return int((match["attachment"] or "0")[:18]) if match and not moodle_id(name) else 0
 
 
 def moodle_id(name: str) -> str:
@@ -54,7 +55,7 @@ def same_student(name: str) -> str:
     """What two submissions of one student have in common; a name of its own kind where nothing is known."""
     if moodle_id(name):
         return f"moodle {moodle_id(name)}"
-    if canvas_attachment(name) or (canvas_id(name) and name.endswith("_text.html")):
+    if canvas_id(name):
         return f"canvas {canvas_id(name)}"
     path = PurePosixPath(name)
     match = _COPY.match(path.stem)

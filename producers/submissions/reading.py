@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -43,7 +43,17 @@ from producers.submissions.notebooks import (
 )
 from producers.words import plural
 
-__all__ = ["Part", "PartKind", "Submission", "canvas_id", "read_document", "read_submissions"]
+__all__ = [
+    "READABLE",
+    "Part",
+    "PartKind",
+    "Submission",
+    "canvas_id",
+    "check_apart",
+    "given_in",
+    "read_document",
+    "read_submissions",
+]
 
 _CHUNK_START = re.compile(r"[\t >]*`{3,}\s*\{([A-Za-z]\w*).*\}\s*$")
 _CHUNK_END = re.compile(r"[\t >]*`{3,}\s*$")
@@ -77,7 +87,34 @@ class Submission:
         return not self.problem and (self.only_template or all(part.kind == "output" for part in self.parts))
 
 
-def read_submissions(path: Path, only: Collection[str] = (), limit: int = 0, lenient: bool = False) -> list[Submission]:
+def given_in(folder: Path, given: Mapping[str, Path | None]) -> dict[str, str]:
+    """Files in the submissions' folder that are given for something else: what for, by their places there."""
+    root = folder.resolve()
+    if not os.path.isdir(root):  # one file that is named, or a zip, holds what was meant
+        return {}
+    places = ((what, file.parent.resolve() / file.name, file.resolve()) for what, file in given.items() if file)
+    inside = [(place, what) for what, named, real in places for place in (named, real) if root in place.parents]
+    return {place.relative_to(root).as_posix(): what for place, what in inside}
+
+
+def check_apart(folder: Path, results: Path, option: str = "--out") -> None:
+    """Raises SubmissionError if what is written to `results` would be read with the submissions."""
+    root, place = folder.resolve(), results.resolve()
+    if os.path.isdir(root) and root in (place, *place.parents):
+        where = "is" if place == root else "lies in"
+        raise SubmissionError(
+            f"{shown(results)} {where} the submissions' folder, and the next run would take the results for "
+            f"submissions: name a folder elsewhere with {option}"
+        )
+
+
+def read_submissions(
+    path: Path,
+    only: Collection[str] = (),
+    limit: int = 0,
+    lenient: bool = False,
+    besides: Container[str] = (),
+) -> list[Submission]:
     """The submissions in a folder or zip, or the one in a file, sorted by name.
 
     A zip that holds nothing but one folder, with two or more files of one kind or subfolders in it, is read as that
@@ -88,6 +125,7 @@ def read_submissions(path: Path, only: Collection[str] = (), limit: int = 0, len
         only: file names, names without suffix, or Canvas user ids; () for all.
         limit: at most so many, the first by name; 0 for all.
         lenient: a name in `only` that matches nothing is no error.
+        besides: places of files in the folder that are no submissions.
 
     Raises:
         SubmissionError: nothing there is of a kind that can be read, the zip is damaged or expands to too much, or a
@@ -95,7 +133,8 @@ def read_submissions(path: Path, only: Collection[str] = (), limit: int = 0, len
     """
     if limit < 0:
         raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
-    with open_entries(path) as entries:
+    with open_entries(path) as everything:
+        entries = [entry for entry in everything if entry.path not in besides]
         groups = resolve(_grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
         if not any(_readable(group) for group in groups):
             kinds = ", ".join(_READERS)
@@ -443,3 +482,4 @@ _READERS: dict[str, Callable[[str, str], Document]] = {
     ".txt": _prose,
     ".html": _page,
 }
+READABLE = tuple(_READERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from infra.deploy.permissions import PERMISSIONS, Role, set_permissions
 from messages.errors import ConfigError
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.homework import journal, tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster, Running
+from tests.support.processes import SIMULATED, Cluster, Running, gateway_url
 from tests.support.rights import is_refused
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
@@ -221,10 +220,7 @@ HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content"
 
 
 def url_of(gateway: Running) -> str:
-    wait_until(lambda: "answers at" in gateway.text(), "the gateway serves", timeout_s=60)
-    found = re.search(r"answers at (\S+) ", gateway.text())
-    assert found
-    return f"{found[1]}/v1"
+    return f"{gateway_url(gateway)}/v1"
 
 
 def chat(gateway: Running) -> str:

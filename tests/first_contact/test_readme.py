@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import get_args
+
+from producers.grading.points import GradeState
+from producers.report.grades import OUTCOMES
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 
@@ -24,3 +29,10 @@ def test_what_was_never_run_is_one_table() -> None:
     table = README[README.index("## Never run") : README.index("## Documentation")]
     for what in ("GPU", "Metal", "RabbitMQ 3.13 and 4.x", "containers", "a class of real students"):
         assert what in table
+
+
+def test_the_states_are_those_of_the_files_and_the_terminals_own_word_is_explained() -> None:
+    said = " ".join(README[README.index("Each submission is") :].split())
+    states = re.findall(r"`(\w+)`", said[: said.index(";")])
+    assert sorted(states) == sorted(get_args(GradeState))
+    assert set(re.findall(r"`(\w+)`", said[: said.index("A grade that")])) == {*states, *OUTCOMES}

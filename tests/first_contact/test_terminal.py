@@ -68,3 +68,15 @@ def test_without_utf_8_there_are_plain_characters_and_no_error(tmp_path: Path, h
     assert "- / 5" in terminal.text
     assert terminal.raw.isascii()
     assert_rises(terminal)
+
+
+def test_top_says_what_it_looks_for_and_looks_again(tmp_path: Path, homework: Path) -> None:
+    away = {"KVASIR_BROKER_URL": "amqp://u:secret@127.0.0.1:9/%2F", "KVASIR_STORE_URL": "redis://127.0.0.1:9/0"}
+    with kvasir(tmp_path, "top", "--every", "0.2", **away) as terminal:
+        terminal.until("looking for the broker at 127.0.0.1:9 and the store at 127.0.0.1:9")
+        assert "no connection" not in terminal.text  # it is said before anything was waited for
+        terminal.until("no connection to the broker at 127.0.0.1:9")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 0
+    assert "secret" not in terminal.text
+    assert terminal.restored

@@ -110,6 +110,17 @@ def test_a_batch_of_prompts_is_forgotten_whole(tmp_path: Path) -> None:
     assert planted_in(tmp_path) == [str(tmp_path / "prompts.jsonl")]
 
 
+def test_the_export_is_a_file_beside_the_models_table_and_both_are_forgotten(batch: Path) -> None:
+    of_models = (batch / "grades.csv").read_bytes()
+
+    cli.run(["export", str(batch), "--format", "csv", "--include-unreviewed"])
+
+    assert (batch / "grades.csv").read_bytes() == of_models
+    assert b"points_by_models" in (batch / "final-grades.csv").read_bytes()
+    assert cli.run(["forget", str(batch), "--yes"]) == 0
+    assert not batch.exists()
+
+
 # --- nothing else is deleted
 
 

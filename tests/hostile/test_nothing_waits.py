@@ -19,6 +19,7 @@ from tests.support.homework import tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 
 FILES = ["results.jsonl", "submitted.jsonl", "reviews.jsonl", "grades.json", "grades.csv", "batch.json", "batch.lock"]
+FILES += ["final-grades.csv"]
 COMMANDS = ["results", "export --format csv --include-unreviewed", "watch", "retry", "forget --yes"]
 PATIENCE_S = 30  # far more than any of them takes
 

@@ -1,5 +1,7 @@
 """`kvasir doctor` over a real broker and a real store, with workers that run."""
 
+import os
+import signal
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from infra.broker.rabbitmq import RabbitMQBroker
 from kvasir.doctor.members import check_members
 from kvasir.doctor.services import check_link, check_publishing
 from tests.support.processes import SIMULATED, Cluster, Done, config_text, environment, run
-from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
+from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
 
 
@@ -138,6 +140,33 @@ def test_queues_with_too_few_members_are_named() -> None:
     assert "have enough members" in well.what
     assert "can't be read" in unknown.what
     assert "wrong" not in unknown.what + unknown.todo
+
+
+@pytest.mark.system
+def test_a_broker_that_was_frozen_and_stays_apart_is_named_by_either_side() -> None:
+    def warned(*nodes: RabbitMQServer) -> str:
+        url = cluster.url if len(nodes) > 1 else nodes[0].url
+        return " ".join(finding.what for finding in check_members(url, nodes=3) if "apart" in finding.what)
+
+    with RabbitMQCluster(plugins=["rabbitmq_management"]) as cluster:
+        *others, frozen = cluster.nodes
+        with closing(RabbitMQBroker(cluster.url, nodes=3)) as broker:
+            broker.declare([])
+        assert not warned(*cluster.nodes)
+        # Given a node that was frozen until the others had given it up, and goes on
+        os.kill(frozen.pid, signal.SIGSTOP)
+        running = "length(rabbit_nodes:all_running())."
+        wait_until(lambda: others[0].control("eval", running).strip() == "2", "the others go on without it", 60, 0.5)
+        os.kill(frozen.pid, signal.SIGCONT)
+        # When doctor looks, from the others or from that node alone, then it is named
+        wait_until(lambda: frozen.node in warned(*cluster.nodes), "it is named", 60, 0.5)
+        assert others[0].node not in warned(*cluster.nodes)
+        wait_until(lambda: frozen.node in warned(frozen), "it names itself", 60, 0.5)
+        # And once it was restarted, it is one of three again
+        frozen.kill()
+        frozen.start()
+        cluster.wait_until_whole()
+        wait_until(lambda: not warned(*cluster.nodes), "all is well", 60, 0.5)
 
 
 @pytest.mark.system

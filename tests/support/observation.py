@@ -27,7 +27,7 @@ from kvasir.connect import connect
 from messages.jobs import Sampling, user_prompt
 from monitoring.dashboards.panels import PANELS, Query
 from tests.support.monitors import WINDOW, Prometheus, RedisExporter, Series
-from tests.support.processes import Cluster, Model, Worker
+from tests.support.processes import Cluster, Model, Worker, gateway_url
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
 
@@ -132,11 +132,9 @@ class World:
         running = self.cluster.start("serve", *words)
         self._pages.append(page)
         self.prometheus.watch([*self._ports.values(), *self._pages])
-        wait_until(lambda: "answers at" in running.text() or not running.alive, "the gateway serves", 60)
+        url = gateway_url(running)
         self.until(f'count(kvasir_gateway_open_requests{{instance="{HOST}:{page}"}})', at_least=1)
-        found = re.search(r"answers at (\S+) ", running.text())
-        assert found, running.text()
-        return found[1]
+        return url
 
     def forget(self, *workers: Worker) -> None:
         """End these workers, and have Prometheus look for them no longer."""

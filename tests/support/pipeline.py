@@ -14,8 +14,8 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -96,11 +96,11 @@ def always_fails(error: Exception) -> Effect:
     return effect
 
 
-class WatchedEngine:
+class WatchedEngine(SimulatedEngine):
     """The simulated engine: it counts its calls, and an effect set by the test comes before each."""
 
     def __init__(self, weights: str = INSTANT, slots: int = 2, context: int = 4096) -> None:
-        self._engine = SimulatedEngine(parse_weights(weights), EngineOptions(weights, context, slots))
+        super().__init__(parse_weights(weights), EngineOptions(weights, context, slots))
         self.before_prefill: Effect = fails()
         self.before_decode: Effect = fails()
         self.prefilled: list[tuple[int, ...]] = []
@@ -112,31 +112,16 @@ class WatchedEngine:
         self.before_check: Callable[[], object] = lambda: None
         self.away = ""  # why, as engines say it whose program is another process
 
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info
-
     def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
         self.tokenized += 1
-        return self._engine.tokenize(prompt, clock)
-
-    def count_tokens(self, text: str) -> int:
-        return self._engine.count_tokens(text)
-
-    def close(self) -> None:
-        self._engine.close()
+        return super().tokenize(prompt, clock)
 
     def prefill(
-        self,
-        tokens: Sequence[int],
-        emit: Callable[[Record], None],
-        first: int = 0,
-        resume: KVCache | None = None,
-        stop: threading.Event | None = None,
+        self, tokens: Sequence[int], emit: Any, first: int = 0, resume: KVCache | None = None, stop: Any = None
     ) -> Prefilled:
         self._note(tuple(tokens))
         self.before_prefill(tokens, stop)
-        return self._engine.prefill(tokens, emit, first, resume, stop)
+        return super().prefill(tokens, emit, first, resume, stop)
 
     def _note(self, tokens: tuple[int, ...]) -> None:
         """One entry a job: its class-wide part, computed first and by itself, is not counted again."""
@@ -146,27 +131,18 @@ class WatchedEngine:
         self.prefilled.append(tokens)
 
     def decode(
-        self,
-        tokens: Sequence[int],
-        cache: KVCache | None,
-        sampling: Sampling,
-        on_text: Callable[[str], None] | None = None,
-        stop: threading.Event | None = None,
+        self, tokens: Sequence[int], cache: KVCache | None, sampling: Sampling, on_text: Any = None, stop: Any = None
     ) -> Answer:
         self.decoded.append(tuple(tokens))
         self.before_decode(tokens, stop)
-        return self._engine.decode(tokens, cache, sampling, on_text, stop)
+        return super().decode(tokens, cache, sampling, on_text, stop)
 
-    @contextmanager
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
         self.imports += 1
-        with self._engine.imported(tokens, cache):
-            yield
+        return super().imported(tokens, cache)
 
-    def top_logprobs(
-        self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
-    ) -> dict[int, float]:
-        expected = self._engine.top_logprobs(tokens, cache, stop)
+    def top_logprobs(self, tokens: Sequence[int], cache: KVCache | None, stop: Any = None) -> dict[int, float]:
+        expected = super().top_logprobs(tokens, cache, stop)
         if cache is None:
             self.before_check()
             return expected

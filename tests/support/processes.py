@@ -16,10 +16,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -120,6 +122,30 @@ class Running:
     def kill(self) -> None:
         """SIGKILL: gone on return, without a word. Idempotent."""
         self._process.end(signal.SIGKILL, 10.0)
+
+
+@contextmanager
+def serving(folder: Path, model: str) -> Iterator[str]:
+    """A gateway with a simulated model, all in one process; its URL."""
+    (folder / "kvasir.toml").write_text(config_text({model: SIMULATED}), "utf-8")
+    words = ["--config", str(folder / "kvasir.toml"), "serve", "--port", "0", "--state", str(folder / "state")]
+    gateway = Running(words, environment(folder), folder)
+    try:
+        yield gateway_url(gateway)
+    finally:
+        gateway.kill()
+
+
+def gateway_url(gateway: Running) -> str:
+    """Where it says that it answers, as soon as it does."""
+
+    def said() -> re.Match[str] | None:
+        assert gateway.alive, gateway.text()
+        return re.search(r"answers at (\S+) ", gateway.text())
+
+    found = wait_until(said, "the gateway says where it answers", 60)
+    assert found
+    return found[1]
 
 
 class Worker(Running):

@@ -580,12 +580,13 @@ class RabbitMQCluster:
         cluster.nodes[0].kill()
     """
 
-    def __init__(self, nodes: int = 3, settings: Mapping[str, str] | None = None) -> None:
-        """Nothing runs yet. `settings`: more keys of every node's rabbitmq.conf."""
+    def __init__(self, nodes: int = 3, settings: Mapping[str, str] | None = None, plugins: Sequence[str] = ()) -> None:
+        """Nothing runs yet. `settings`: more keys of every node's rabbitmq.conf; `plugins` of every node."""
         keys = {**_SMALL_NODE, "cluster_name": f"kvasir-{secrets.token_hex(4)}", **(settings or {})}
-        first = RabbitMQServer(settings=keys)
+        first = RabbitMQServer(plugins=plugins, settings=keys)
         keys |= {"cluster_formation.classic_config.nodes.1": first.node}
-        self.nodes = [first, *(RabbitMQServer(settings=keys, first=first) for _ in range(nodes - 1))]
+        others = (RabbitMQServer(plugins=plugins, settings=keys, first=first) for _ in range(nodes - 1))
+        self.nodes = [first, *others]
 
     @property
     def url(self) -> str:
@@ -613,18 +614,30 @@ class RabbitMQCluster:
         node.control(*check, timeout_s=timeout_s + 30, program="rabbitmq-upgrade")
 
     def separate(self, node: RabbitMQServer) -> None:
-        """Cut a node's links to all others, as a network does: neither side lets the other in, clients reach both."""
-        self._know_each_other(node, "'of another cluster'")
+        """Cut a node's links to all others, as a network does: neither side lets the other in, clients reach both.
+
+        In one step, from the node itself: cut one after the other, the links would for a while be a partition that is
+        not the same for all, from which RabbitMQ may come back in two halves that only a restart joins.
+        """
+        strange = "'of another cluster'"
+        node.control(
+            "eval",
+            f"Others = {self._others(node)},"
+            f"[erpc:call(Other, erlang, set_cookie, [node(), {strange}]) || Other <- Others],"
+            f"[erlang:set_cookie(Other, {strange}) || Other <- Others],"
+            "[erlang:disconnect_node(Other) || Other <- Others].",
+        )
 
     def rejoin(self, node: RabbitMQServer) -> None:
-        """Let it in again."""
-        self._know_each_other(node, "erlang:get_cookie()")
-
-    def _know_each_other(self, node: RabbitMQServer, cookie: str) -> None:
+        """Let it in again; the node comes last, and lets all others in at once."""
         for other in self.nodes:
-            for one, two in ((node, other), (other, node)) if other is not node else ():
-                name = f"'{two.node}'"
-                one.control("eval", f"erlang:set_cookie({name}, {cookie}), erlang:disconnect_node({name}).")
+            if other is not node:
+                other.control("eval", f"erlang:set_cookie('{node.node}', erlang:get_cookie()).")
+        node.control("eval", f"[erlang:set_cookie(Other, erlang:get_cookie()) || Other <- {self._others(node)}].")
+
+    def _others(self, node: RabbitMQServer) -> str:
+        """An Erlang list of the other nodes."""
+        return "[" + ", ".join(f"'{other.node}'" for other in self.nodes if other is not node) + "]"
 
     def wait_until_whole(self, timeout_s: float = 60.0) -> None:
         """Return when every node answers and sees all others: one that was frozen is out for a while."""

@@ -93,8 +93,8 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         browser.click("Export")
         browser.click("Include grades that need a review and have none")
         browser.click("Make the file")
-        browser.click("Download grades.csv")
-        rows = list(csv.DictReader(io.StringIO(browser.downloaded("grades.csv").read_text("utf-8"))))
+        browser.click("Download final-grades.csv")
+        rows = list(csv.DictReader(io.StringIO(browser.downloaded("final-grades.csv").read_text("utf-8"))))
         assert len(rows) == 16
         assert [row["reviewed"] for row in rows].count("yes") == 1
         assert journal(folder)

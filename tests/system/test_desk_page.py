@@ -81,8 +81,8 @@ def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
         browser.click("Export")
         browser.click("Include grades that need a review and have none")
         browser.click("Make the file")
-        browser.click("Download grades.csv")
-        rows = list(csv.DictReader(io.StringIO(browser.downloaded("grades.csv").read_text("utf-8"))))
+        browser.click("Download final-grades.csv")
+        rows = list(csv.DictReader(io.StringIO(browser.downloaded("final-grades.csv").read_text("utf-8"))))
         reviewed = next(row for row in rows if row["reviewed"] == "yes")
         assert reviewed["n_doubled"] == "2"
         assert [row["points"] for row in rows if row["state"] == "failed"] == [""]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import scratch_env
-from tests.support.processes import SIMULATED, Running, config_text, environment
-from tests.support.waiting import wait_until
+from tests.support.processes import environment, serving
 
 pytestmark = pytest.mark.system
 
@@ -23,14 +21,8 @@ CLIENT = Path(__file__).parents[1] / "support" / "litellm_client.py"
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
-    command = ["--config", str(tmp_path / "kvasir.toml"), "serve", "--port", "0", "--state", str(tmp_path / "state")]
-    gateway = Running(command, environment(tmp_path), tmp_path)
-    try:
-        found = wait_until(lambda: re.search(r"answers at (\S+) ", gateway.text()), "it says where it is", 30)
-        yield str(found[1])
-    finally:
-        gateway.kill()
+    with serving(tmp_path, MODEL) as url:
+        yield url
 
 
 def test_litellm_chats_streams_completes_and_reads_what_is_refused(url: str, tmp_path: Path) -> None:

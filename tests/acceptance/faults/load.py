@@ -11,8 +11,7 @@ from engines.registry import EngineOptions
 from engines.simulated.engine import open_engine
 from messages.jobs import Part, PrefillJob, Question, Sampling, job_id, user_prompt
 from producers.batch.batch import BatchEntry
-from producers.batch.grade import Task
-from producers.prompts.prompt import Prompt
+from producers.batch.runner import JobSpec
 
 # An answer takes max_tokens / 100 seconds: each job's length is its own choice.
 WEIGHTS = "sim:prefill=20000,decode=100,scale=1,layers=2,kv_heads=1,head_dim=16,answer=1000000"
@@ -25,7 +24,7 @@ TOKENS_PER_S = 100
 _SHARED = "The rubric that all of the class share, and what its criteria are. " * 8
 
 
-def tasks(batch_id: str, model: str, jobs: int, seed: int, long_jobs: int = 0, long_s: float = 0.0) -> list[Task]:
+def tasks(batch_id: str, model: str, jobs: int, seed: int, long_jobs: int = 0, long_s: float = 0.0) -> list[JobSpec]:
     """The same tasks for the same arguments; the first `long_jobs` of them take `long_s` seconds to decode."""
     source = random.Random(seed)
     made = []
@@ -33,8 +32,8 @@ def tasks(batch_id: str, model: str, jobs: int, seed: int, long_jobs: int = 0, l
         own = f"Submission {number}. " + "x" * source.randint(40, 400)
         tokens = round(long_s * TOKENS_PER_S) if number < long_jobs else source.randint(4, 16)
         sampling = Sampling(max_tokens=tokens, seed=number)
-        name = job_id(batch_id, f"item-{number}", model, user_prompt(_SHARED, own), sampling)
-        made.append(Task("code", model, Prompt(_SHARED, own), sampling, f"item-{number}", name))
+        item, parts = f"item-{number}", user_prompt(_SHARED, own)
+        made.append(JobSpec(job_id(batch_id, item, model, parts, sampling), item, model, parts, sampling))
     return made
 
 
@@ -45,17 +44,16 @@ def asking(job: PrefillJob, questions: int) -> PrefillJob:
     return replace(job, questions=tuple(asked))
 
 
-def entries(made: list[Task]) -> list[BatchEntry]:
+def entries(made: list[JobSpec]) -> list[BatchEntry]:
     """Their lines in the manifest."""
-    return [BatchEntry(task.job_id, task.item_id, task.model, task.role, task.item_id) for task in made]
+    return [BatchEntry(task.job_id, task.item_id, task.model, "code", task.item_id) for task in made]
 
 
-def expected_texts(made: list[Task], questions: int = 0) -> Iterator[tuple[str, str]]:
+def expected_texts(made: list[JobSpec], questions: int = 0) -> Iterator[tuple[str, str]]:
     """Job id and answer, several of them a line each, from an engine that nobody disturbs."""
     engine = open_engine(EngineOptions(UNPACED, CONTEXT))
     for task in made:
-        prompt = user_prompt(task.prompt.shared, task.prompt.own)
-        job = asking(PrefillJob(task.job_id, "batch", task.item_id, task.model, prompt, task.sampling), questions)
+        job = asking(PrefillJob(task.job_id, "batch", task.item_id, task.model, task.parts, task.sampling), questions)
         asks = tokenized(engine, job).asks()
         yield task.job_id, "\n".join(engine.decode(ask.tokens, None, ask.sampling).text for ask in asks)
     engine.close()

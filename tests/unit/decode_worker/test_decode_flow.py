@@ -9,18 +9,17 @@ from dataclasses import replace
 import pytest
 
 from decode_worker import flow as flow_module
-from decode_worker.attempt import Attempts, DecodeAttempt
 from decode_worker.flow import DecodeFlow
+from decode_worker.generate import Attempts, DecodeAttempt
+from decode_worker.stealing.forecast import FIRST_TOKENS_PER_S
 from decode_worker.stealing.models import CachedModel, ModelCache
-from decode_worker.stealing.policy import FIRST_TOKENS_PER_S
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import Loaded
 from infra.broker.base import Delivery
-from infra.broker.consume import JobSource
+from infra.broker.consume import JobSource, Slots
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.broker.settle import Settler
-from infra.broker.slots import Slots
 from kvstore.blocks import BlockRef
 from messages import codec
 from messages.jobs import DecodeJob, DecodeReport, Sampling, user_prompt

@@ -13,7 +13,7 @@ from engines.base import Answer, Tokenized
 from engines.questions import tokenized
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
-from infra.broker.slots import Slots
+from infra.broker.consume import Slots
 from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import JobResult, Part, PrefillJob, Question, Sampling
@@ -98,7 +98,7 @@ def test_the_answers_are_given_together_in_the_slots_that_idle(pipeline):
     pipeline.start_prefill(WatchedEngine(STEPPED))
     decode = pipeline.start_decode(WatchedEngine(STEPPED, slots=4))
     busy, most, lock = [0], [0], threading.Lock()
-    inner = decode.engine._engine.decode
+    inner = decode.engine.decode
 
     def counted(*args):
         with lock:
@@ -110,7 +110,7 @@ def test_the_answers_are_given_together_in_the_slots_that_idle(pipeline):
             with lock:
                 busy[0] -= 1
 
-    decode.engine._engine.decode = counted
+    decode.engine.decode = counted
     # When eight answers are wanted
     result = pipeline.run(pipeline.job(questions=questions(4, TEXTS[:2])))
     # Then four at a time are under way, and never more
@@ -152,7 +152,7 @@ class TextEngine(WatchedEngine):
         return Tokenized((), 0)
 
     def decode_text(self, prompt, sampling, on_text=None, stop=None):
-        return self._engine.decode(self._engine.tokenize(prompt, 0.0).ids, None, sampling, on_text, stop)
+        return super().decode(super().tokenize(prompt, 0.0).ids, None, sampling, on_text, stop)
 
 
 def test_an_engine_that_takes_text_is_given_each_whole_prompt(pipeline):

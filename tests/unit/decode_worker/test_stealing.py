@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from decode_worker.stealing.forecast import FIRST_ANSWER_TOKENS, FIRST_TOKENS_PER_S, expected_service_s
 from decode_worker.stealing.policy import (
-    FIRST_ANSWER_TOKENS,
-    FIRST_TOKENS_PER_S,
     Leave,
     Offer,
     Peer,
@@ -17,7 +16,6 @@ from decode_worker.stealing.policy import (
     Refusal,
     Steal,
     decide,
-    expected_service_s,
     leave_to_faster,
     plan,
 )

@@ -15,7 +15,8 @@ from examples.model.evaluate import make_exam
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, handed_in, write_class
 from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, HELD_OUT_WORDS, TRAINING, World
-from producers.grading.points import check_evidence, parse_answer
+from producers.grading.points import parse_answer
+from producers.grading.quotes import evidence_state, shown_texts
 from producers.rubric.rubric import ROLES, load_rubric
 from producers.submissions.reading import read_document, read_submissions
 
@@ -61,7 +62,7 @@ def test_the_evidence_of_every_label_stands_in_its_submission_once_as_a_report(c
             if label.evidence:
                 found = re.findall(rf"(?<!\w){re.escape(label.evidence)}(?![\d\w])", text_of(labelled))
                 assert len(found) == 1
-                assert check_evidence(label.evidence, labelled.submission)
+                assert evidence_state(label.evidence, shown_texts(labelled.submission)) == "found"
 
 
 def test_a_label_is_full_for_the_asked_value_half_for_another_and_0_without_report(classes: list[GradedClass]) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT, SIMULATED, Running, config_text, environment
-from tests.support.waiting import wait_until
+from tests.support.processes import ROOT, environment, serving
 
 APP = ROOT / "examples" / "ollama_app.py"
 MODEL = "tiny:1b"
@@ -19,14 +18,8 @@ MODEL = "tiny:1b"
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
-    command = ["--config", str(tmp_path / "kvasir.toml"), "serve", "--port", "0", "--state", str(tmp_path / "state")]
-    gateway = Running(command, environment(tmp_path), tmp_path)
-    try:
-        found = wait_until(lambda: re.search(r"answers at (\S+) ", gateway.text()), "it says where it is", 30)
-        yield str(found[1])
-    finally:
-        gateway.kill()
+    with serving(tmp_path, MODEL) as url:
+        yield url
 
 
 def app(url: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from infra.broker.slots import Slots
+from infra.broker.consume import Slots
 from tests.support.waiting import wait_until
 
 

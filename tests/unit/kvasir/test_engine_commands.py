@@ -316,6 +316,25 @@ def test_a_configuration_that_can_not_be_read_is_a_finding() -> None:
     assert (finding.level, finding.what) == ("error", "kvasir.toml line 3: no such key")
 
 
+def test_a_password_file_that_is_missing_is_one_row_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("KVASIR_BROKER_URL", "amqp://user@127.0.0.1:9/%2F")
+    monkeypatch.setenv("KVASIR_BROKER_PASSWORD_FILE", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("KVASIR_STORE_URL", "redis://127.0.0.1:9/0")
+    (tmp_path / "kvasir.toml").write_text('[models.m]\nengine = "simulated"\nweights.simulated = "sim:"\n')
+
+    assert cli.run(["doctor", "--json"]) == 1
+
+    found = [(one["level"], one["subject"], one["what"]) for one in json.loads(capsys.readouterr().out)]
+    assert [subject for level, subject, _ in found if level == "error"] == ["broker", "store"]
+    assert {"configuration", "disk"} <= {subject for level, subject, _ in found if level == "ok"}
+    [why] = [what for _, subject, what in found if subject == "broker"]
+    assert "KVASIR_BROKER_PASSWORD_FILE: can't read the password file" in why
+
+
 def test_doctor_says_what_is_wrong_with_this_machines_models_and_ends_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

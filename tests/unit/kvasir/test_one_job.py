@@ -9,10 +9,8 @@ from infra.broker import topology
 from kvstore.base import TTL_S
 from messages.lifecycle import Step
 from producers.batch.batch import Batch, BatchEntry
-from producers.batch.grade import Task
-from producers.batch.runner import Runner
-from producers.prompts.prompt import Prompt
-from tests.support.pipeline import MODEL, OWN, SHARED, Heard, Pipeline, WatchedStore
+from producers.batch.runner import JobSpec, Runner
+from tests.support.pipeline import MODEL, Heard, Pipeline, WatchedStore
 from tests.support.waiting import wait_until
 
 LIFE = [
@@ -35,7 +33,7 @@ def test_one_job_from_submit_to_journal(tmp_path: Path) -> None:
         prefill, decode = pipeline.start()
         job = pipeline.job(batch=batch.batch_id, submitted_at=batch.created_at)
         batch.plan([BatchEntry(job.job_id, job.item_id, MODEL, "code", "ada")], request={})
-        task = Task("code", MODEL, Prompt(SHARED, OWN), job.sampling, job.item_id, job.job_id)
+        task = JobSpec(job.job_id, job.item_id, MODEL, job.prompt, job.sampling)
 
         # When its owner runs the batch
         counts = Runner(batch, [task], pipeline.client, Heard()).run(max_wait_s=20)

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from kvasir import cli
-from tests.support.processes import SIMULATED, Model, Running, config_text, environment
+from tests.support.processes import SIMULATED, Model, Running, config_text, environment, gateway_url
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
@@ -40,11 +40,6 @@ def serving(folder: Path) -> Iterator[Running]:
     running.kill()
 
 
-def url_of(running: Running) -> str:
-    found = wait_until(lambda: re.search(r"answers at (\S+) ", running.text()), "it says where it is", timeout_s=30)
-    return str(found[1])
-
-
 def curl(url: str, *arguments: str) -> str:
     program = shutil.which("curl")
     assert program, "curl is in no folder of PATH"
@@ -56,7 +51,7 @@ def curl(url: str, *arguments: str) -> str:
 def test_from_one_process_curl_gets_answers_and_sigterm_ends_it_in_good_order(
     serving: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = url_of(serving)
+    url = gateway_url(serving)
     ask: Any = {"model": MODEL, "messages": [{"role": "user", "content": "What is a queue?"}]}
     whole = json.loads(curl(f"{url}/v1/chat/completions", "-d", json.dumps(ask)))
     assert whole["choices"][0]["message"]["content"]
@@ -87,7 +82,7 @@ def test_its_own_page_needs_no_key_and_counts_what_the_gateway_answered(folder: 
     command = ["serve", "--port", "0", "--model", MODEL, "--metrics-port", page.rpartition(":")[2]]
     running = Running(command, environment(folder), folder)
     try:
-        refused = json.loads(curl(f"{url_of(running)}/v1/models"))
+        refused = json.loads(curl(f"{gateway_url(running)}/v1/models"))
         assert refused["error"]["code"] == "invalid_api_key"
         assert 'kvasir_gateway_requests_total{status="401"} 1.0' in curl(f"{page}/metrics")
         assert json.loads(curl(f"{page}/ready"))["ready"]
@@ -113,7 +108,7 @@ def test_killed_at_any_time_a_batch_is_answered_once_line_by_line(
         (folder / f"until {enough}").mkdir()
         running = Running(serve, environment(folder), folder / f"until {enough}")
         try:
-            with httpx.Client(base_url=url_of(running), timeout=30) as http:
+            with httpx.Client(base_url=gateway_url(running), timeout=30) as http:
                 if not ids:
                     form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("p.jsonl", lines)}}
                     body["input_file_id"] = http.post("/v1/files", **form).json()["id"]

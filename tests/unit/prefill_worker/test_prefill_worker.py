@@ -17,8 +17,7 @@ from infra.broker.envelope import open_envelope
 from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
 from messages.lifecycle import Step
-from prefill_worker.flow import PrefillFlow
-from prefill_worker.worker import PrefillWorker
+from prefill_worker.worker import PrefillFlow, PrefillWorker
 from tests.support.pipeline import (
     BATCH,
     MODEL,

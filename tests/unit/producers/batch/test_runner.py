@@ -15,9 +15,7 @@ from messages import codec
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Event, Step
 from producers.batch.batch import Batch, BatchEntry, Counts
-from producers.batch.grade import Task
-from producers.batch.runner import Runner
-from producers.prompts.prompt import Prompt
+from producers.batch.runner import JobSpec, Runner
 from tests.support.pipeline import MODEL, SHARED, SLOW, Gate, Heard, Pipeline, WatchedEngine, always_fails, work
 from tests.support.waiting import wait_until
 
@@ -53,7 +51,7 @@ class Owner:
         self.progress = Heard()
         self.tasks = [self._task(number) for number in range(students)]
         entries = [
-            BatchEntry(task.job_id, task.item_id, MODEL, task.role, f"student {task.item_id}") for task in self.tasks
+            BatchEntry(task.job_id, task.item_id, MODEL, "code", f"student {task.item_id}") for task in self.tasks
         ]
         self.batch.plan(entries, {})
         self.runner = Runner(self.batch, self.tasks, pipeline.client, self.progress)
@@ -76,10 +74,10 @@ class Owner:
         path = self.batch.folder / "results.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def job(self, task: Task, run: int = 1) -> PrefillJob:
+    def job(self, task: JobSpec, run: int = 1) -> PrefillJob:
         """The job that is made of a task."""
-        prompt = user_prompt(task.prompt.shared, task.prompt.own)
-        return self._pipeline.client.new_job(self.batch.batch_id, task.item_id, MODEL, prompt, SAMPLING, run=run)
+        client = self._pipeline.client
+        return client.new_job(self.batch.batch_id, task.item_id, MODEL, task.parts, SAMPLING, run=run)
 
     def texts_are_right(self) -> None:
         for task in self.tasks:
@@ -87,12 +85,10 @@ class Owner:
             assert result is not None
             assert result.text == self._pipeline.undisturbed_text(self.job(task))
 
-    def _task(self, number: int) -> Task:
-        prompt = Prompt(SHARED, f"def student_{number}(): ...\n" * 8)
-        job = self._pipeline.client.new_job(
-            self.batch.batch_id, f"item-{number}", MODEL, user_prompt(prompt.shared, prompt.own), SAMPLING
-        )
-        return Task("code", MODEL, prompt, SAMPLING, f"item-{number}", job.job_id)
+    def _task(self, number: int) -> JobSpec:
+        parts = user_prompt(SHARED, f"def student_{number}(): ...\n" * 8)
+        job = self._pipeline.client.new_job(self.batch.batch_id, f"item-{number}", MODEL, parts, SAMPLING)
+        return JobSpec(job.job_id, job.item_id, MODEL, parts, SAMPLING)
 
 
 class Killed(BaseException):
@@ -427,7 +423,7 @@ def test_a_failed_job_is_run_again_as_run_2_and_the_others_are_left_alone(tmp_pa
         # Given a batch of which one job failed
         _, decode = pipeline.start()
         culprit = owner.tasks[1]
-        tokens = WatchedEngine().tokenize(user_prompt(culprit.prompt.shared, culprit.prompt.own), 0.0).ids
+        tokens = WatchedEngine().tokenize(culprit.parts, 0.0).ids
         broken = always_fails(RuntimeError("a bug"))
         decode.engine.before_decode = lambda given, stop: broken(given, stop) if tuple(given) == tokens else None
         counts = owner.run()

@@ -24,6 +24,7 @@ from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.report.grades import outcomes
 from producers.rubric.rubric import parse_rubric
+from producers.words import names_in
 from tests.support.desk import answer, plan, planned, request_for, request_of
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -385,6 +386,30 @@ def test_submissions_that_are_missing_or_named_twice_are_refused(
         assignments.save_submissions(tmp_path, files)
 
 
+def test_an_upload_that_is_not_there_yet_is_no_path_that_was_typed() -> None:
+    with pytest.raises(InputError, match="nothing is uploaded yet"):
+        assignments.existing(" ", "submissions")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a:b.py", "a_b.py"),
+        ("anna/hw.py", "ben\\hw.py"),
+        (".hw.py", "hw.py"),
+        ("Anna.py", "anna.py"),
+        ("Zo\u00eb.py", "Zoe\u0308.py"),
+    ],
+)
+def test_two_uploads_that_would_be_one_file_are_refused_with_both_names(tmp_path: Path, one: str, other: str) -> None:
+    with pytest.raises(InputError) as refused:
+        assignments.save_submissions(tmp_path, [(one, b"1"), ("c.py", b"3"), (other, b"2")])
+
+    assert repr(one) in str(refused.value)
+    assert repr(other) in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_commands_carry_what_was_given_and_no_more() -> None:
     inputs = Inputs("T", "work", "r.yaml", solution="s.ipynb", code_model="m")
 
@@ -396,9 +421,12 @@ def test_the_commands_carry_what_was_given_and_no_more() -> None:
     ]  # fmt: skip
 
 
-def test_a_name_with_a_comma_cannot_be_passed_on_and_says_so() -> None:
-    with pytest.raises(InputError, match="comma"):
-        assignments.grade_command(Commands(), Inputs("T", "w", "r"), Path("out"), only=["a, b"])  # type: ignore[arg-type]
+def test_names_are_passed_on_whatever_they_hold() -> None:
+    names = ["Miller, Anna_12_3_hw.py", "b.py", 'said "x".py']
+
+    words = assignments.grade_command(Commands(), Inputs("T", "w", "r"), Path("out"), only=names)  # type: ignore[arg-type]
+
+    assert list(names_in(words[-1])) == names
 
 
 def test_markdown_in_other_peoples_names_is_made_literal() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,42 @@ def test_feedback_that_repeats_what_only_graders_see_is_withheld_and_listed(tmp_
     assert "SECRET" not in text
     assert "withheld" in text
     assert reasons(made) == {"s_1_2_x.R": "feedback withheld for loops: it repeats what only graders see"}
+
+
+@pytest.mark.parametrize(
+    "export",
+    [
+        lambda folder: export_canvas(folder, None, "Homework 4 (701)"),
+        lambda folder: export_canvas(folder, GRADEBOOK, "701"),
+        lambda folder: export_moodle(folder, WORKSHEET),
+        export_moodle_feedback,
+        export_feedback,
+        export_csv,
+    ],
+)
+def test_who_is_left_out_stands_there_once_on_one_line_with_every_reason(
+    tmp_path: Path, export: Callable[[Path], Exported]
+) -> None:
+    leaking = (criterion("loops", 2, 2, leaks=True), criterion("words", 4, 4))
+    unfinished = grade("nobody\nknown.R", words=None, reason="no points\nfor words: late")
+    doubtful = grade("seen.R", criteria=leaking, points=6, doubts=(Doubt("words", "words: evidence not found"),))
+    batch(tmp_path, [unfinished, doubtful])
+
+    listed = export(tmp_path).left_blank
+
+    assert [blank.submission for blank in listed] == ["nobody known.R", "seen.R"]
+    assert [line for blank in listed for line in blank.why.splitlines()] == [blank.why for blank in listed]
+    assert listed[0].why.startswith("incomplete: no points for words: late")
+    assert listed[1].why.startswith("needs review: words: evidence not found")
+    assert "feedback withheld" not in listed[1].why  # there is no file that it could be withheld from
+
+
+def test_a_reason_to_be_blank_and_one_to_be_left_out_are_joined(tmp_path: Path) -> None:
+    batch(tmp_path, [grade("plain.R", words=None)])
+
+    assert reasons(export_canvas(tmp_path, GRADEBOOK, "701")) == {
+        "plain.R": "incomplete: no points for words: late; its name holds no Canvas user id, so it is not in the file"
+    }
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_the_command_says_it_first_and_a_dry_run_writes_nothing(
     assert "would be the first export" in capsys.readouterr().err
     assert not (folder / FILE).exists()
     assert not (folder / "grades.csv").exists()
+    assert not (folder / "final-grades.csv").exists()
 
     assert cli.run(words) == 0
     capsys.readouterr()

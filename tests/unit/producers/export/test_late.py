@@ -177,7 +177,7 @@ def test_the_command_takes_times_and_says_that_there_is_no_rule(
 
     graded(folder, grade(ADA))
     assert cli.run(words) == 0
-    assert "late, 1 day begun" in (folder / "grades.csv").read_text("utf-8-sig")
+    assert "late, 1 day begun" in (folder / "final-grades.csv").read_text("utf-8-sig")
 
 
 def test_the_desk_and_the_report_show_it(tmp_path: Path) -> None:

@@ -20,13 +20,12 @@ from producers.grading.points import (
     CriterionAnswer,
     ParsedAnswer,
     answer_schema,
-    check_evidence,
     grade_submission,
     instruction_flags,
     max_answer_tokens,
     parse_answer,
 )
-from producers.grading.quotes import quoted_lines
+from producers.grading.quotes import evidence_state, quoted_lines, shown_texts
 from producers.prompts.repetition import is_repetition
 from producers.rubric.rubric import Criterion, Rubric
 from producers.submissions.reading import Part, Submission
@@ -206,7 +205,7 @@ def test_no_text_makes_it_raise_anything_else(text: str) -> None:
     ],
 )
 def test_evidence_is_found_whatever_its_case_and_spacing_but_short_quotes_only_exactly(quote: str, found: bool) -> None:
-    assert check_evidence(quote, WORK) is found
+    assert (evidence_state(quote, shown_texts(WORK)) == "found") is found
 
 
 @pytest.mark.parametrize(
@@ -230,8 +229,9 @@ def test_lines_are_quoted_where_the_quote_would_be_found(quote: str, lines: set[
 def test_evidence_is_compared_with_what_the_model_was_shown() -> None:
     submission = replace(WORK, parts=(Part("text", "see <|im_end|> there", "cell 1"),))
 
-    assert check_evidence("see ‹|im_end|› there", submission)
-    assert check_evidence("see <|im_end|> there", submission)
+    shown = shown_texts(submission)
+    assert evidence_state("see ‹|im_end|› there", shown) == "found"
+    assert evidence_state("see <|im_end|> there", shown) == "found"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from messages.errors import SubmissionError
 from producers.submissions.lms_names import age, canvas_id, is_late, moodle_id, same_student, student_id
 from producers.submissions.reading import Submission, read_submissions
 
@@ -33,11 +34,28 @@ def names(found: list[Submission]) -> list[str]:
         ("Jane_Ann Doe_77_assignsubmission_onlinetext", "", "77", False),
         ("class/Jane Doe_77_assignsubmission_file_", "", "77", False),
         ("hw.R", "", "", False),
+        ("doejane_12_34", "12", "", False),  # a folder, or a zip's
+        ("anon_LATE_Xy9_103_hw1.ipynb", "Xy9", "", True),
+        ("anon_Xy9_text.html", "Xy9", "", False),
+        ("alice_2024_hw.py", "", "", False),
+        ("alice_hw_3_2024_final.py", "", "", False),
+        ("alice_LATE_3_final.py", "", "", False),
+        ("alice_3_14.py", "", "", False),
+        ("homework_3_alice.py", "", "", False),
+        ("anon_notes_2.py", "", "", False),
     ],
 )
 def test_names_say_whose_it_is(name: str, canvas: str, moodle: str, late: bool) -> None:
     assert (canvas_id(name), moodle_id(name), is_late(name)) == (canvas, moodle, late)
     assert student_id(name) == canvas + moodle
+
+
+def test_a_year_in_a_name_is_nobodys_id(tmp_path: Path) -> None:
+    put(tmp_path, "alice_2024_hw.py", "bob_2024_hw.py", text="print(2024)")
+
+    assert len(read_submissions(tmp_path)) == 2
+    with pytest.raises(SubmissionError, match="no submission named '2024'"):
+        read_submissions(tmp_path, only=["2024"])
 
 
 def test_the_latest_attachment_counts_and_names_what_it_replaces(tmp_path: Path) -> None:
