@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -235,7 +236,7 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(gateway.started), "owned_by": "kvasir"}
 
 
-class _Completion:
+class _Completion(ABC):
     """The objects of one answer: the same id and time in all of them."""
 
     def __init__(self, body: _Asked, kind: str, chunk_kind: str, **more: Any) -> None:
@@ -244,13 +245,13 @@ class _Completion:
         self._kind, self._chunk_kind = kind, chunk_kind
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
 
+    @abstractmethod
     def choices(self, result: JobResult) -> list[dict[str, Any]]:
         """The whole answers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def piece(self, text: str, opens: bool) -> dict[str, Any]:
         """The part of a chunk's choice that holds new text."""
-        raise NotImplementedError
 
     def whole(self, result: JobResult) -> dict[str, Any]:
         """The answer to a request that is no stream."""
