@@ -68,12 +68,12 @@ class ServerFailed(RuntimeError):
     """A server did not start, or did not end; the message has the last lines of its log."""
 
 
-def free_port() -> int:
+def free_port(below: int = 32000) -> int:
     """A loopback port nobody listens on, below the range that outgoing connections take theirs from.
 
     So a server that was killed finds it free again.
     """
-    for port in random.SystemRandom().sample(range(20000, 32000), 200):
+    for port in random.SystemRandom().sample(range(20000, below), 200):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -81,7 +81,7 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise ServerFailed("no free port between 20000 and 32000 in 200 tries")
+    raise ServerFailed(f"no free port between 20000 and {below} in 200 tries")
 
 
 def amqp_answers(port: int) -> bool:
@@ -431,7 +431,8 @@ class RabbitMQServer(Server):
 
         With `first` it is one more node of that one's cluster, which has the epmd, the cookie and the password.
         """
-        super().__init__("rabbitmq", port)
+        # The management API's port, ten thousand above, must be none of those that outgoing connections take.
+        super().__init__("rabbitmq", free_port(below=22_000) if "rabbitmq_management" in plugins and not port else port)
         self.user = "kvasir"
         self.metrics_port = free_port() if "rabbitmq_prometheus" in plugins else 0
         self.node = f"kvasir-{secrets.token_hex(4)}@localhost"

@@ -299,8 +299,8 @@ def test_grading_prints_a_table_and_running_again_calls_no_engine(
 
 
 def test_jobs_not_done_by_the_deadline_expire(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
-    # Given a model that takes half a minute for an answer
-    slow = Model("simulated", "sim:prefill=100000,decode=20,answer=500,scale=1", context=8192, slots=8)
+    # Given a model that takes a quarter of a minute for an answer
+    slow = Model("simulated", "sim:prefill=100000,decode=1,answer=500,scale=1", context=8192, slots=8)
     (tmp_path / "kvasir.toml").write_text(config_text({MODEL: slow}), "utf-8")
     # When its answers are wanted in a second
     graded = kvasir("grade", *tiny(homework, tmp_path / "out", "--json", "--deadline", "1s"))
