@@ -129,22 +129,28 @@ class Runner:
                 batch.confirm(unwritten)
                 unwritten.clear()
 
-        jobs = (
-            PrefillJob(
-                *(task.job_id, batch.batch_id, task.item_id, task.model, task.parts, task.sampling),
-                run=batch.runs.get(task.job_id, 1),
-                submitted_at=batch.created_at,
-                deadline=self._deadline,
-                reply_to=self._reply_queue,
-                questions=task.questions,
-            )
-            for task in self._tasks
-            if task.job_id in wanted
-        )
+        jobs = (self._job(task) for task in self._tasks if task.job_id in wanted)
         try:
             return self._client.submit(jobs, confirmed)
         finally:
             batch.confirm(unwritten)
+
+    def _job(self, task: JobSpec) -> PrefillJob:
+        """A task as it is published."""
+        batch = self._batch
+        return PrefillJob(
+            task.job_id,
+            batch.batch_id,
+            task.item_id,
+            task.model,
+            task.parts,
+            task.sampling,
+            run=batch.runs.get(task.job_id, 1),
+            submitted_at=batch.created_at,
+            deadline=self._deadline,
+            reply_to=self._reply_queue,
+            questions=task.questions,
+        )
 
     def _record(self, arrived: list[Reply]) -> None:
         """Journal first, ack after: the other order could lose a result."""
