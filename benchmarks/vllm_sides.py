@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from engines.vllm.process import surroundings
 
 _PROGRAM = Path(__file__).with_name("vllm_bare.py")
 _PATIENCE_S = 20.0
+_REST_S = 1.0
 
 
 class Both:
@@ -52,6 +54,10 @@ class Both:
         asked = {"prompts": [list(tokens) for tokens in prompts], "max_tokens": max_tokens, "ends": list(ends)}
         print(json.dumps(asked), file=self._bare.stdin, flush=True)
         return self._hear()
+
+    def rest(self) -> None:
+        """Before each turn: threads of the one that just computed look for more work in a loop for a while."""
+        time.sleep(_REST_S)
 
     def engine_cpu_s(self) -> float:
         """Processor time so far of the engine's host and its processes, and of this one."""

@@ -1,6 +1,6 @@
 """vLLM as an engine: a host process in vLLM's own environment computes, KV caches go in and out through shared memory.
 
-`weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `hf_weights.open_folder`. Or it
+`weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `huggingface.weights`. Or it
 is a `vllm serve` that runs already, on this machine (`attach`).
 Blocks of a prompt leave after each of vLLM's chunks, what its sliding windows look back at after the last one; an
 injected cache covers at most all tokens but the last. What can't be transferred is refused when the engine starts: who
@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from messages.kv import Array, Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+_INTERVAL_TOKENS = 16  # come at once where nobody reads along: each message wakes three threads
 _PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
 _CPU_CHUNK_TOKENS = 512
 _LONGEST_CHUNK_TOKENS = 16_384  # that vLLM chooses for a GPU
@@ -98,7 +100,13 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
     if found.release != environment.TESTED:
         _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
-    return folder, HostLaunch(found, str(folder.path), arguments, layout.block_tokens, options.threads)
+    threads = options.threads or (_spare_cores() if found.cpu else 0)
+    return folder, HostLaunch(found, str(folder.path), arguments, layout.block_tokens, threads)
+
+
+def _spare_cores() -> int:
+    """All but one: vLLM's scheduler waits in a loop, and a step waits for each of its threads."""
+    return max(1, (os.cpu_count() or 2) - 1)
 
 
 def _context(folder: HFFolder, options: EngineOptions) -> int:
@@ -204,7 +212,8 @@ class VLLMEngine:
             self._constrainer.start(sampling.json_schema)  # which says what is wrong with it
         with ExitStack() as stack:
             inject = self._injected(stack, cache)
-            replies = stack.enter_context(closing(self._ask(tokens, sampling, inject, stop)))
+            interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
+            replies = stack.enter_context(closing(self._ask(tokens, sampling, inject, stop, interval=interval)))
             return self._answer(replies, sampling, on_text, stop, called)
 
     @contextmanager
@@ -246,6 +255,7 @@ class VLLMEngine:
         stop: threading.Event | None,
         emit: int | None = None,
         logprobs: int = 0,
+        interval: int = 1,
     ) -> Generator[Message, None, None]:
         constraint: dict[str, Any] = {}
         if sampling.json_schema:
@@ -259,6 +269,7 @@ class VLLMEngine:
             sampling=_draw(sampling),
             constraint=constraint,
             logprobs=logprobs,
+            interval=interval,
             emit=emit,
             inject=inject,
         )
@@ -305,15 +316,28 @@ class VLLMEngine:
             return name, cache.num_tokens
         path = self._host.folder / f"{uuid.uuid4().hex}.kv"
         stack.callback(path.unlink, missing_ok=True)
-        path.touch(0o600)
-        full = self._layout.block_shape(cache.num_tokens)
-        rows = self._window_rows(cache)
-        data = np.memmap(path, self._layout.numpy_type, "r+", shape=(math.prod(full) + rows.size,))
-        data[math.prod(full) :] = cast(rows, cache.layout.dtype, self._layout.dtype).reshape(-1)
-        blocks = data[: math.prod(full)].reshape(full)
-        for block in cache.blocks:
-            blocks[:, :, block.start : block.end] = cast(block.data, cache.layout.dtype, self._layout.dtype)
+        try:
+            with open(path, "xb", opener=_private) as file:
+                self._write(file, cache)
+        except OSError as error:
+            raise KVTransferFailed(f"{self._host.folder} does not take the KV cache: {error.strerror}") from None
         return path.name, cache.num_tokens
+
+    def _write(self, file: BinaryIO, cache: KVCache) -> None:
+        """All blocks as one, and behind it the rows that windows look back at.
+
+        Into a mapping this would take twice as long, and end the process where shared memory is full (SIGBUS).
+        """
+        rows = self._window_rows(cache)
+        layers, halves, num_tokens, *position = self._layout.block_shape(cache.num_tokens)
+        stride = math.prod(position) * np.dtype(self._layout.numpy_type).itemsize
+        for block in cache.blocks:
+            data = np.ascontiguousarray(cast(block.data, cache.layout.dtype, self._layout.dtype))
+            for number, part in enumerate(data.reshape(layers * halves, -1)):
+                file.seek((number * num_tokens + block.start) * stride)
+                file.write(part.data)
+        file.seek(layers * halves * num_tokens * stride)
+        file.write(np.ascontiguousarray(cast(rows, cache.layout.dtype, self._layout.dtype)).data)
 
     def _window_rows(self, cache: KVCache) -> Array:
         """The rows that the sliding-window layers look back at, oldest first; none where there are no such layers."""
@@ -364,6 +388,10 @@ class VLLMEngine:
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def in_a_row(replies: Iterable[Message], first: int, length: int, window: bool = False) -> Iterator[Message]:

@@ -35,6 +35,7 @@ class Host:
     def __init__(self, path: Path, writer: asyncio.StreamWriter) -> None:
         self._folder = path.parent
         self._writer = writer
+        self._unsent: list[bytes] = []
         self._evaluated: dict[str, int] = {}
         self._failed: set[str] = set()
         self._shape: dict[str, Any] = {}
@@ -97,6 +98,7 @@ class Host:
             await self._answer(key, asked)
         except EngineDeadError:
             self._say(op="failed", id=key, kind="engine", why="vLLM's engine died")
+            self._send()
             self._writer.close()  # which ends this process: Kvasir starts another
         except ValueError as error:  # what vLLM refuses in a request
             self._say(op="failed", id=key, kind="schema" if asked["constraint"] else "engine", why=f"{error}"[:500])
@@ -133,6 +135,7 @@ class Host:
             logprobs=asked["logprobs"] or None,
             structured_outputs=StructuredOutputsParams(**asked["constraint"]) if asked["constraint"] else None,
             output_kind=RequestOutputKind.DELTA,
+            stream_interval=asked["interval"],
             extra_args=self._transfer(
                 key=asked["id"], **{name: asked[name] for name in ("emit", "inject", "sampling")}
             ),
@@ -164,7 +167,14 @@ class Host:
             (self._folder / message["file"]).unlink()
 
     def _say(self, **message: Any) -> None:
-        self._writer.write(wire.packed(message))
+        """Together with what else one step of vLLM's brings: each write wakes Kvasir."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._unsent.append(wire.packed(message))
+
+    def _send(self) -> None:
+        self._writer.write(b"".join(self._unsent))
+        self._unsent.clear()
 
 
 def _likely(found: Any) -> list[tuple[int, float]]:

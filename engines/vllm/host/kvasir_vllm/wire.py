@@ -8,6 +8,7 @@ From Kvasir:
     load        version, block (tokens in a block of our KV cache), arguments (for vLLM): first, once
     generate    id, tokens, max_tokens, ends (ids that end the answer), sampling (None: the likeliest; else temperature,
                 top_p, top_k, seed), constraint (of vLLM's structured outputs; {}: none), logprobs (how many; 0: none),
+                interval (tokens of the answer in a message, but for the first),
                 emit (None, or the position at which the first block to give out begins), inject (None, or a file's name
                 and its tokens): see `events`
     abort       id
