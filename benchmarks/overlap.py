@@ -14,7 +14,7 @@ prefill worker.
 
 Each is the median of the rounds. Both prefills are paced by the clock, so their difference is what uploading costs.
 
-With --engine vllm (1 GB, `kvasir engines install vllm`) another measurement takes its place: 8 prompts of about 1,000
+With --engine vllm (1 GB, `kvasir engines install vllm`) another measurement takes its place: 8 prompts of about 2,000
 tokens and a model of 12 million random weights (--quick: of one million), in three ways in turns, on warm engines:
 
     bare       vLLM's own offline class, in a process of its own, is given the 8 prompts and makes one token of each
@@ -25,7 +25,8 @@ tokens and a model of 12 million random weights (--quick: of one million), in th
 `cpu_ratio` and `upload_cpu_ratio`: the same of the processor time of vLLM's processes and, on the engine's side, of
 this one, which is what to read on a machine that others use. `hidden`: 1 - waited_seconds / upload_seconds, where
 waited_seconds is what the prefills' threads waited for a put or a full queue, by the Uploader's own clock: a difference
-of two runs would say more about the neighbours. Interval: the least and the most of the rounds.
+of two runs would say more about the neighbours. Interval: the least and the most of the rounds. Both sides are started
+anew after 3 rounds: two processes of one program differ by up to a tenth for as long as they live.
 
 What the figures do not show: a wire slower than the prefill (786 MB in 4 s are 1.6 Gbit/s), where the queue fills and
 prefill waits; an engine that transfers KV only at its end (llama.cpp), where nothing hides; the cost of copying blocks
@@ -56,7 +57,7 @@ from messages.kv import Block, KVLayout, Record
 WEIGHTS = "sim:prefill=2000,scale=1,layers=48,kv_heads=4,head_dim=128,dtype=bf16,context=65536"
 TOKENS, QUICK_TOKENS = 8000, 2000
 ROUNDS, QUICK_ROUNDS = 3, 1
-VLLM_ROUNDS, PROMPTS, CONTEXT = 21, 8, 2048
+VLLM_PAIRS, VLLM_ROUNDS, PROMPTS, CONTEXT = 4, 3, 8, 4096
 
 
 class TimedStore(RedisKVStore):
@@ -152,7 +153,7 @@ class VLLMBatch:
         self._both, self._url, self._layout = both, url, both.engine.info.layout
         chosen = random.Random(seed)
         ids = range(100, both.engine.info.vocabulary)
-        self.prompts = [tuple(chosen.choices(ids, k=chosen.randint(900, 1100))) for _ in range(PROMPTS)]
+        self.prompts = [tuple(chosen.choices(ids, k=chosen.randint(1800, 2200))) for _ in range(PROMPTS)]
 
     def round(self, number: int) -> BatchRound:
         """All three ways; which one is first changes from round to round."""
@@ -224,14 +225,16 @@ def main() -> int:
 
 def vllm(quick: bool, seed: int) -> int:
     """The vllm engine beside vLLM."""
+    rounds: list[BatchRound] = []
     with models(seed, quick) as made, harness.store() as url:
-        both = Both(f"{made[-1].folder}?dtype=float32", CONTEXT, PROMPTS, prefix_caching=False)
-        try:
-            batch = VLLMBatch(both, url, seed)
-            batch.round(0)  # warms up
-            rounds = [batch.round(number) for number in range(3 if quick else VLLM_ROUNDS)]
-        finally:
-            both.close()
+        for _ in range(1 if quick else VLLM_PAIRS):
+            both = Both(f"{made[-1].folder}?dtype=float32", CONTEXT, PROMPTS, prefix_caching=False)
+            try:
+                batch = VLLMBatch(both, url, seed)
+                batch.round(0)  # warms up
+                rounds += [batch.round(number) for number in range(VLLM_ROUNDS)]
+            finally:
+                both.close()
     for each in rounds:
         print(
             f"bare {each.bare[0]:.2f} s, prefill {each.prefill[0]:.2f} s, with upload {each.upload[0]:.2f} s"

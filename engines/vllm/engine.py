@@ -318,37 +318,10 @@ class VLLMEngine:
         stack.callback(path.unlink, missing_ok=True)
         try:
             with open(path, "xb", opener=_private) as file:
-                self._write(file, cache)
+                write_cache(file, cache, self._layout)
         except OSError as error:
             raise KVTransferFailed(f"{self._host.folder} does not take the KV cache: {error.strerror}") from None
         return path.name, cache.num_tokens
-
-    def _write(self, file: BinaryIO, cache: KVCache) -> None:
-        """All blocks as one, and behind it the rows that windows look back at.
-
-        Into a mapping this would take twice as long, and end the process where shared memory is full (SIGBUS).
-        """
-        rows = self._window_rows(cache)
-        layers, halves, num_tokens, *position = self._layout.block_shape(cache.num_tokens)
-        stride = math.prod(position) * np.dtype(self._layout.numpy_type).itemsize
-        for block in cache.blocks:
-            data = np.ascontiguousarray(cast(block.data, cache.layout.dtype, self._layout.dtype))
-            for number, part in enumerate(data.reshape(layers * halves, -1)):
-                file.seek((number * num_tokens + block.start) * stride)
-                file.write(part.data)
-        file.seek(layers * halves * num_tokens * stride)
-        file.write(np.ascontiguousarray(cast(rows, cache.layout.dtype, self._layout.dtype)).data)
-
-    def _window_rows(self, cache: KVCache) -> Array:
-        """The rows that the sliding-window layers look back at, oldest first; none where there are no such layers."""
-        layout = self._layout
-        if cache.window is None:
-            return np.empty(0, cache.layout.numpy_type)
-        data, needed = cache.window.data, min(layout.window - 1, cache.num_tokens)
-        shape = (len(layout.window_layers), 2, data.shape[2], layout.kv_heads, layout.head_dim)
-        if data.shape != shape or data.shape[2] < needed or data.dtype != cache.layout.numpy_type:
-            raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
-        return data[:, :, data.shape[2] - needed :]
 
     def _records(self, message: Message) -> Iterator[Record]:
         """What a file of the connector's holds, if the message speaks of one."""
@@ -392,6 +365,35 @@ class VLLMEngine:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
+    """For the connector, in the layout of its vLLM: all blocks as one array, then what its windows look back at.
+
+    Into a mapping this would take twice as long, and end the process where shared memory is full (SIGBUS). Raises
+    OSError, KVTransferFailed.
+    """
+    rows = _window_rows(cache, layout)
+    layers, halves, num_tokens, *position = layout.block_shape(cache.num_tokens)
+    stride = math.prod(position) * np.dtype(layout.numpy_type).itemsize
+    for block in cache.blocks:
+        data = np.ascontiguousarray(cast(block.data, cache.layout.dtype, layout.dtype))
+        for number, part in enumerate(data.reshape(layers * halves, (block.end - block.start) * math.prod(position))):
+            file.seek((number * num_tokens + block.start) * stride)
+            file.write(part.data)
+    file.seek(layers * halves * num_tokens * stride)
+    file.write(np.ascontiguousarray(cast(rows, cache.layout.dtype, layout.dtype)).data)
+
+
+def _window_rows(cache: KVCache, layout: KVLayout) -> Array:
+    """The rows that the sliding-window layers look back at, oldest first; none where there are no such layers."""
+    if cache.window is None:
+        return np.empty(0, cache.layout.numpy_type)
+    data, needed = cache.window.data, min(layout.window - 1, cache.num_tokens)
+    shape = (len(layout.window_layers), 2, data.shape[2], layout.kv_heads, layout.head_dim)
+    if data.shape != shape or data.shape[2] < needed or data.dtype != cache.layout.numpy_type:
+        raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
+    return data[:, :, data.shape[2] - needed :]
 
 
 def in_a_row(replies: Iterable[Message], first: int, length: int, window: bool = False) -> Iterator[Message]:

@@ -6,19 +6,22 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import matrix_models
 from engines.registry import EngineOptions, open_engine
 from engines.vllm import environment
-from engines.vllm.engine import in_a_row, launch_for
+from engines.vllm.engine import in_a_row, launch_for, write_cache
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.process import surroundings
 from kvasir import cli
-from messages.errors import ConfigError, EngineUnavailable
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.kv import Block, KVCache, KVLayout, Window
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
@@ -82,6 +85,52 @@ def test_layers_with_a_window_get_memory_for_it_and_not_for_the_context(
     # Then a sequence takes 33 pages of each group of layers that see all, and four of each that sees a window
     page = 32 * 2 * 2 * 32 * 4 * (window_layers // (groups - 1))
     assert taken[1] - taken[0] == 100 * page * (33 + 4 * (groups - 1))
+
+
+def test_a_core_is_left_to_vllm_s_scheduler(a_release: Path, tmp_path: Path) -> None:
+    options = EngineOptions(str(folder(tmp_path)), context=512, slots=1)
+    assert launch_for(options)[1].threads == max(1, (os.cpu_count() or 2) - 1)
+    assert launch_for(replace(options, threads=7))[1].threads == 7
+    # And where a GPU computes the threads are vLLM's own affair
+    a_release.write_text("#!/bin/sh\necho vllm 0.31.7\n")
+    assert launch_for(options)[1].threads == 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("window", [0, 9])
+def test_a_cache_is_written_as_one_array_and_the_rows_of_its_windows(window: int, dtype: Any, tmp_path: Path) -> None:
+    # Given blocks of different lengths, and what two windowed layers look back at
+    layout = KVLayout(5, 2, 4, "f32", window, (1, 3) if window else ())
+    whole = np.random.default_rng(0).standard_normal(layout.block_shape(70)).astype(np.float32)
+    whole = (whole.view(np.uint32) & 0xFFFF0000).view(np.float32)  # which bfloat16 can hold
+    blocks = [
+        Block(start, np.ascontiguousarray(whole[:, :, start:end])) for start, end in ((0, 32), (32, 64), (64, 70))
+    ]
+    rows = whole[:2, :, -window + 1 :].copy() if window else whole[:0]
+    cache = KVCache(layout, tuple(blocks), Window(70, rows) if window else None)
+    # When it is written for a vLLM of either dtype
+    receiver = replace(layout, dtype=dtype)
+    with open(tmp_path / "cache", "xb") as file:
+        write_cache(file, cache, receiver)
+    # Then the file holds the one behind the other
+    found = np.fromfile(tmp_path / "cache", receiver.numpy_type)
+    expected = np.concatenate([whole.reshape(-1), rows.reshape(-1)])
+    assert np.array_equal(found, expected if dtype == "f32" else (expected.view(np.uint32) >> 16).astype(np.uint16))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="vLLM runs on Linux, and only there is a /dev/full")
+def test_a_cache_for_which_there_is_no_room_is_an_error_and_no_end_of_the_process() -> None:
+    layout = KVLayout(2, 2, 4, "f32")
+    cache = KVCache(layout, (Block(0, np.zeros(layout.block_shape(64), np.float32)),))
+    with pytest.raises(OSError, match="No space left"), open("/dev/full", "wb") as file:
+        write_cache(file, cache, layout)
+
+
+def test_a_window_record_of_another_shape_is_not_written() -> None:
+    layout = KVLayout(2, 2, 4, "f32")
+    cache = KVCache(layout, (Block(0, np.zeros(layout.block_shape(64), np.float32)),))
+    with pytest.raises(KVTransferFailed):
+        write_cache(io.BytesIO(), replace(cache, window=Window(64, np.zeros((1, 2, 3, 2, 4), np.float32))), layout)
 
 
 def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
