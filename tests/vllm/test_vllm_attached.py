@@ -26,7 +26,7 @@ from messages.errors import ConfigError, EngineUnavailable
 from messages.jobs import Sampling
 from messages.kv import Record
 from tests.support.processes import ROOT
-from tests.support.vllm_contract import GREEDY, TOKENS, VLLMContract, answers
+from tests.support.vllm_contract import ENDLESS, GREEDY, TOKENS, VLLMContract, answers
 from tests.support.vllm_server import START_S, VLLMServer
 from tests.support.waiting import wait_until
 
@@ -206,9 +206,7 @@ def test_one_that_is_killed_is_taken_up_again_only_as_what_it_was(
 
     # When the server is killed, then the answer is for now none, and so are those that follow
     with pytest.raises(EngineUnavailable):
-        engine.decode(
-            TOKENS, None, Sampling(max_tokens=3000, temperature=1.5, top_p=1), on_text=lambda _: server.kill()
-        )
+        engine.decode(TOKENS, None, ENDLESS, on_text=lambda _: server.kill())
     with pytest.raises(EngineUnavailable, match="is looked for again"):
         engine.decode(TOKENS, cache, GREEDY)
     # And when it comes back with numbers of another kind, nothing is asked of it
@@ -238,9 +236,8 @@ def test_one_that_hangs_is_noticed_and_taken_up_again(
 ) -> None:
     cold = engine.decode(TOKENS, None, GREEDY)
     monkeypatch.setattr(conversation, "SILENT_S", 5.0)
-    long = Sampling(max_tokens=3000, temperature=1.5, top_p=1)
     with pytest.raises(EngineUnavailable, match="it hangs"):
-        engine.decode(TOKENS, None, long, on_text=lambda _: server.stop(signal.SIGSTOP))
+        engine.decode(TOKENS, None, ENDLESS, on_text=lambda _: server.stop(signal.SIGSTOP))
     monkeypatch.undo()
     server.stop(signal.SIGCONT)
     wait_until(lambda: answers(engine, None) == (cold.text, len(TOKENS)), "it answers again", START_S, 0.5)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from benchmarks import matrix_models
 from engines.registry import EngineOptions, open_engine
@@ -94,9 +95,11 @@ def test_a_class_is_graded_as_by_llamacpp_alone(
 
 
 def test_a_server_that_is_killed_amid_a_class_and_started_again_costs_no_answer(
-    cluster: Cluster, demo: Demo, server: VLLMServer
+    cluster: Cluster, demo: Demo, server: VLLMServer, store_url: str
 ) -> None:
-    # Given a class that is being graded
+    # Given a class that is being graded, of which the store has nothing: else all is answered within three seconds
+    with closing(redis.Redis.from_url(store_url)) as store:
+        store.flushdb()
     out = same_batch(demo.out, cluster.folder / "out")
     workers = [
         cluster.launch("prefill", MODEL, "--engine", "llamacpp"),

@@ -21,7 +21,7 @@ from engines.vllm.engine import VLLMEngine, open_engine
 from messages.errors import ConfigError, EngineUnavailable
 from messages.jobs import Sampling
 from tests.support.processes import ROOT
-from tests.support.vllm_contract import GREEDY, TOKENS, VLLMContract, answers
+from tests.support.vllm_contract import ENDLESS, GREEDY, TOKENS, VLLMContract, answers
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.vllm
@@ -98,7 +98,7 @@ def test_a_killed_host_is_started_again_and_jobs_can_be_tried_again(engine: VLLM
 
     # When one of its processes is killed
     with pytest.raises(EngineUnavailable):
-        engine.decode(TOKENS, None, Sampling(max_tokens=3000, temperature=1.5, top_p=1), on_text=kill)
+        engine.decode(TOKENS, None, ENDLESS, on_text=kill)
     # Then what follows is told to try again, all of the old ones are gone, and the next one answers as the first
     wait_until(lambda: engine.host.pid != before, "it is started again", RESTART_S)
     assert group_of(before) == []
@@ -137,7 +137,7 @@ def test_a_host_that_hangs_is_noticed_and_started_again(engine: VLLMEngine, monk
 
     # When all of its processes stop, and none of them dies
     with pytest.raises(EngineUnavailable):
-        engine.decode(TOKENS, None, Sampling(max_tokens=3000, temperature=1.5, top_p=1), on_text=stop)
+        engine.decode(TOKENS, None, ENDLESS, on_text=stop)
     monkeypatch.undo()
 
     # Then they are gone, and the next one answers as the first
