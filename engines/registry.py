@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engines.base import DecodeEngine, PrefillEngine
-from messages.errors import ConfigError
+from messages import checks
+from messages.errors import ConfigError, InvalidMessage
 
 _MODULES = {
     "llamacpp": "engines.llamacpp.engine",
@@ -49,5 +50,9 @@ def open_engine(name: str, options: EngineOptions) -> Engine:
         raise ConfigError(
             f"engine {name!r} needs the package {error.name!r}: pip install 'kvasir-inference[{extra}]'"
         ) from error
+    try:
+        checks.readable("weights", options.weights)
+    except InvalidMessage as error:
+        raise ConfigError(str(error)) from None
     engine: Engine = module.open_engine(options)
     return engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from messages.errors import InvalidMessage
 
@@ -36,6 +37,14 @@ def text(field: str, value: object, max_bytes: int) -> None:
             raise InvalidMessage(f"{field} holds half a character (a lone surrogate) at {error.start}") from None
         if size > max_bytes:
             raise InvalidMessage(f"{field} is {size:,} bytes long; at most {max_bytes:,} are allowed")
+
+
+def readable(field: str, value: str) -> None:
+    """Of an address, host and port can be read; any other text is one. The error quotes nothing of it."""
+    try:
+        _ = value.startswith(("http://", "https://")) and urlsplit(value).port
+    except ValueError:
+        raise InvalidMessage(f"{field} must be an address whose host and port can be read") from None
 
 
 def whole(field: str, value: object, low: int, high: int) -> None:

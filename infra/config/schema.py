@@ -97,6 +97,7 @@ def _place(name: str, value: str) -> None:
     if urls.may_hold_password(value) and not value.startswith(("ollama:", "llama-server:")):
         raise InvalidMessage(f"{name} must hold no password: it would be shown and logged")
     _line(name, value)
+    checks.readable(name, value)
 
 
 def _model_or_none(name: str, value: str) -> None:

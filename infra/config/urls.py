@@ -36,7 +36,7 @@ def may_hold_password(value: object) -> bool:
 
 def addresses(url: str) -> list[str]:
     """The URL for each of its hosts, which stand in it by preference: `amqp://user@fast:5672,slow:5672/vhost`."""
-    userinfo, at, hosts = urlsplit(url).netloc.rpartition("@")
+    userinfo, at, hosts = _netloc(url).rpartition("@")
     if "," not in hosts:
         return [url]
     return [_at(url, f"{userinfo}{at}{host}") for host in hosts.split(",")]
@@ -62,15 +62,16 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
     if re.search(r"\s", url) or not url.isprintable():
         return "it has a blank, or a character that can't be seen, in it"
     try:
-        parts, places = urlsplit(url), [urlsplit(each) for each in addresses(url)]
+        places = [urlsplit(each) for each in addresses(url)]
         ports = [place.port for place in places]  # raises ValueError, quoting what may be a password
     except ValueError:
         return f"its host or port can't be read ({_UNESCAPED})"
     if "://" not in url:
         return "it has no protocol"
+    parts = places[0]
     if parts.scheme not in schemes:
         return "it has another protocol"
-    if "@" in url.replace(parts.netloc, "", 1) or "#" in url:
+    if "@" in url.replace(_netloc(url), "", 1) or "#" in url:
         return _UNESCAPED
     if 0 in ports:
         return "port 0 is none"
@@ -85,25 +86,25 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
 
 def take_password(url: str) -> tuple[str, str]:
     """(URL without its password, the password or "")."""
-    userinfo, _, place = urlsplit(url).netloc.rpartition("@")
+    userinfo, _, place = _netloc(url).rpartition("@")
     user, _, password = userinfo.partition(":")
     return _at(url, f"{user}@{place}" if user else place), unquote(password)
 
 
 def put_password(url: str, password: str) -> str:
     """The URL with a password, percent-encoded. The URL must have none yet."""
-    user, _, place = urlsplit(url).netloc.rpartition("@")
+    user, _, place = _netloc(url).rpartition("@")
     return _at(url, f"{user}:{quote(password, safe='')}@{place}")
 
 
 def put_user(url: str, user: str) -> str:
     """The URL with another user. The URL must have no password."""
-    return _at(url, f"{quote(user, safe='')}@{urlsplit(url).netloc.rpartition('@')[2]}")
+    return _at(url, f"{quote(user, safe='')}@{_netloc(url).rpartition('@')[2]}")
 
 
 def put_hosts(url: str, hosts: str) -> str:
     """The URL with other hosts, and ports."""
-    userinfo, at, _ = urlsplit(url).netloc.rpartition("@")
+    userinfo, at, _ = _netloc(url).rpartition("@")
     return _at(url, f"{userinfo}{at}{hosts}")
 
 
@@ -115,7 +116,12 @@ def put_option(url: str, name: str, value: str) -> str:
 def _at(url: str, netloc: str) -> str:
     """The URL with another user-and-host part. (urlunsplit makes `unix:/path` of `unix:///path`.)"""
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{netloc}{rest[len(urlsplit(url).netloc) :]}"
+    return f"{scheme}://{netloc}{rest[len(_netloc(url)) :]}"
+
+
+def _netloc(url: str) -> str:
+    """User, hosts and ports. (urlsplit refuses an IPv6 address among several hosts, in Python of 2025 and later.)"""
+    return re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
 
 
 class Secret:

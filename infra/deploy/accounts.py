@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from infra.config.settings import MachineSettings, Settings
-from infra.config.urls import Secret, put_hosts, put_user
+from infra.config.urls import Secret, addresses, put_hosts, put_user
 from infra.deploy.permissions import PERMISSIONS, Role
 from infra.deploy.units import Unit, UnitRole
 from messages.errors import UsageError
@@ -130,7 +130,7 @@ def _beside(own: Secret, role: Role) -> Secret:
 
 def _operator_of(settings: Settings, service: Service) -> str:
     url = getattr(settings.services, service)
-    user = unquote(urlsplit(url).username or "")
+    user = unquote(urlsplit(addresses(url)[0]).username or "")
     if user in ("", "default", *(user_of(role) for role in _OTHERS)):
         scheme, _, place = url.partition("://")
         example = f"{scheme}://kvasir@{place.rpartition('@')[2]}"

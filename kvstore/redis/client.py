@@ -101,8 +101,8 @@ def _open_cluster(url: str, where: str) -> redis.RedisCluster:
 def place(url: str) -> str:
     """Where a store is, for people: its hosts and ports or a socket's path, never the password. Raises ConfigError."""
     try:
-        parts = urlsplit(url)
         places = [urlsplit(each) for each in addresses(url)]
+        parts = places[0]
         hosts = [f"{each.hostname or 'localhost'}:{each.port or 6379}" for each in places]
     except ValueError:  # its text may hold a piece of the password
         raise ConfigError(

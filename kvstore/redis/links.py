@@ -7,6 +7,7 @@ best answers again; idle connections are then given up, and the next ones go the
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -30,9 +31,9 @@ _FAILED = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
 def addresses(url: str) -> list[str]:
-    """The URL for each of its hosts: `redis://:password@fast:6379,slow:6379/0`. Raises ValueError."""
+    """The URL for each of its hosts: `redis://:password@fast:6379,slow:6379/0`."""
     scheme, _, rest = url.partition("://")
-    netloc = urlsplit(url).netloc
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]  # urlsplit refuses an IPv6 address among several hosts
     userinfo, at, hosts = netloc.rpartition("@")
     if "," not in hosts:
         return [url]

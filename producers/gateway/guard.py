@@ -92,12 +92,18 @@ class Guard:
 
 def _check_local(headers: Headers) -> None:
     """Without keys a page on the web, opened on this machine, must not be able to ask."""
-    host = urlsplit(f"//{headers.get('host', '')}").hostname
-    if host not in _LOOPBACK:
+    if _hostname(f"//{headers.get('host', '')}") not in _LOOPBACK:
         raise Refused(403, "without API keys only requests to localhost are answered: add one with kvasir keys add")
     origin = headers.get("origin")
-    if origin and urlsplit(origin).hostname not in _LOOPBACK:
+    if origin and _hostname(origin) not in _LOOPBACK:
         raise Refused(403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add")
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # brackets that are no IPv6 address
+        return None
 
 
 def _bounded(headers: Headers, receive: Receive) -> Receive:

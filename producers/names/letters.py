@@ -8,6 +8,7 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote
 
+# No possessive quantifiers in these: Python before 3.11.5, and so Debian 12, ends some of their matches too early.
 _LETTER = r"[^\W\d_]"
 # Accents and vowel signs that stand by themselves, soft hyphens, joiners: inside a word they don't end it.
 _MARKS = (
@@ -22,7 +23,7 @@ _ESCAPED = (
     r"|%(?!C2%A0|E2%80|c2%a0|e2%80)[C-Ec-e][0-9a-fA-F](?:%[89ABab][0-9a-fA-F]){1,2})"
 )
 _LATEX = rf"(?<={_LETTER})\{{?\\[\"'`^~]\{{?\\?[A-Za-z]\}}{{0,2}}"
-WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED})(?:{_LETTER}|{_MARKS}|{_ESCAPED}|{_LATEX})*+")
+WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED})(?:{_LETTER}|{_MARKS}|{_ESCAPED}|{_LATEX})*")
 _SPACE = r"[\s\u00ad\u200b-\u200f\u2060\ufeff]"
 # What is shown as white space, or not at all. In "by\nAda", as JSON and Python show a line break, the n is no letter of
 # the name; in C:\Users\nina it is.
@@ -33,10 +34,10 @@ _MARKUP = re.compile(
 )
 _MARK = r"""[,._'’‘`´"“”\-‐‑–—~*+·・|;:/\\#>()\[\]{}%]"""
 _LABEL = r"\b(?:(?:first|last|given|family|sur|middle|fore)?[ _-]?name|given|family|first|last)\b"
-_BETWEEN = rf"(?:{_SPACE}|{_MARK}|(?i:{_LABEL})){{0,40}}+"
+_BETWEEN = rf"(?:{_SPACE}|{_MARK}|(?i:{_LABEL})){{0,40}}"
 # With a middle initial, or a middle name.
 GAP = re.compile(rf"{_BETWEEN}(?:{_LETTER}\.?{_BETWEEN})?|[ \u00a0][^\W\d_a-z][\w'’-]{{1,15}}[ \u00a0]")
-NARROW = re.compile(rf"(?:{_SPACE}|[*_~`\\#>'’-]){{1,40}}+|,{_SPACE}{{0,2}}")
+NARROW = re.compile(rf"(?:{_SPACE}|[*_~`\\#>'’-]){{1,40}}|,{_SPACE}{{0,2}}")
 GAP_CHARS = 48
 
 _UNSPACED = r"[\u3005\u3040-\u30fa\u30fc-\u30ff\u3400-\u9fff\uac00-\ud7af]"

@@ -38,7 +38,7 @@ _MACHINES = frozenset(
     student students temp test ubuntu user users
     """.split()  # noqa: SIM905  as the next table of words
 )
-_WHO = r"(?P<who>[^\W_](?:[\w.+'-]|%[0-9A-Fa-f]{2}){0,80}+)"
+_WHO = r"(?P<who>[^\W_](?:[\w.+'-]|%[0-9A-Fa-f]{2}){0,80})"
 _MAIL = re.compile(rf"(?<![\w.+'%-]){_WHO}(?=@[\w-]{{1,60}}[.:])")
 _ACCOUNT = re.compile(
     r"(?i)(?:[/\\](?:users?|home\d?|homes|u|scratch|profiles|people|staff|students?)(?:[/\\]{1,2}|%2f)"

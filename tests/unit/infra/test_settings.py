@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines.registry import ENGINES as LOADABLE
+from engines.registry import EngineOptions, open_engine
 from infra.config import urls
 from infra.config.schema import ENGINES
 from infra.config.settings import Settings, describe, load_settings, mask
@@ -133,6 +134,17 @@ def test_weights_are_relative_to_their_file_unless_absolute_or_with_a_scheme(loa
     assert (weights["mlx"], weights["ollama"]) == ("/abs/m", "http://h:11434")
     assert weights["transformers"] == str(Path.home() / "m")
     assert settings.model("s:1").weights_for() == ("simulated", "sim:fast")
+
+
+@pytest.mark.parametrize(
+    "address", ["http://[x]:8000/v1/m", "http://[::1/v1/m", "https://h:many/v1/m", "http://h:70000"]
+)
+def test_an_address_of_weights_that_can_not_be_read_is_refused_wherever_it_stands(load: Load, address: str) -> None:
+    with pytest.raises(ConfigError, match=r"weights\.openai must be an address whose host and port can be read"):
+        load(config=f'[models.m]\nweights.openai = "{address}"\n')
+    for engine in ENGINES:
+        with pytest.raises(ConfigError):  # where it may need a package that isn't here, too
+            open_engine(engine, EngineOptions(address))
 
 
 def test_a_model_inherits_sampling_from_grading_unless_it_has_its_own(load: Load) -> None:

@@ -143,7 +143,16 @@ def test_without_keys_it_listens_on_loopback_only(tmp_path: Path, host: str, fin
     check_host(host, tmp_path)
 
 
-@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Host": "[x]"},
+        {"Origin": "http://[x"},
+    ],
+)
 def test_without_keys_pages_from_elsewhere_are_not_answered(standing: Served, headers: dict[str, str]) -> None:
     assert httpx.get(f"{standing.url}/v1/models", headers=headers).status_code == 403
     assert httpx.get(f"{standing.url}/v1/models", headers={"Origin": "http://localhost:3000"}).status_code == 200
