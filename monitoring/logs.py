@@ -108,6 +108,13 @@ class _Stderr(logging.Handler):
     def createLock(self) -> None:  # noqa: N802  logging's name
         self.lock = None
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """As logging's own, which since Python 3.13 takes the lock without asking whether there is one."""
+        found = self.filter(record)
+        if found:
+            self.emit(found if isinstance(found, logging.LogRecord) else record)
+        return bool(found)
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             sys.stderr.write(self.format(record) + "\n")
