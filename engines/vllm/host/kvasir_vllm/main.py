@@ -27,6 +27,7 @@ from .connector import SAMPLER, require_one_rank
 
 _PROBE = "probe"
 _PROBE_TOKENS = 4
+_INTERVALS = hasattr(SamplingParams, "stream_interval")  # 0.32 has it; without it tokens come one by one
 
 
 class Host:
@@ -135,7 +136,7 @@ class Host:
             logprobs=asked["logprobs"] or None,
             structured_outputs=StructuredOutputsParams(**asked["constraint"]) if asked["constraint"] else None,
             output_kind=RequestOutputKind.DELTA,
-            stream_interval=asked["interval"],
+            **({"stream_interval": asked["interval"]} if _INTERVALS else {}),
             extra_args=self._transfer(
                 key=asked["id"], **{name: asked[name] for name in ("emit", "inject", "sampling")}
             ),
