@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import queue
 import re
@@ -31,6 +32,8 @@ from messages.errors import (
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, Record
 
+_log = logging.getLogger(__name__)
+
 CAPABILITIES = Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False)
 CONNECT_S = 10.0
 # Idle connections serve the next request for a second and no longer. Servers close theirs after 2 s (gunicorn's), 5 s
@@ -38,6 +41,7 @@ CONNECT_S = 10.0
 # the server has not begun on it. Such a request is sent once more.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 _POLL_S = 0.1
 # No prompt has this much more text to a token than the sample: one that was counted lower was cut.
@@ -83,7 +87,8 @@ class Calls:
     """Runs requests that can be called off while the server computes. All methods may be called from any thread.
 
     `sorted_out` makes the job's error of a failed request's; `close_client` closes its connections; `disconnected` is
-    what the client raises of a connection that the server closed.
+    what the client raises of a connection that the server closed. `is_gone` says whether an error means that nobody is
+    there: then `look` is asked again and again, and the server is away until somebody answers.
     """
 
     def __init__(
@@ -92,9 +97,15 @@ class Calls:
         sorted_out: Callable[[BaseException], KvasirError],
         close_client: Callable[[], Coroutine[Any, Any, None]],
         disconnected: tuple[type[BaseException], ...],
+        is_gone: Callable[[BaseException], bool],
+        look: Callable[[], Coroutine[Any, Any, Any]],
     ) -> None:
+        self.away = ""  # why: see engines.base.why_away
         self._name = name
         self._disconnected = disconnected
+        self._is_gone = is_gone
+        self._look = look
+        self._search: asyncio.Task[None] | None = None
         self._sorted_out = sorted_out
         self._close_client = close_client
         self._closed = threading.Event()
@@ -142,17 +153,43 @@ class Calls:
                 async for item in produce():
                     may_repeat = False
                     put(item)
-            except self._disconnected as error:
-                if not may_repeat or time.monotonic() - started > _LOST_AT_ONCE_S:
-                    return put(_End(error))
-                may_repeat = False
             except BaseException as error:
+                lost_at_once = isinstance(error, self._disconnected) and time.monotonic() - started < _LOST_AT_ONCE_S
+                if lost_at_once and may_repeat:
+                    may_repeat = False
+                    continue
+                self._note(error)
                 put(_End(error))
                 if isinstance(error, asyncio.CancelledError):
                     raise
                 return
             else:
                 return put(_End(None))
+
+    def _note(self, error: BaseException) -> None:
+        """Before the job learns of its error: its worker shall not take another one."""
+        if not (self.away or self._closed.is_set()) and self._is_gone(error):
+            self.away = str(self._sorted_out(error))
+            self._search = asyncio.create_task(self._look_for_it())
+
+    async def _look_for_it(self) -> None:
+        """At once, for it may have closed no more than one connection; then until it answers, if only with an error."""
+        if not await self._answers():
+            _log.warning("%s; until it does, its worker takes no jobs", self.away)
+            pause_s = _FIRST_PAUSE_S
+            while not await self._answers():
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            _log.warning("the server of the %s engine answers again", self._name)
+        self.away = ""
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._look()
+        except Exception as error:  # noqa: BLE001  whatever the client raises
+            return not isinstance(error, TimeoutError) and not self._is_gone(error)
+        return True
 
     def close(self) -> None:
         """Requests in progress raise EngineUnavailable. Idempotent."""
@@ -165,6 +202,8 @@ class Calls:
         self._loop.close()
 
     async def _shut_down(self) -> None:
+        if self._search is not None:
+            await asyncio.wait({self._search}, timeout=_POLL_S)  # anyio warns of connections that end as they begin
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -98,6 +98,11 @@ class LlamaCppEngine:
         """What is loaded."""
         return self._info
 
+    @property
+    def away(self) -> str:
+        """See engines.base.why_away. A server in this process never is."""
+        return self._server.away
+
     def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
         """See Tokenizes. Control tokens spelled in the text stay text."""
         return self._prompt.tokenize(prompt, clock)

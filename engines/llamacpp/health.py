@@ -17,13 +17,17 @@ _EVERY_S = 2.0
 
 
 class HealthWatch:
-    """Asks every other second. After `patience_s` without an answer the server's requests end as transient errors."""
+    """Asks every other second. After `patience_s` without an answer the server's requests end as transient errors.
+
+    A server that is gone, or still loads, is away: its worker takes no jobs.
+    """
 
     def __init__(self, server: LlamaServer, patience_s: float, on_silence: Callable[[], None] = lambda: None) -> None:
         """`on_silence` is called in the watching thread, after each question that had no answer."""
         self._server = server
         self._patience_s = patience_s
         self._on_silence = on_silence
+        server.watched = True
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="llama-health", daemon=True)
         self._thread.start()

@@ -57,6 +57,8 @@ class LlamaServer:
             self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
         elif api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self.away = ""  # why nobody answers there
+        self.watched = False  # whether somebody sees that it is there again (`health`)
         self._closed = threading.Event()
         self._silent = threading.Event()
         self._answering: set[object] = set()  # connections on which an answer is awaited
@@ -88,17 +90,17 @@ class LlamaServer:
     def is_silent(self, patience_s: float) -> bool:
         """Ask /health, and wait so long for any answer. While there was none, requests raise EngineUnavailable.
 
-        A refused connection is no silence: nobody is there to be stuck.
+        A refused connection is no silence: nobody is there to be stuck. It is away then, and while it loads (503).
         """
+        silent, away = False, ""
         try:
             with self._response("GET", _HEALTH, None, None, patience_s):
                 pass
         except EngineUnavailable as error:
-            if isinstance(error.__cause__, TimeoutError):
-                self._silent.set()
-                return True
-        self._silent.clear()
-        return False
+            silent, away = isinstance(error.__cause__, TimeoutError), str(error)
+        (self._silent.set if silent else self._silent.clear)()
+        self.away = away
+        return silent
 
     def close(self) -> None:
         """Requests in progress raise EngineUnavailable. Idempotent.
@@ -135,8 +137,9 @@ class LlamaServer:
                 raise self._refusal(response.status, response.read())
             yield response
         except (OSError, http.client.HTTPException) as error:
-            what = str(error) or type(error).__name__
-            raise EngineUnavailable(f"the {self._name} server at {self.url} does not answer: {what}") from error
+            what = f"the {self._name} server at {self.url} does not answer: {error or type(error).__name__}"
+            self.away = what if self.watched else ""
+            raise EngineUnavailable(what) from error
         finally:
             connection.close()
             with self._answered:

@@ -123,6 +123,11 @@ class OllamaEngine(TextOnly):
         """What is loaded."""
         return self._info
 
+    @property
+    def away(self) -> str:
+        """See engines.base.why_away."""
+        return self._server.away
+
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
         self._server.close()

@@ -44,7 +44,14 @@ class OllamaServer:
             lambda error: _sorted_out(error, self.host),
             lambda: self._client.close(),  # type: ignore[no-untyped-call]  # not `close` itself: it has no annotations
             (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError),
+            lambda error: isinstance(error, (httpx.TransportError, ConnectionError)),  # the latter is the client's own
+            self._client.ps,
         )
+
+    @property
+    def away(self) -> str:
+        """Why nobody answers there now; "": somebody does."""
+        return self._calls.away
 
     def models(self) -> list[str]:
         """Names of the models that were pulled."""

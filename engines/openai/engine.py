@@ -141,6 +141,11 @@ class OpenAIEngine(TextOnly):
         """What is loaded."""
         return self._info
 
+    @property
+    def away(self) -> str:
+        """See engines.base.why_away."""
+        return self._server.away
+
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
         self._server.close()

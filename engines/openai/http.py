@@ -28,6 +28,7 @@ _LONGEST_WAIT_S = 600.0  # a server that asks for more is away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _NEVER = (400, 413, 422)
+_GONE = (502, 503, 504)  # a proxy's words for a server that is away, or a server's while it loads
 
 
 class RequestRefused(EngineUnavailable):
@@ -68,7 +69,12 @@ class OpenAIServer:
         self._may_be_called = allow_external or (stays(base) and not outside(base))
         self._session: aiohttp.ClientSession | None = None
         disconnected = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
-        self._calls = Calls("openai", self._sorted_out, self._close, disconnected)
+        self._calls = Calls("openai", self._sorted_out, self._close, disconnected, _is_gone, self._list)
+
+    @property
+    def away(self) -> str:
+        """Why nobody answers there now; "": somebody does."""
+        return self._calls.away
 
     def models(self) -> list[dict[str, Any]]:
         """What the server lists under /models."""
@@ -207,6 +213,12 @@ def never(refused: RequestRefused) -> KvasirError:
     if any(word in f"{refused.said} {refused.param}".lower() for word in _NO_SCHEMA):
         return InvalidSchema(f"the JSON schema can't be made a constraint: {refused.said:.300}")
     return InvalidPrompt(str(refused))
+
+
+def _is_gone(error: BaseException) -> bool:
+    if isinstance(error, RequestRefused):
+        return error.status in _GONE
+    return isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Outside))
 
 
 def _words(error: BaseException) -> str:

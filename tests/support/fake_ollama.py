@@ -44,13 +44,14 @@ class Habits:
 class FakeOllama:
     """The server, on a loopback port, until the end of its `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        """`port`: 0 for any."""
         self.habits = Habits()
         self.models = {MODEL}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.context = 0  # of the model as loaded; 0: it isn't
         self.connections: set[socket.socket] = set()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()

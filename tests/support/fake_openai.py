@@ -42,12 +42,13 @@ class Habits:
 class FakeOpenAI:
     """The server, on a loopback port, until the end of its `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        """`port`: 0 for any."""
         self.habits = Habits()
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.connections: list[socket.socket] = []
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": self}))
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
