@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import threading
 import time
@@ -250,6 +251,14 @@ def test_nobody_listening_is_reported_with_the_address_and_without_the_password(
     with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{port}.*refused") as caught:
         RabbitMQBroker(f"amqp://guest:hunter2@127.0.0.1:{port}/", connect_timeout_s=0.5)
     assert "hunter2" not in str(caught.value)
+
+
+def test_one_that_accepts_and_says_nothing_gave_no_answer_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{port}: no answer in time"):
+            RabbitMQBroker(f"amqp://guest:guest@127.0.0.1:{port}/?stack_timeout=0.3", connect_timeout_s=2)
+    assert [record for record in caplog.records if record.name.startswith("infra") and record.exc_info] == []
 
 
 @pytest.mark.parametrize(

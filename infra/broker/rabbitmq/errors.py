@@ -111,7 +111,8 @@ def describe(error: BaseException) -> str:
         return "user name or password refused"
     if isinstance(root, pika_errors.ProbableAccessDeniedError):
         return f"no access to the virtual host ({_reply_text(root)})"
-    if isinstance(root, workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError):
+    timeouts = workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError
+    if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):  # the latter where it was at least accepted
         return "no answer in time"
     if isinstance(root, ssl.SSLCertVerificationError):
         why = root.verify_message or str(root)
