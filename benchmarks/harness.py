@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import redis
-
+from kvstore.redis.client import open_client
 from tests.support import services
 
 _SIMULATED = "kv*:sim-*"
@@ -57,7 +56,7 @@ def pair() -> Iterator[services.Pair]:
     A class's shared KV blocks outlive it in the store, by design; those of simulated engines are deleted at the end.
     """
     with services.services() as found:
-        client = redis.Redis.from_url(found.store_url)
+        client: Any = open_client(found.store_url)
         before = set(client.scan_iter(_SIMULATED))
         yield found
         left = set(client.scan_iter(_SIMULATED)) - before

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore.base import ClusterState, KVStore
 from kvstore.memory import MemoryClusterState, MemoryKVStore
-from kvstore.redis.client import errors_mapped, is_cluster, open_client, place
+from kvstore.redis.client import errors_mapped, is_cluster, is_node, open_client, place, product
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError
@@ -57,9 +57,8 @@ def _check_server(url: str) -> None:
     version = str(server.get("redis_version", ""))
     major = version.partition(".")[0]
     if not major.isdigit() or int(major) < OLDEST_REDIS:
-        found = f"Redis {version}" if version else "no Redis"
-        raise ConfigError(f"the store at {where} is {found}; Redis {OLDEST_REDIS} or newer is needed")
-    if server.get("redis_mode") == "cluster" and not is_cluster(url):
+        raise ConfigError(f"the store at {where} is {product(server)}; Redis {OLDEST_REDIS} or newer is needed")
+    if is_node(server) and not is_cluster(url):
         raise ConfigError(
             f"the store at {where} is a node of a Redis Cluster: "
             "its URL begins with redis+cluster:// (or rediss+cluster://) then"

@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 from infra.broker import topology
 from infra.broker.base import Broker, Message
 from kvasir.doctor.findings import Finding, error, ok, warn
-from kvstore.redis.client import errors_mapped, is_cluster, open_client, place
+from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
 from messages.errors import BrokerUnavailable, ConfigError, NoQueue, StoreUnavailable
 from producers.words import plural
 
@@ -158,7 +158,7 @@ def check_store_servers(url: str) -> Iterator[Finding]:
                 yield from _check_redis_cluster(client)
                 return
             info = client.info()
-            yield ok("store", f"reached; Redis {info['redis_version']}")
+            yield ok("store", f"reached; {product(info)}")
             yield from check_redis(info, _setting(client, "save"))
     finally:
         client.close()
@@ -170,9 +170,9 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     primaries = [primary for primary in client.get_primaries() if primary.name in well]
     have_replicas = {node["master_id"] for node in well.values() if "slave" in node["flags"]}
     infos = [client.info(target_nodes=primary) for primary in primaries]
-    versions = " and ".join(sorted({info["redis_version"] for info in infos}))
+    products = " and ".join(sorted(set(map(product, infos))))
     size = f"{plural(len(nodes), 'node')}, {len(primaries)} of them primaries that answer"
-    yield ok("store", f"reached; a cluster of Redis {versions}: {size}")
+    yield ok("store", f"reached; a cluster of {products}: {size}")
     for primary, info in zip(primaries, infos, strict=True):
         for found in check_redis(info, _setting(client, "save", target_nodes=primary)):
             yield replace(found, what=f"{primary.name}: {found.what}")

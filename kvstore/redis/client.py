@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -116,6 +116,18 @@ def place(url: str) -> str:
     if is_cluster(url):
         return ", ".join(hosts)
     return parts.path if parts.scheme == "unix" else " or ".join(hosts)
+
+
+def product(server: Mapping[str, Any]) -> str:
+    """Name and version in a reply to INFO. Valkey states beside its own the version of Redis that it stands in for."""
+    if valkey := server.get("valkey_version"):
+        return f"Valkey {valkey}"
+    return f"Redis {server['redis_version']}" if "redis_version" in server else "no Redis"
+
+
+def is_node(server: Mapping[str, Any]) -> bool:
+    """Whether what said this, in reply to INFO, is a node of a cluster."""
+    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # the latter is Valkey's name for it
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from engines.vllm import environment as vllm_environment
 from infra.broker import topology
 from infra.config.settings import load_settings
+from infra.config.urls import addresses
 from kvstore.redis.cluster_state import RedisClusterState
 from messages.workers import WorkerInfo
 from tests.support.servers import Process
@@ -241,13 +242,13 @@ class Cluster:
     def left_over(self) -> dict[str, int]:
         """Messages in the work queues once all workers have ended, so that none is merely held: by queue."""
         assert not any(isinstance(started, Worker) and started.alive for started in self._started)
-        with pika.BlockingConnection(pika.URLParameters(self.broker_url)) as connection:
+        with pika.BlockingConnection(pika.URLParameters(addresses(self.broker_url)[0])) as connection:
             depths = {name: _ready(connection.channel(), name) for name in self.queues()}
         return {name: ready for name, ready in depths.items() if ready}
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker has this queue."""
-        with pika.BlockingConnection(pika.URLParameters(self.broker_url)) as connection:
+        with pika.BlockingConnection(pika.URLParameters(addresses(self.broker_url)[0])) as connection:
             try:
                 connection.channel().queue_declare(name, passive=True)
             except pika.exceptions.ChannelClosedByBroker:
@@ -273,7 +274,7 @@ class Cluster:
         return folder
 
     def _delete_queues(self) -> None:
-        with pika.BlockingConnection(pika.URLParameters(self.broker_url)) as connection:
+        with pika.BlockingConnection(pika.URLParameters(addresses(self.broker_url)[0])) as connection:
             channel = connection.channel()
             for name in self.queues():
                 channel.queue_delete(name)

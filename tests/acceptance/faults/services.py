@@ -8,7 +8,7 @@ from typing import Any, Self
 import pika
 
 from infra.broker import topology
-from kvstore.redis.client import open_client
+from kvstore.redis.client import open_client, product
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisCluster, RedisServer
 
@@ -142,7 +142,7 @@ class Services:
             told = connection._impl.server_properties["version"]
         text = told.decode() if isinstance(told, bytes) else told
         try:
-            redis = f"Redis {store.info('server')['redis_version']}"
+            redis = product(store.info("server"))
             nodes = len(self.redis_cluster.nodes) if self.redis_cluster else 1
             return f"RabbitMQ {text}, nodes: {self.nodes}; {redis}, nodes: {nodes}"
         finally:
