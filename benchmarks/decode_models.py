@@ -39,8 +39,8 @@ def models(seed: int, quick: bool) -> Iterator[list[Model]]:
     small model take 30 ms there already.
     """
     with TemporaryDirectory() as name:
-        small = _made(Path(name), "1M", SMALL, seed, {"llamacpp": 256, "mlx": 32 if quick else 128, "vllm": 128})
-        yield [small] if quick else [small, _made(Path(name), "12M", MEDIUM, seed, {"llamacpp": 256, "vllm": 128})]
+        small = _made(Path(name), "1M", SMALL, seed, {"llamacpp": 256, "mlx": 32 if quick else 128, "vllm": 256})
+        yield [small] if quick else [small, _made(Path(name), "12M", MEDIUM, seed, {"llamacpp": 256, "vllm": 256})]
 
 
 def _made(folder: Path, name: str, sizes: tuple[int, ...], seed: int, answer_tokens: dict[str, int]) -> Model:

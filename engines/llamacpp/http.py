@@ -28,6 +28,7 @@ _SEND_S = 30.0
 _END_S = 1.0  # for a request to notice that the server is closed
 _ANSWER_S = 30.0  # for questions that need no computing
 _HEALTH = "/health"
+_NOT_THERE = (502, 503, 504)  # a proxy says so, or a server that loads its model
 _END = b"[DONE]"  # of vLLM's streams
 
 
@@ -90,12 +91,14 @@ class LlamaServer:
     def is_silent(self, patience_s: float) -> bool:
         """Ask /health, and wait so long for any answer. While there was none, requests raise EngineUnavailable.
 
-        A refused connection is no silence: nobody is there to be stuck. It is away then, and while it loads (503).
+        A refused connection is no silence: nobody is there to be stuck. It is away then, and while it loads.
         """
         silent, away = False, ""
         try:
             with self._response("GET", _HEALTH, None, None, patience_s):
                 pass
+        except ServerRefused as error:
+            away = str(error) if error.status in _NOT_THERE else ""
         except EngineUnavailable as error:
             silent, away = isinstance(error.__cause__, TimeoutError), str(error)
         (self._silent.set if silent else self._silent.clear)()
