@@ -75,7 +75,7 @@ MEANINGS = {
     "machines.watts": "Under load, where it can't be measured; 0: not known",
     "machines.price": "Paid for it, in the currency of `[costs]`; 0: not known",
     "machines.roles": "What runs there: a list of tables, see below",
-    "machines.roles.role": "`prefill`, `decode`; `gateway`; `broker`, `store`; `app`, `prometheus`, `grafana`",
+    "machines.roles.role": "`prefill`, `decode`, `gateway`, `broker`, `store`; notes: `app`, `prometheus`, `grafana`",
     "machines.roles.model": "Of a worker: the model whose queue it serves",
     "machines.roles.engine": "Of a worker: what it runs the model with",
     "machines.roles.weights": "As this machine sees them; empty: the model's own for this engine",

@@ -43,9 +43,9 @@ _TAIL = """\
 | variable | meaning |
 |---|---|
 | `KVASIR_CONFIG` | the file of `--config` |
-| `KVASIR_BROKER_PASSWORD` | the broker's password, where no file holds it; it has no key |
-| `KVASIR_STORE_PASSWORD` | the store's |
-| `KVASIR_API_KEY` | the key of the `openai` engine's server, where no file holds it |
+| `KVASIR_BROKER_PASSWORD` | the broker's password; goes before the file that `kvasir.toml` names. It has no key there |
+| `KVASIR_STORE_PASSWORD` | the store's, likewise |
+| `KVASIR_API_KEY` | the key of the `openai` or `vllm` engine's servers, of all models; goes before `api_key_file` |
 | `KVASIR_VLLM_PYTHON` | of the `vllm` engine: another environment's Python |
 | `KVASIR_HOURS` | of a worker: `--hours` |
 | `KVASIR_STEAL` | of a decode worker: `--steal` |

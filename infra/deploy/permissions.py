@@ -2,9 +2,10 @@
 
 At the broker, RabbitMQ's configure, write and read patterns.
 
-`python -m infra.deploy.permissions` prints the commands that give a user its role's rights:
+`python -m infra.deploy.permissions` prints the commands that give a user its role's rights, at both:
 
     rabbitmqctl set_permissions -p / kvasir-decode '^control\\..*$' '^(…)$' '^(…)$'
+    redis-cli ACL SETUSER kvasir-decode -@all +@connection … '(~kv:*' … '+unlink)' …
 
 Patterns are over the names of exchanges and queues (`infra.broker.topology`). Publishing needs write on the exchange,
 consuming and getting read on the queue, declaring and deleting configure; binding needs write on the queue and read
@@ -106,11 +107,12 @@ def set_permissions(role: Role, user: str, vhost: str = "/") -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a command for each role; the vhost may be given."""
+    """Print two commands for each role; the vhost may be given."""
     vhost = arguments[0] if arguments else "/"
-    for role in PERMISSIONS:
-        command = ["rabbitmqctl", *set_permissions(role, f"kvasir-{role}", vhost)]
-        sys.stdout.write(f"{shlex.join(command)}\n")
+    commands = [["rabbitmqctl", *set_permissions(role, f"kvasir-{role}", vhost)] for role in PERMISSIONS]
+    for role, rules in STORE_RULES.items():
+        commands.append(["redis-cli", "ACL", "SETUSER", f"kvasir-{role}", *rules.split()])
+    sys.stdout.writelines(f"{shlex.join(command)}\n" for command in commands)
     return 0
 
 

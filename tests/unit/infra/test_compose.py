@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import stat
 import subprocess
@@ -169,9 +170,19 @@ def test_the_image_is_built_from_what_the_wheel_is_made_of_and_nothing_else() ->
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
     kept = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
-    assert [name for name in kept if not (ROOT / name).exists()] == []
+    assert [name for name in kept if not list(ROOT.glob(name))] == []
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert {pattern.removesuffix("*") for pattern in packages} | {"pyproject.toml", "README.md", "LICENSE"} == kept
+    demo = {f"examples/{pattern}" for pattern in (*_demo_files(), "homework/submissions")}
+    project = {"pyproject.toml", "setup.py", "README.md", "LICENSE"}
+    assert {pattern.removesuffix("*") for pattern in packages} | project | demo == kept
+
+
+def _demo_files() -> tuple[str, ...]:
+    """What setup.py puts into the wheel."""
+    found = re.search(r"^DEMO = (\(.*\))$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert found
+    files: tuple[str, ...] = ast.literal_eval(found[1])
+    return files
 
 
 def _command(name: str) -> tuple[list[str], str, list[str]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
 from infra.broker import topology
-from infra.deploy.permissions import PERMISSIONS, Role, set_permissions
+from infra.deploy.permissions import PERMISSIONS, STORE_RULES, Role, main, set_permissions
 
 QUEUES = [spec.name for spec in topology.queues(["tiny:1b", "org/other-7b"])] + ["reply.hw1", "stream.ask-1"]
 EXCHANGES = [spec.name for spec in topology.exchanges()] + ["amq.default"]  # as the broker calls the nameless one
@@ -61,3 +63,23 @@ def test_the_command_gives_a_user_its_roles_rights(role: Role) -> None:
     command = set_permissions(role, "somebody", "grading")
 
     assert command == ["set_permissions", "-p", "grading", "somebody", given.configure, given.write, given.read]
+
+
+def test_the_security_page_states_the_rights_at_the_broker() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/security.md").read_text()
+    table = page.partition("| configure | write | read |")[2].partition("\n\n")[0]
+    rows = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
+    for role, given in PERMISSIONS.items():
+        rights = [f"`{pattern}`".replace("|", r"\|") for pattern in (given.configure, given.write, given.read)]
+        assert rows[role].endswith(f" | {' | '.join(rights)} |")
+
+
+def test_the_commands_for_both_services_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grading"]) == 0
+    printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [words[:5] for words in printed if words[0] == "rabbitmqctl"] == [
+        ["rabbitmqctl", "set_permissions", "-p", "grading", f"kvasir-{role}"] for role in PERMISSIONS
+    ]
+    assert {words[3].removeprefix("kvasir-"): " ".join(words[4:]) for words in printed if words[0] == "redis-cli"} == (
+        STORE_RULES
+    )
