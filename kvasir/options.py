@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
@@ -99,10 +100,19 @@ class Output:
     max_wait: float | None
 
 
+class Number(click.FloatRange):
+    """A finite number; click's own range lets NaN pass, which is neither less nor more than its ends."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See click.ParamType."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value!r} is no finite number.", param, ctx)
+
+
 path = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
-wait_option = click.option("--max-wait", type=float, metavar="SECONDS", help="Stop waiting after this long.")
+wait_option = click.option("--max-wait", type=Number(0), metavar="SECONDS", help="Stop waiting after this long.")
 
 
 def together(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -175,7 +185,10 @@ def only_option(help_text: str) -> Callable[[F], F]:
     """--only, which may be repeated, as the names in it."""
 
     def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for text in values for name in names_in(text))
+        found = tuple(name for text in values for name in names_in(text))
+        if values and not found:  # a variable that is not set; without the option it would be the whole class
+            raise click.BadParameter("it names nobody")
+        return found
 
     return click.option("--only", multiple=True, metavar="IDS", callback=names, help=help_text)
 
@@ -190,7 +203,9 @@ grading_options = together(
     click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
     click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),
-    click.option("--limit", type=click.IntRange(0), default=0, help="Only the first N submissions."),
+    click.option(
+        "--limit", type=click.IntRange(1), callback=lambda _c, _p, n: n or 0, help="Only the first N submissions."
+    ),
     only_option("Only these: names or LMS ids, comma-separated; a name with a comma in double quotes."),
     click.option(
         "--samples",

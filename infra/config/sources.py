@@ -104,7 +104,7 @@ def _values(tree: Mapping[str, Any], checked: Any, path: Keys) -> Iterator[tuple
 def _located(place: str, folder: Path) -> str:
     """What may be a path: relative to its source's folder, unless it has a scheme."""
     path = Path(place)
-    return place if _SCHEME.match(place) else str(folder / (path.expanduser() if path.parts[0] == "~" else path))
+    return place if _SCHEME.match(place) else str(folder / (path.expanduser() if path.parts[:1] == ("~",) else path))
 
 
 @cache

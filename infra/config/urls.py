@@ -79,9 +79,16 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
         return "the ':' between name and password must not be percent-encoded"
     if _SECRET_OPTION.search(unquote(parts.query)):
         return "a password belongs before the '@' or into a password file"
-    if parts.scheme == "unix":
-        return "" if parts.path not in ("", "/") else "it names no socket"
-    return "" if all(place.hostname for place in places) else "it names no host"
+    if not all(place.hostname for place in places) and parts.scheme != "unix":
+        return "it names no host"
+    return _problem_of_path(parts.scheme, parts.path)
+
+
+def _problem_of_path(scheme: str, path: str) -> str:
+    if scheme == "unix":
+        return "" if path not in ("", "/") else "it names no socket"
+    is_store = scheme in STORE_SCHEMES  # of another word redis-py would make database 0
+    return "its database, after the '/', must be a number" if is_store and not re.fullmatch(r"/?[0-9]*/?", path) else ""
 
 
 def take_password(url: str) -> tuple[str, str]:

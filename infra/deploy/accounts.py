@@ -6,13 +6,14 @@ set up, or an older Kvasir), workers log in as the operator. Only `accounts` rea
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from infra.config.settings import MachineSettings, Settings
-from infra.config.urls import Secret, addresses, put_hosts, put_user
+from infra.config.urls import Secret, addresses, put_hosts, put_user, take_password
 from infra.deploy.permissions import PERMISSIONS, Role
 from infra.deploy.units import Unit, UnitRole
 from messages.errors import UsageError
@@ -110,6 +111,15 @@ def linked(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit:
 def secrets_of(units: Sequence[Unit], settings: Settings) -> dict[str, Secret]:
     """The passwords that a machine needs for these workers, by the names of their files there."""
     return {each.name: each.secret for unit in units for each in _logins(unit, settings).values()}
+
+
+def without_passwords(config: str) -> str:
+    """The text of kvasir.toml as machines get it: a password in a service's URL is a file of its own there."""
+    for service in SERVICES:
+        url = tomllib.loads(config).get("services", {}).get(service, "")
+        if isinstance(url, str) and take_password(url)[1]:
+            config = config.replace(url, take_password(url)[0])
+    return config
 
 
 def _logins(unit: Unit, settings: Settings) -> dict[Service, Login]:

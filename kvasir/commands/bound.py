@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvasir.options import account, gathered, json_option, path
+from kvasir.options import Number, account, gathered, json_option, path
 from kvasir.terminal import say, say_json, table
 from producers import bound as bounds
 from producers.bound import SHEET, Bound, BoundError, Draw, Plan
@@ -68,11 +68,9 @@ class _Drawing:
     metavar="N[,N…]",
     help="Draw so many to be graded by hand; of several, each is a look.",
 )
-@click.option(
-    "--within", type=click.FloatRange(0), metavar="POINTS", help="Differences up to this don't count [default: 1]."
-)
-@click.option("--at-most", type=float, metavar="PERCENT", help="Of the grades nobody looks at [default: 20].")
-@click.option("--confidence", type=float, metavar="PERCENT", help="With which it is promised [default: 90].")
+@click.option("--within", type=Number(0), metavar="POINTS", help="Differences up to this don't count [default: 1].")
+@click.option("--at-most", type=Number(), metavar="PERCENT", help="Of the grades nobody looks at [default: 20].")
+@click.option("--confidence", type=Number(), metavar="PERCENT", help="With which it is promised [default: 90].")
 @click.option(
     "--signal", type=click.Choice(list(SIGNALS)), help="What says how doubtful a grade is [default: reasons]."
 )

@@ -17,7 +17,17 @@ import kvasir
 from infra.config.settings import MachineSettings, Settings
 from infra.config.urls import Secret
 from infra.deploy import steps, wheelhouse
-from infra.deploy.accounts import SERVICES, Service, accounts, has_roles, linked, logged_in, passwords, secrets_of
+from infra.deploy.accounts import (
+    SERVICES,
+    Service,
+    accounts,
+    has_roles,
+    linked,
+    logged_in,
+    passwords,
+    secrets_of,
+    without_passwords,
+)
 from infra.deploy.machine import Facts, assumed, place_of, probe
 from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.services import service_files, service_units
@@ -162,7 +172,8 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
         _install(site, wheel, wanted, release)
     yield from steps.use(place, release)
     secrets = {name: b"" if order.manner.dry_run else secret.reveal().encode() for name, secret in site.secrets.items()}
-    yield steps.write("write kvasir.toml and the passwords of its roles", place, order.config.read_bytes(), secrets)
+    config = without_passwords(order.config.read_text("utf-8-sig"))
+    yield steps.write("write kvasir.toml and the passwords of its roles", place, config, secrets)
     if order.manner.services:
         yield _service_files(order, site)
     yield from steps.key_files(place, site.units)

@@ -22,7 +22,7 @@ from kvasir.connect import connect, is_cluster
 from kvasir.doctor.cluster import examine
 from kvasir.doctor.findings import Finding
 from kvasir.doctor.trial import Trial, Tried, served, try_model
-from kvasir.options import Globals, json_option
+from kvasir.options import Globals, Number, json_option
 from kvasir.terminal import say, table
 from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError, StoreUnavailable, UsageError
@@ -145,7 +145,7 @@ def _described(entry: EngineEntry) -> dict[str, Any]:
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(1),
+    type=Number(1),
     default=300.0,
     show_default=True,
     metavar="SECONDS",

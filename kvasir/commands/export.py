@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from producers import export as out
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.export import Exported, SinceLast
-from producers.files.private import open_private
+from producers.files.private import kept_in, open_ordinary, open_private
+
+_BEGINNING = 4096  # bytes, which tell what a file is
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def export(
         stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if made.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
-    done = write(made, batch, to)
+    done = write(made, batch, to, (wanted.gradebook, wanted.worksheet, wanted.times))
     out.note_given(batch, since.now)
     return done
 
@@ -155,11 +159,13 @@ def _needed(worksheet: Path | None) -> bytes:
     return data
 
 
-def write(made: Exported, batch: Path, to: Path | None) -> int:
-    """Save the file, list what is blank; 1 if anything is."""
+def write(made: Exported, batch: Path, to: Path | None, read: Iterable[Path | None] = ()) -> int:
+    """Save the file, list what is blank; 1 if anything is. `read`: what it was made of, which stays as it is."""
     target = to or batch / made.name
     try:
         target = target / made.name if target.is_dir() else target
+        if target.is_file():
+            _check_replaceable(target, batch, made, [path.resolve() for path in read if path])
         with open_private(target, "wb", follow=to is not None) as file:
             file.write(made.data)
     except OSError as error:
@@ -172,6 +178,23 @@ def write(made: Exported, batch: Path, to: Path | None) -> int:
     for blank in made.left_blank:
         say(f"  {blank.submission}: {blank.why}")
     return 1 if made.left_blank else 0
+
+
+def _check_replaceable(target: Path, batch: Path, made: Exported, read: Sequence[Path]) -> None:
+    """Raises ExportError where a file is at the place that is none of ours to replace."""
+    place, another = target.resolve(), "name another place with --to"
+    if place in read:
+        raise out.ExportError(f"{target} is what this is made of, and stays as it is; {another}")
+    if target.name != made.name and place in {kept.resolve() for kept in kept_in(batch)}:
+        raise out.ExportError(f"{target} is a file of the batch's own; {another}")
+    with open_ordinary(target) as file:  # an earlier export begins alike: a zip, or the name of the first column
+        begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
+    if begins and _first(begins) != _first(made.data.removeprefix(BOM_UTF8)):
+        raise out.ExportError(f"something else is in {target}: delete it, or {another}")
+
+
+def _first(data: bytes) -> bytes:
+    return data[:2] if data.startswith(b"PK") else re.split(rb"[,;\t\r\n]", data, maxsplit=1)[0].strip(b'"')
 
 
 COMMANDS = (export,)

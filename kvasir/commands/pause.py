@@ -10,7 +10,7 @@ import click
 from infra.broker.base import Broker
 from infra.broker.control import announce_pause
 from kvasir.connect import is_cluster, open_broker, open_stores
-from kvasir.options import Globals
+from kvasir.options import Globals, Number
 from kvasir.terminal import say
 from kvstore.base import ClusterState
 from messages.errors import BrokerUnavailable, UsageError
@@ -41,7 +41,7 @@ def resume(given: Globals, worker: str) -> int:
 
 @click.command()
 @click.argument("worker")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="SECONDS")
+@click.option("--timeout", "timeout_s", type=Number(0), default=3600.0, show_default=True, metavar="SECONDS")
 @click.pass_obj
 def drain(given: Globals, worker: str, timeout_s: float) -> int:
     """Pause WORKER (see `pause`), and wait until it holds no job: its machine can then be used or turned off."""

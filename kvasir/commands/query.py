@@ -11,7 +11,7 @@ from infra.broker import topology
 from infra.broker.base import Broker
 from infra.config.settings import Settings, describe
 from kvasir.connect import connect, is_cluster, open_stores
-from kvasir.options import Globals, json_option
+from kvasir.options import Globals, Number, json_option
 from kvasir.terminal import say, say_json, stderr, table
 from messages.jobs import JobResult, Sampling, TokenEvent
 from messages.workers import WorkerInfo
@@ -24,7 +24,7 @@ from producers.client import Client
 @click.option("--model", metavar="M", required=True, help="Model to ask.")
 @click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--temperature", type=float, default=0.2, show_default=True)
+@click.option("--temperature", type=Number(0), default=0.2, show_default=True)
 @click.option("--answers", type=click.IntRange(1), default=1, help="How many answers, from one prefill.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 @click.pass_obj

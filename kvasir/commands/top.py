@@ -21,7 +21,7 @@ from infra.config.urls import addresses
 from kvasir.commands.query import cluster_state, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
-from kvasir.options import Globals
+from kvasir.options import Globals, Number
 from kvasir.terminal import drawn, duration, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
 from producers.client import Client
@@ -35,7 +35,7 @@ _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") fo
 @click.command()
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Print one frame and leave.")
-@click.option("--every", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between frames.")
+@click.option("--every", type=Number(0.2), default=2.0, show_default=True, help="Seconds between frames.")
 @click.pass_obj
 def top(given: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
     """Watch queues, workers, store, and the batches in FOLDERS [default: those in results/]. Ctrl-C leaves.

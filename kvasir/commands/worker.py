@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from infra.config.hours import Hours
-from kvasir.options import Globals, gathered, page_options, together
+from kvasir.options import Globals, Number, gathered, page_options, together
 from kvasir.worker.page import PageOptions
 from kvasir.worker.process import DecodeOptions, EngineChoice, WorkerOptions, serve
 from messages.errors import InvalidMessage
@@ -29,7 +29,7 @@ _worker_options = together(
     click.option("--weights", default="", metavar="W", help="What the engine loads: a file, folder or URL."),
     click.option("--context", type=click.IntRange(0), default=0, help="Tokens a sequence may have."),
     click.option(
-        "--grace", "grace_s", type=float, default=60.0, show_default=True, help="Seconds to finish on SIGTERM."
+        "--grace", "grace_s", type=Number(0), default=60.0, show_default=True, help="Seconds to finish on SIGTERM."
     ),
     click.option(
         "--hours",
@@ -54,10 +54,8 @@ def prefill_worker(given: Globals, /, **options: Any) -> int:
 
 @click.command("decode-worker")
 @_worker_options
-@click.option("--slots", type=click.IntRange(0), default=0, help="Jobs decoded at once.")
-@click.option(
-    "--kv-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True, help="Shared KV kept in memory, in GB."
-)
+@click.option("--slots", type=click.IntRange(0, 1024), default=0, help="Jobs decoded at once [default: the model's].")
+@click.option("--kv-cache-gb", type=Number(0), default=2.0, show_default=True, help="Shared KV kept in memory, in GB.")
 @click.option(
     "--steal",
     default="",
@@ -69,7 +67,7 @@ def prefill_worker(given: Globals, /, **options: Any) -> int:
 @click.option(
     "--memory",
     "memory_gb",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=0.0,
     metavar="GB",
     envvar="KVASIR_MEMORY_GB",

@@ -6,6 +6,7 @@ Leaves everything as it was: one message and 16 MB of random bytes go out and co
 from __future__ import annotations
 
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ from producers.words import plural
 if TYPE_CHECKING:
     from infra.broker.rabbitmq import RabbitMQBroker
 
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
 
 
@@ -56,6 +58,7 @@ def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
         yield error("configuration", str(wrong), "mend the setting that it names")
         return
     yield from _check_configuration(settings)
+    yield from _check_password_files(settings)
     yield check_journal_disk(Path("results"))
     if cluster:
         yield from check_addresses(settings)
@@ -78,6 +81,13 @@ def _check_configuration(settings: Settings) -> Iterator[Finding]:
             getattr(settings, key)()
         except ConfigError as wrong:
             yield warn("configuration", str(wrong), f"set {key} in [grading]; until then grade needs a flag")
+
+
+def _check_password_files(settings: Settings) -> Iterator[Finding]:
+    for secret in (settings.services.broker_secret, settings.services.store_secret):
+        path = secret.file if secret else None
+        if path and path.is_file() and path.stat().st_mode & _OTHERS:
+            yield warn("configuration", f"others than you may read the password in {path}", f"chmod 600 {path}")
 
 
 def _check_local_model(model: ModelSettings) -> Finding:

@@ -280,11 +280,13 @@ class _StudentsZips:
         self._archive: zipfile.ZipFile | None = None
 
     def members(self, outer: ArchiveEntry) -> list[ArchiveEntry]:
-        """Its members, as entries below its own path; itself, a file like any other, if it can't be opened."""
+        """Its members, as entries below its own path; itself, saying why, if there are none or it can't be opened."""
         try:
             infos = self._open(outer).infolist()
         except Unreadable:
-            return [outer]
+            return [replace(outer, problem="the zip is damaged: hand it in again")]
+        if not infos:
+            return [replace(outer, problem="the zip is empty")]
         if len(infos) > MAX_MEMBERS:
             return [ArchiveEntry(outer.path, lambda: b"", too_many_files(), is_folder=True)]
         entries = [_zip_entry(info, partial(self._read, outer, info)) for info in infos]

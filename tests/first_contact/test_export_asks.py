@@ -231,6 +231,42 @@ def test_an_export_to_a_name_of_300_characters_is_one_sentence(capsys: pytest.Ca
     assert "File name too long; name another place with --to" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [
+        ("out/results.jsonl", "is a file of the batch's own"),
+        ("out/grades.json", "is a file of the batch's own"),
+        ("gradebook.csv", "is what this is made of"),
+        ("notes.txt", "something else is in notes.txt"),
+    ],
+)
+def test_an_export_replaces_no_file_that_is_none_of_its_own(
+    to: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    homework_6(Path("out"))
+    Path("gradebook.csv").write_bytes(gradebook("Homework 6 (602)"))
+    Path("notes.txt").write_text("Ask Gus about part b.\n")
+    Path("out/results.jsonl").write_text("")
+    before = Path(to).read_bytes()
+
+    code = cli.run(["export", "out", "--format", "canvas", *KINDS["canvas"], "--to", to])
+
+    assert code == cli.USAGE
+    assert why in capsys.readouterr().err
+    assert Path(to).read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_replaces_an_earlier_one_of_its_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    homework_6(Path("out"), moodle=kind.startswith("moodle"))
+    Path("gradebook.csv").write_bytes(gradebook("Homework 6 (602)"))
+    Path("worksheet.csv").write_bytes(worksheet("-"))
+    for _ in range(2):
+        code, said = export(capsys, kind, *KINDS[kind])
+        assert code in (0, 1), said
+        assert "Written: made" in said
+
+
 def test_comments_that_are_left_as_they_are_say_the_same_to_students(tmp_path: Path) -> None:
     out = homework_6(tmp_path / "out", moodle=True)
     sheet = worksheet("-").replace(b"Participant 7,Gus Sample,-,5.00,-,", b"Participant 99,Gus,-,5.00,-,Well done ;-)")

@@ -52,6 +52,18 @@ def test_a_cluster_that_fits_together_is_well(broker_url: str, tmp_path: Path, m
             assert list(client.scan_iter("doctor:*")) == []
 
 
+def test_a_password_that_others_may_read_is_a_warning(tmp_path: Path) -> None:
+    config, password = tmp_path / "kvasir.toml", tmp_path / "pw"
+    urls = f'broker = "amqp://u@{HOST}:{free_port()}/"\nstore = "redis://{HOST}:{free_port()}"\n'
+    config.write_text(f'[services]\n{urls}broker_password_file = "pw"\n', "utf-8")
+    password.write_text("hunter2")
+    for mode, warned in ((0o640, True), (0o600, False)):
+        password.chmod(mode)
+        said = run("--config", str(config), "doctor", "--json", env=environment(tmp_path), cwd=tmp_path).stdout
+        assert (f"others than you may read the password in {password}" in said) == warned
+        assert "hunter2" not in said
+
+
 @pytest.mark.system
 def test_a_store_that_evicts_and_a_broker_that_is_away_are_errors(tmp_path: Path, model_name: str) -> None:
     # Given a Redis for caching, and a broker's URL where nobody listens

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, Protocol
@@ -92,13 +93,10 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
 
     Certificates are checked against `ca_file` (PEM), or whom the system trusts, and against the host's name.
     """
-    try:
-        found = pika.URLParameters(url)
-        given = parse_qs(urlsplit(url).query)
-    except (ValueError, TypeError, AttributeError, IndexError):
-        given = None
-    if given is None or not url.startswith(("amqp://", "amqps://")):
-        raise ConfigError("the broker's URL must look like amqp://user:password@host:5672/vhost (or amqps://…)")
+    found = _read(url)
+    if found is None:
+        raise ConfigError(_mistake(url))
+    given = parse_qs(urlsplit(url).query)
     defaults = {
         "heartbeat": HEARTBEAT_S,
         "blocked_connection_timeout": BLOCKED_S,
@@ -113,6 +111,29 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
     found.connection_attempts = 1
     found.client_properties = {"connection_name": name}
     return found
+
+
+def _read(url: str) -> pika.URLParameters | None:
+    """None: it can't be."""
+    try:
+        return pika.URLParameters(url) if url.startswith(("amqp://", "amqps://")) else None
+    except (ValueError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def _mistake(url: str) -> str:
+    """What is wrong with a URL that can't be read, without its values: one may be a password."""
+    bare, _, query = url.partition("?")
+    if query and _read(bare):
+        return f"the broker's URL has an option that can't be used: {' or '.join(parse_qs(query, True)) or query:.80}"
+    with suppress(ValueError):
+        parts = urlsplit(bare)
+        if parts.username and parts.password is None:
+            return (
+                f"there is no password for the broker's user {parts.username!r:.80}: "
+                "set broker_password_file in [services], or KVASIR_BROKER_PASSWORD"
+            )
+    return "the broker's URL must look like amqp://user@host:5672/vhost (or amqps://…), its password in a file"
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:

@@ -17,10 +17,20 @@ from click.testing import CliRunner
 
 from infra.config.settings import MachineSettings, Settings, load_settings
 from infra.deploy import steps, supervise, wheelhouse
-from infra.deploy.accounts import SERVICES, Account, accounts, linked, logged_in, passwords, secrets_of
+from infra.deploy.accounts import (
+    SERVICES,
+    Account,
+    accounts,
+    linked,
+    logged_in,
+    passwords,
+    secrets_of,
+    without_passwords,
+)
 from infra.deploy.machine import assumed, place_of
 from infra.deploy.permissions import PERMISSIONS
 from infra.deploy.services import definitions, service_files, service_units, store_users
+from infra.deploy.steps import write
 from infra.deploy.units import Place, supervisor_of, unit_file, units_of
 from kvasir.cli import kvasir
 from messages.errors import ConfigError, UsageError
@@ -228,6 +238,25 @@ def test_a_dry_run_contacts_nobody_and_shows_no_secret() -> None:
     assert done.exit_code == 0
     assert "kvasir-prefill-gpt-oss-120b.service" in done.output
     assert "hunter" not in done.output
+
+
+def test_a_password_in_the_files_urls_goes_to_no_machine_and_is_not_shown(tmp_path: Path) -> None:
+    config = tmp_path / "kvasir.toml"
+    config.write_text(
+        '[services]\nbroker = "amqp://teacher:hunter2@b:5672,c:5672/"\nstore = "redis://:hunter3@s:6379/0"\n'
+        '# was "amqp://teacher:hunter4@a:5672/"\n[models.m]\n[machines.one]\nhost = "one"\n'
+        'roles = [{role = "prefill", model = "m", engine = "llamacpp"}]\n'
+    )
+    done = CliRunner().invoke(kvasir, ["--config", str(config), "deploy", "--dry-run"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "hunter" not in done.output
+    # What is written there is without them, and only its owner's where a comment still holds one
+    written = without_passwords(config.read_text())
+    assert 'broker = "amqp://teacher@b:5672,c:5672/"\nstore = "redis://s:6379/0"' in written
+    [file] = write("", PLACE, written, {}).files.values()
+    assert file.mode == 0o600
+    [file] = write("", PLACE, written.replace("teacher:hunter4@", ""), {}).files.values()
+    assert file.mode == 0o644
 
 
 def test_an_unknown_machine_is_named_with_those_there_are() -> None:

@@ -213,6 +213,7 @@ REFUSED = [
     ("[machines.a]\nstore_hosts = 'fast; slow'\n", "must be hosts with commas"),
     ("[services]\nbroker = 'amqp://host:0'\n", "port 0"),
     ("[services]\nstore = 'unix://'\n", "names no socket"),
+    ("[services]\nstore = 'redis://host/abc'\n", "its database, after the '/', must be a number"),
     ("[services]\nbroker_password = 'pw'\n", "did you mean 'broker_password_file'"),
     ("[machines.a]\nplatform = 'mac'\n", "line 2: machines.a.platform must be one of"),
     ("[machines.a]\nhost = '-oProxyCommand=x'\n", "must be a host name"),
@@ -302,6 +303,12 @@ def test_a_password_file_is_read_when_needed_relative_to_its_toml(load: Load, tm
     (tmp_path / "pw").write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
         settings.broker_url_with_secret()
+
+
+def test_a_path_may_be_the_files_own_folder(load: Load, tmp_path: Path) -> None:
+    settings = load(config='[models.m]\nweights.transformers = "."\n[services]\nbroker_password_file = "."\n')
+    assert settings.models["m"].weights == {"transformers": str(tmp_path)}
+    assert settings.services.broker_secret is None or settings.services.broker_secret.file == tmp_path
 
 
 def test_the_nearest_password_wins(load: Load, tmp_path: Path) -> None:

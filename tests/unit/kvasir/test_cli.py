@@ -452,3 +452,21 @@ def test_help_lists_every_command(kvasir: Kvasir) -> None:
 
 def _names(ended: Ended) -> list[str]:
     return [made["submission"] for made in json.loads(ended.stdout)["submissions"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["decode-worker", "--model", "m", "--kv-cache-gb", "nan"], "'nan' is no finite number"),
+        (["decode-worker", "--model", "m", "--grace", "inf"], "'inf' is no finite number"),
+        (["decode-worker", "--model", "m", "--slots", "99999"], "not in the range"),
+        (["grade", "x", "--rubric", "y", "--limit", "0"], "not in the range"),
+        (["grade", "x", "--rubric", "y", "--only", ""], "it names nobody"),
+        (["grade", "x", "--rubric", "y", "--only", ","], "it names nobody"),
+    ],
+)
+def test_a_flag_that_can_not_be_meant_is_refused(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(words) == cli.USAGE
+    assert why in capsys.readouterr().err

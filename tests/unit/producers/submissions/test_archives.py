@@ -143,7 +143,7 @@ def test_a_students_zip_cannot_leave_its_place_nor_grow_without_bound(tmp_path, 
     assert texts(submissions["b.zip"]) == ["mine"]
     assert "zip bomb" in submissions["bomb.zip"].problem
     assert "more than 50 files" in submissions["many.zip"].problem
-    assert "holds no file that can be read" in submissions["nothing.zip"].problem
+    assert submissions["nothing.zip"].problem == "the zip is empty"
     assert "holds no file that can be read" in submissions["twice.zip"].problem
 
 
@@ -152,8 +152,19 @@ def test_a_damaged_zip_among_the_files_is_not_opened(tmp_path):
 
     submissions = by_name(path)
 
-    assert submissions["more.zip"].problem.startswith("zips inside can't be read")
-    assert submissions["s"].notes == ("1 file left out: zips inside can't be read",)
+    assert submissions["more.zip"].problem == "the zip is damaged: hand it in again"
+    assert submissions["s"].notes == ("1 file left out: the zip is damaged: hand it in again",)
+
+
+def test_an_empty_zip_is_said_to_be_one_and_a_zip_in_a_zip_is_not_opened(tmp_path):
+    empty = make_zip(tmp_path / "e.zip", {}).read_bytes()
+    inner = make_zip(tmp_path / "i.zip", {"b.R": "2"}).read_bytes()
+    outer = make_zip(tmp_path / "o.zip", {"a.R": "1", "inner.zip": inner}).read_bytes()
+
+    submissions = by_name(make_zip(tmp_path / "class.zip", {"empty.zip": empty, "outer.zip": outer}))
+
+    assert submissions["empty.zip"].problem == "the zip is empty"
+    assert submissions["outer.zip"].notes == ("1 file left out: zips inside can't be read",)
 
 
 def flag(path, name, bits, offsets):

@@ -206,7 +206,7 @@ def test_other_kinds_are_a_problem_at_the_top_and_a_note_in_a_folder(tmp_path):
     assert folder.notes == (
         "2 files left out: files of type .csv can't be read",
         "1 file left out: files of type .png can't be read",
-        "1 file left out: zips inside can't be read",
+        "1 file left out: the zip is damaged: hand it in again",
     )
 
 
