@@ -17,6 +17,7 @@ from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.export import Exported, SinceLast
 from producers.files.private import open_private
+from producers.report.graded import load_graded
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,7 @@ def export(
     _bring_up_to_date(given, batch)
     times = bytes_of(wanted.times)
     if times is not None:
-        if out.final_grades(batch)[0].late is None:
-            why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
-            raise out.ExportError(why)
-        out.keep_times(batch, times)
+        _take(times, batch)
     since = out.since_last(batch, wanted.kind, out.final_grades(batch, include_unreviewed)[1])
     if dry_run:
         _say(since)
@@ -112,6 +110,16 @@ def export(
     done = write(made, batch, to)
     out.note_given(batch, since.now)
     return done
+
+
+def _take(times: bytes, batch: Path) -> None:
+    graded = load_graded(batch)
+    if graded.late is None:
+        why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
+        raise out.ExportError(why)
+    _, remark = out.keep_times(batch, times, graded)
+    if remark:
+        stderr.print(remark, soft_wrap=True, markup=False, highlight=False)
 
 
 def _say(since: SinceLast) -> None:

@@ -13,6 +13,7 @@ from producers import export
 from producers.app.shared import Desk, sentences, text
 from producers.desk.rounds import graded_class
 from producers.desk.text import escaped
+from producers.desk.view import BatchView
 from producers.export import Exported, SinceLast
 from producers.export.final import apply
 from producers.report.graded import save_graded
@@ -33,7 +34,7 @@ def show(desk: Desk, folder: Path) -> None:
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
     kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
     if view.rubric and view.rubric.late:
-        _times(folder)
+        _times(folder, view)
     since = _since_last(desk, folder, _COMMANDS[str(kind)], unreviewed) if kind in _COMMANDS else None
     what, make = _KINDS[str(kind)](folder, unreviewed, (desk.title(folder), view.rubric.title if view.rubric else ""))
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
@@ -48,11 +49,15 @@ def show(desk: Desk, folder: Path) -> None:
         _offer(folder, *kept[4:])
 
 
-def _times(folder: Path) -> None:
+def _times(folder: Path, view: BatchView) -> None:
     upload: Any = st.file_uploader("Times of submission (CSV: submission or student_id, submitted_at)", ["csv"])
     if upload:
         with sentences():
-            st.caption(f"{plural(export.keep_times(folder, upload.getvalue()), 'time')} read.")
+            graded = graded_class(view)
+            count, remark = export.keep_times(folder, upload.getvalue(), graded) if graded else (0, "")
+            st.caption(f"{plural(count, 'time')} read.")
+            if remark:
+                st.info(escaped(remark))
 
 
 def _since_last(desk: Desk, folder: Path, kind: str, unreviewed: bool) -> SinceLast | None:
