@@ -18,6 +18,12 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
 
 
+def some(names: Sequence[str], most: int = 3) -> str:
+    """`ada, benno, cato and 4 others`."""
+    rest = f" and {plural(len(names) - most, 'other')}" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
 def names_in(text: str) -> tuple[str, ...]:
     """`a, b` as ('a', 'b'); a name with a comma stands in double quotes, as in a CSV."""
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)

@@ -19,6 +19,7 @@ from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.export import Exported, SinceLast
 from producers.files.private import kept_in, open_ordinary, open_private
+from producers.report.graded import load_graded
 
 _BEGINNING = 4096  # bytes, which tell what a file is
 
@@ -76,34 +77,14 @@ def export(
     _bring_up_to_date(given, batch)
     times = bytes_of(wanted.times)
     if times is not None:
-        if out.final_grades(batch)[0].late is None:
-            why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
-            raise out.ExportError(why)
-        out.keep_times(batch, times)
-    since = out.since_last(batch, wanted.kind, out.final_grades(batch, include_unreviewed)[1])
-    if dry_run:
-        _say(since)
-        return 0
-    makers: dict[str, Callable[[], Exported]] = {
-        "canvas": lambda: out.export_canvas(
-            batch,
-            bytes_of(wanted.gradebook),
-            wanted.assignment,
-            include_unreviewed=include_unreviewed,
-            all_columns=wanted.all_columns,
-            scale=wanted.scale,
-        ),
-        "moodle": lambda: out.export_moodle(batch, _needed(wanted.worksheet), include_unreviewed=include_unreviewed),
-        "moodle-feedback": lambda: out.export_moodle_feedback(
-            batch, "md" if wanted.file_kind == "md" else "html", include_unreviewed=include_unreviewed
-        ),
-        "csv": lambda: out.export_csv(batch, include_unreviewed=include_unreviewed),
-        "feedback": lambda: out.export_feedback(
-            batch, "html" if wanted.file_kind == "html" else "md", include_unreviewed=include_unreviewed
-        ),
-    }
+        _take(times, batch)
+    theirs = bytes_of({"canvas": wanted.gradebook, "moodle": wanted.worksheet}.get(wanted.kind))
     try:
-        made = makers[wanted.kind]()
+        since = _since_last(batch, wanted, theirs, include_unreviewed)
+        if dry_run:
+            _say(since)
+            return 0
+        made = _made(batch, wanted, theirs, include_unreviewed)
     except out.ExportError as error:
         raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
     if since.last:
@@ -116,6 +97,49 @@ def export(
     done = write(made, batch, to, (wanted.gradebook, wanted.worksheet, wanted.times))
     out.note_given(batch, since.now)
     return done
+
+
+def _made(batch: Path, wanted: _Format, theirs: bytes | None, include_unreviewed: bool) -> Exported:
+    """The file; `theirs` is the one that the LMS takes back filled in. Raises ExportError, BatchError."""
+    makers: dict[str, Callable[[], Exported]] = {
+        "canvas": lambda: out.export_canvas(
+            batch,
+            theirs,
+            wanted.assignment,
+            include_unreviewed=include_unreviewed,
+            all_columns=wanted.all_columns,
+            scale=wanted.scale,
+        ),
+        "moodle": lambda: out.export_moodle(batch, _needed(theirs), include_unreviewed=include_unreviewed),
+        "moodle-feedback": lambda: out.export_moodle_feedback(
+            batch, "md" if wanted.file_kind == "md" else "html", include_unreviewed=include_unreviewed
+        ),
+        "csv": lambda: out.export_csv(batch, include_unreviewed=include_unreviewed),
+        "feedback": lambda: out.export_feedback(
+            batch, "html" if wanted.file_kind == "html" else "md", include_unreviewed=include_unreviewed
+        ),
+    }
+    return makers[wanted.kind]()
+
+
+def _since_last(batch: Path, wanted: _Format, theirs: bytes | None, include_unreviewed: bool) -> SinceLast:
+    graded, grades = out.final_grades(batch, include_unreviewed)
+    held = grades
+    if wanted.kind == "canvas":
+        held = out.held_by_canvas(grades, theirs, wanted.assignment, graded.title)
+    elif wanted.kind in ("moodle", "moodle-feedback"):
+        held = out.held_by_moodle(grades, theirs)
+    return out.since_last(batch, wanted.kind, grades, held)
+
+
+def _take(times: bytes, batch: Path) -> None:
+    graded = load_graded(batch)
+    if graded.late is None:
+        why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
+        raise out.ExportError(why)
+    _, remark = out.keep_times(batch, times, graded)
+    if remark:
+        stderr.print(remark, soft_wrap=True, markup=False, highlight=False)
 
 
 def _say(since: SinceLast) -> None:
@@ -149,14 +173,13 @@ def bytes_of(path: Path | None) -> bytes | None:
         raise out.ExportError(f"{path} can't be read: {error.strerror}") from None
 
 
-def _needed(worksheet: Path | None) -> bytes:
-    data = bytes_of(worksheet)
-    if data is None:
+def _needed(worksheet: bytes | None) -> bytes:
+    if worksheet is None:
         raise out.ExportError(
             "Moodle takes back only its own worksheet: download it (Assignment, Download grading worksheet) "
             "and name it with --worksheet"
         )
-    return data
+    return worksheet
 
 
 def write(made: Exported, batch: Path, to: Path | None, read: Iterable[Path | None] = ()) -> int:

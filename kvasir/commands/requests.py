@@ -46,7 +46,10 @@ def requests(
     who = by or account()
     data = bytes_of(read)
     if data is not None:
-        new = out.add_requests(batch, out.requests_from(data, grades, who))
+        asked, remark = out.requests_from(data, grades, who)
+        new = out.add_requests(batch, asked)
+        if remark:
+            stderr.print(remark, soft_wrap=True, markup=False, highlight=False)
         if not as_json:
             say(f"{plural(new, 'new request')}.")
     if answered and reply is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from producers import export
 from producers.app.shared import Desk, sentences, text
 from producers.desk.rounds import graded_class
 from producers.desk.text import escaped
-from producers.export import Exported, SinceLast
+from producers.desk.view import BatchView
+from producers.export import Exported, FinalGrade, SinceLast
 from producers.export.final import apply
 from producers.report.graded import save_graded
 from producers.words import plural
@@ -33,9 +34,10 @@ def show(desk: Desk, folder: Path) -> None:
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
     kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
     if view.rubric and view.rubric.late:
-        _times(folder)
-    since = _since_last(desk, folder, _COMMANDS[str(kind)], unreviewed) if kind in _COMMANDS else None
-    what, make = _KINDS[str(kind)](folder, unreviewed, (desk.title(folder), view.rubric.title if view.rubric else ""))
+        _times(folder, view)
+    names = (desk.title(folder), view.rubric.title if view.rubric else "")
+    what, make, held = _KINDS[str(kind)](folder, unreviewed, names)
+    since = _since_last(desk, folder, _COMMANDS[str(kind)], unreviewed, held) if make and kind in _COMMANDS else None
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=make is None) and make:
         with sentences():
@@ -48,14 +50,18 @@ def show(desk: Desk, folder: Path) -> None:
         _offer(folder, *kept[4:])
 
 
-def _times(folder: Path) -> None:
+def _times(folder: Path, view: BatchView) -> None:
     upload: Any = st.file_uploader("Times of submission (CSV: submission or student_id, submitted_at)", ["csv"])
     if upload:
         with sentences():
-            st.caption(f"{plural(export.keep_times(folder, upload.getvalue()), 'time')} read.")
+            graded = graded_class(view)
+            count, remark = export.keep_times(folder, upload.getvalue(), graded) if graded else (0, "")
+            st.caption(f"{plural(count, 'time')} read.")
+            if remark:
+                st.info(escaped(remark))
 
 
-def _since_last(desk: Desk, folder: Path, kind: str, unreviewed: bool) -> SinceLast | None:
+def _since_last(desk: Desk, folder: Path, kind: str, unreviewed: bool, held: Held) -> SinceLast | None:
     """What this export would change, before it is made; None while that can't be said."""
     with sentences():
         view, _, decided = desk.rows(folder)
@@ -63,7 +69,7 @@ def _since_last(desk: Desk, folder: Path, kind: str, unreviewed: bool) -> SinceL
         late = export.late_of(folder, graded.late if graded else None)
         made = graded.grades if graded else ()
         grades = [apply(one, decided.get(one.item_id, {}), unreviewed, late) for one in made]
-        since = export.since_last(folder, kind, grades)
+        since = export.since_last(folder, kind, grades, held(grades))
         st.write(escaped(since.said()))
         if since.changed:
             text("\n".join(since.lines()[:_SHOWN]))
@@ -93,14 +99,19 @@ def _offer(folder: Path, made: Exported, since: SinceLast | None) -> None:
             st.caption(f"The first {_SHOWN} of {len(made.left_blank)}.")
 
 
-# --- each kind: what was chosen, and how the file is made; None as long as something is missing
+# --- each kind: what was chosen, how the file is made (None as long as something is missing), and whose grade it holds
 
-Make = tuple[object, Callable[[], Exported] | None]
+Held = Callable[[Sequence[FinalGrade]], Sequence[FinalGrade]]
+Make = tuple[object, Callable[[], Exported] | None, Held]
 Names = tuple[str, ...]  # what the assignment is called
 
 
+def _all(grades: Sequence[FinalGrade]) -> Sequence[FinalGrade]:
+    return grades
+
+
 def _table(folder: Path, unreviewed: bool, _names: Names) -> Make:
-    return None, lambda: export.export_csv(folder, include_unreviewed=unreviewed)
+    return None, lambda: export.export_csv(folder, include_unreviewed=unreviewed), _all
 
 
 def _canvas(folder: Path, unreviewed: bool, names: Names) -> Make:
@@ -114,9 +125,11 @@ def _canvas(folder: Path, unreviewed: bool, names: Names) -> Make:
     else:
         column = st.text_input("Assignment in Canvas, as in Homework 4 (1234)")
     if data and not column:
-        return None, None
-    return (data, column, scale), lambda: export.export_canvas(
-        folder, data, column, include_unreviewed=unreviewed, scale=scale
+        return None, None, _all
+    return (
+        (data, column, scale),
+        lambda: export.export_canvas(folder, data, column, include_unreviewed=unreviewed, scale=scale),
+        lambda grades: export.held_by_canvas(grades, data, column),
     )
 
 
@@ -131,20 +144,25 @@ def _column(columns: list[str], names: Names) -> str | None:
 def _moodle(folder: Path, unreviewed: bool, _names: Names) -> Make:
     upload: Any = st.file_uploader("Grading worksheet downloaded from Moodle, which takes only its own back", ["csv"])
     data = upload.getvalue() if upload else b""
-    return data, (lambda: export.export_moodle(folder, data, include_unreviewed=unreviewed)) if upload else None
+    make = (lambda: export.export_moodle(folder, data, include_unreviewed=unreviewed)) if upload else None
+    return data, make, lambda grades: export.held_by_moodle(grades, data)
 
 
 def _moodle_feedback(folder: Path, unreviewed: bool, _names: Names) -> Make:
-    return None, lambda: export.export_moodle_feedback(folder, include_unreviewed=unreviewed)
+    return (
+        None,
+        lambda: export.export_moodle_feedback(folder, include_unreviewed=unreviewed),
+        lambda grades: export.held_by_moodle(grades, None),
+    )
 
 
 def _feedback(folder: Path, unreviewed: bool, _names: Names) -> Make:
     kind: Any = st.radio("Files", ("html", "md"), horizontal=True)
-    return kind, lambda: export.export_feedback(folder, kind, include_unreviewed=unreviewed)
+    return kind, lambda: export.export_feedback(folder, kind, include_unreviewed=unreviewed), _all
 
 
 def _replies(folder: Path, _unreviewed: bool, _names: Names) -> Make:
-    return None, lambda: export.export_replies(folder)
+    return None, lambda: export.export_replies(folder), _all
 
 
 # By the names that `kvasir export` has for them: both count as the same export.

@@ -153,9 +153,9 @@ def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
     """Once for each upload, and then the table again, which shows who has asked."""
     which, said = st.session_state.get("requests read", ("", ""))
     if which != upload.file_id:
-        found = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
+        found, remark = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
         new = export.add_requests(folder, found)
-        said = f"{plural(len(found), 'request')} read, {new} of them new."
+        said = f"{plural(len(found), 'request')} read, {new} of them new. {remark}".strip()
         st.session_state["requests read"] = (upload.file_id, said)
         st.rerun()
     st.caption(said)

@@ -13,9 +13,7 @@ from producers.files.private import write_atomically
 from producers.grading.bound import BoundError
 from producers.report.graded import GradedClass, load_graded
 from producers.rubric.rubric import Points, add_points, exact, plain
-from producers.words import plural
-
-_SHOWN = 3
+from producers.words import some
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ def read_sheet_of(folder: Path, made: Draw, graded: GradedClass, place: Path | N
     empty = [name for name in ids if not any(found[name])]
     if empty:
         raise BoundError(
-            f"{place}: {len(empty)} of {len(ids)} submissions have no points yet ({_some(empty)}); fill them in first: "
+            f"{place}: {len(empty)} of {len(ids)} submissions have no points yet ({some(empty)}); fill them in first: "
             "a part of a sample, chosen by who was graded first, promises nothing"
         )
     return {ids[name]: _grade(place, name, cells, limits(graded)) for name, cells in found.items()}
@@ -106,7 +104,7 @@ def _rows(place: Path, made: Draw, graded: GradedClass) -> dict[str, list[str]]:
         found[name] = cells
     missing = [name for name in names if name not in found]
     if missing:
-        raise BoundError(f"{place}: rows were taken out ({_some(missing)}); all who were drawn must be in it")
+        raise BoundError(f"{place}: rows were taken out ({some(missing)}); all who were drawn must be in it")
     return found
 
 
@@ -134,8 +132,3 @@ def _points(where: str, text: str, most: Points) -> Points:
     if not (value.is_finite() and 0 <= value <= exact(most)):
         raise BoundError(f"{where}: points go from 0 to {most}, not {text}")
     return plain(value)
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = f" and {plural(len(names) - _SHOWN, 'other')}" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest

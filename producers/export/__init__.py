@@ -15,12 +15,12 @@ The decisions in the folder's reviews.jsonl count. What `Exported.asks` says mus
 given out. Raises ExportError (a UsageError).
 """
 
-from producers.export.canvas import assignment_columns, export_canvas, matching
+from producers.export.canvas import assignment_columns, export_canvas, held_by_canvas, matching
 from producers.export.feedback import FeedbackKind, export_feedback
 from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades
 from producers.export.last import SinceLast, note_given, since_last
 from producers.export.late import keep_times, late_of
-from producers.export.moodle import export_moodle, export_moodle_feedback
+from producers.export.moodle import export_moodle, export_moodle_feedback, held_by_moodle
 from producers.export.plain import export_csv
 from producers.export.requests import (
     Request,
@@ -51,6 +51,8 @@ __all__ = [
     "export_moodle_feedback",
     "export_replies",
     "final_grades",
+    "held_by_canvas",
+    "held_by_moodle",
     "keep_times",
     "late_of",
     "matching",

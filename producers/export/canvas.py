@@ -35,6 +35,7 @@ from producers.words import plural
 _NAMED = re.compile(r"(?P<title>.*\S)\s*\((?P<id>\d+)\)\s*\Z", re.DOTALL)
 _POINTS = re.compile(r"\d{1,9}(?:\.\d{1,9})?\Z")
 _POINTS_POSSIBLE = "points possible"
+_EXCUSED = "EX"
 _FILE = "canvas-gradebook.csv"
 
 
@@ -98,6 +99,28 @@ def export_canvas(
         (*notes, f"the grades are in the column {book.name!r}"),
         (*changes(f"the column {book.name!r}", replaced), *graded.alarms),
     )
+
+
+def held_by_canvas(
+    grades: Sequence[FinalGrade], gradebook: bytes | None, assignment: str = "", title: str = ""
+) -> list[FinalGrade]:
+    """Those of the grades, blank ones too, that the file would hold; arguments as for `export_canvas`. ExportError."""
+    by_id = _by_id(grades)
+    if gradebook is None:
+        return list(by_id.values())
+    book = _read(gradebook, assignment.strip(), title)
+    rows = [book.sheet.rows[index] for index in book.students()]
+    before = {cell(row, book.id_column).strip(): cell(row, book.assignment).strip() for row in rows}
+    return [final for user, final in by_id.items() if user in before and _holds(final, before[user])]
+
+
+def _holds(final: FinalGrade, before: str) -> bool:
+    """Whether the cell is ours: an excuse stays, and a grade that we have nothing to put in place of."""
+    return before.upper() != _EXCUSED and (final.points is not None or not before)
+
+
+def _by_id(grades: Iterable[FinalGrade]) -> dict[str, FinalGrade]:
+    return {user: final for final in grades if (user := canvas_id(final.submission))}
 
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
@@ -194,7 +217,7 @@ def _filled(
     book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
 ) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
-    by_id = {canvas_id(final.submission): final for final in grades if canvas_id(final.submission)}
+    by_id = _by_id(grades)
     rows = list(book.sheet.rows)
     met: set[str] = set()
     excused = 0
@@ -206,7 +229,7 @@ def _filled(
             continue
         met.add(user)
         before = cell(rows[index], book.assignment).strip()
-        if before.upper() == "EX":
+        if before.upper() == _EXCUSED:
             excused += 1
         elif final.points is not None:
             points = plain(exact(final.points) * factor)

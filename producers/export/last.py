@@ -8,7 +8,7 @@ Kinds are kept apart: a table made for a look says nothing about what the gradeb
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,19 +54,32 @@ class SinceLast:
         return [one_line(f"{name}: {_shown(then)} → {_shown(now)}") for name, then, now in self.changed]
 
 
-def since_last(folder: Path, kind: str, grades: Iterable[FinalGrade]) -> SinceLast:
-    """How these grades differ from those that were last given out as this kind. Raises BatchError."""
-    now = {final.grade.item_id or final.submission: final for final in grades}
-    given = ExportedPoints(kind, {item: final.points for item, final in now.items()})
-    last = next((each for each in reversed(_read(folder)) if each.kind == kind), None)
-    if last is None:
+def since_last(
+    folder: Path, kind: str, grades: Sequence[FinalGrade], held: Iterable[FinalGrade] | None = None
+) -> SinceLast:
+    """How these grades differ from those that were last given out as this kind. Raises BatchError.
+
+    Args:
+        grades: the class's.
+        held: those of them that the file holds; None: all. Of the others nothing is compared, or noted as given out.
+    """
+    now = {_item(final): final for final in grades}
+    given = ExportedPoints(kind, {_item(final): final.points for final in (grades if held is None else held)})
+    earlier = [each for each in _read(folder) if each.kind == kind]
+    if not earlier:
         return SinceLast(given, None, ())
-    before, after = last.points, given.points
-    items = [*now, *(item for item in before if item not in now)]
+    # Of all earlier exports: the last one may have held another section's students.
+    before = {item: points for each in earlier for item, points in each.points.items()}
+    after, last = given.points, earlier[-1]
+    items = [*after, *(item for item in last.points if item not in now)]
     changed = ((item, before.get(item), after.get(item)) for item in items if before.get(item) != after.get(item))
     return SinceLast(
         given, last, tuple((now[item].submission if item in now else item, then, here) for item, then, here in changed)
     )
+
+
+def _item(final: FinalGrade) -> str:
+    return final.grade.item_id or final.submission
 
 
 def note_given(folder: Path, given: ExportedPoints) -> None:

@@ -6,7 +6,7 @@ ISO 8601. Who is not in it counts as on time, unless Canvas marked the work as l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,15 +15,16 @@ from pathlib import Path
 from messages.errors import BatchError
 from producers.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students
 from producers.files.private import open_ordinary, write_atomically
-from producers.report.graded import load_graded
+from producers.report.graded import GradedClass
 from producers.report.grades import one_line
 from producers.rubric.late import LateRule
 from producers.rubric.rubric import Points, exact, plain
 from producers.submissions.lms_names import is_late, student_id
-from producers.words import plural
+from producers.words import plural, some
 
 FILE = "times.csv"
 UNKNOWN = "late by Canvas's mark, and when is not known: upload the times of submission"
+_Row = tuple[int, list[str], datetime]  # its number, whom it names, and when
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +67,52 @@ def late_of(folder: Path, rule: LateRule | None) -> Late | None:
         return None
     try:
         with open_ordinary(folder / FILE) as file:
-            return Late(rule, _times(file.read()))
+            return Late(rule, {name: time for _, names, time in _rows(file.read()) for name in names})
     except FileNotFoundError:
         return Late(rule, {})
     except OSError as error:
         raise BatchError(f"{folder / FILE} can't be read: {error.strerror}") from None
 
 
-def keep_times(folder: Path, data: bytes) -> int:
-    """Check a table of times, and keep it for the batch in `folder`; how many it holds.
+def keep_times(folder: Path, data: bytes, graded: GradedClass) -> tuple[int, str]:
+    """Check a table of times, and keep it for the batch in `folder`: of how many of the class, and what to say of it.
 
-    Raises ExportError, also for times that can't be compared with the rule's, where the class's grades are written.
+    Raises ExportError, also for times that can't be compared with the rule's, or are of nobody in the class: without
+    them all lateness would be taken away.
     """
-    found = _times(data)
-    with suppress(BatchError):
-        if rule := load_graded(folder).late:
-            for time in found.values():
-                _days(rule, time)
+    rows = _rows(data)
+    if graded.late:
+        for _, _, time in rows:
+            _days(graded.late, time)
+    count, remark = _matched(rows, graded)
     with suppress(FileNotFoundError), open_ordinary(folder / FILE) as file:
         if file.read() == data:
-            return len(found)
+            return count, remark
     write_atomically(folder / FILE, data)
-    return len(found)
+    return count, remark
+
+
+def _matched(rows: Iterable[_Row], graded: GradedClass) -> tuple[int, str]:
+    """How many submissions have a time, and a remark on rows of others: who handed in nothing may have one too."""
+    names_of = {grade.submission: (student_id(grade.submission), grade.submission) for grade in graded.grades}
+    by_name = {name: submission for submission, names in names_of.items() for name in names if name}
+    found: dict[str, datetime] = {}
+    strangers = []
+    for number, names, time in rows:
+        said = one_line(", ".join(names))[:60] or "nobody"
+        whose = next((by_name[name] for name in names if name in by_name), "")
+        if not whose:
+            strangers.append(repr(said))
+        if names and found.setdefault(whose or names[0], time) != time:
+            raise ExportError(
+                f"times, row {number}: {said!r} has another time in a row above; keep the one that counts"
+            )
+    count = len(found.keys() & names_of.keys())
+    if not count:
+        what = f"no submission of this class is {some(strangers)}" if strangers else "no row has a time"
+        raise ExportError(f"the table of times can't be used: {what}; it needs the submissions' names or ids")
+    rest = f"times: {plural(len(strangers), 'row', 'is', 'are')} of no submission of this class: {some(strangers)}"
+    return count, rest if strangers else ""
 
 
 def _days(rule: LateRule, submitted: datetime) -> int:
@@ -97,18 +122,17 @@ def _days(rule: LateRule, submitted: datetime) -> int:
         raise ExportError("due time and times of submission: write an offset (+01:00) in both, or in none") from None
 
 
-def _times(data: bytes) -> dict[str, datetime]:
+def _rows(data: bytes) -> list[_Row]:
+    """The rows that hold a time."""
     sheet = read_sheet(data, "table of times")
     who, when = students(sheet), column(sheet.rows[0], "submitted_at")
     if not who or when < 0:
         raise ExportError("the table of times needs submitted_at, and submission (or student_id, ID, Identifier)")
-    return {
-        key: time
+    return [
+        (number + 1, [name for place in who if (name := student(sheet, number, place))], time)
         for number in range(1, len(sheet.rows))
         if (time := _time(sheet, number, when))
-        for place in who
-        if (key := student(sheet, number, place))
-    }
+    ]
 
 
 def _time(sheet: Sheet, number: int, when: int) -> datetime | None:

@@ -48,11 +48,7 @@ def export_moodle(
 ) -> Exported:
     """The downloaded grading worksheet with grades and feedback comments. Raises ExportError, BatchError."""
     graded, grades = final_grades(folder, include_unreviewed)
-    sheet = read_sheet(worksheet, "worksheet")
-    header = sheet.rows[0]
-    missing = [name for name in _NEEDED if column(header, name) < 0]
-    if missing:
-        raise ExportError(f"the worksheet lacks the column {missing[0]!r}; download the grading worksheet anew")
+    sheet = _read(worksheet)
     _check_maximum(sheet, graded.total)
     rows, met, locked, replaced = _filled(sheet, grades)
     blank = left_blank(grades, lambda final: _why_out(final, met))
@@ -61,6 +57,31 @@ def export_moodle(
     asks = (*changes("the worksheet", replaced), *graded.alarms)
     data = write_sheet(replace(sheet, rows=rows), newline="\n")
     return Exported("moodle-worksheet.csv", "text/csv", data, blank, notes, asks)
+
+
+def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
+    """Those of the grades, blank ones too, that the worksheet would hold, or for None the feedback zip. ExportError."""
+    by_id = _by_id(grades)
+    if worksheet is None:
+        return list(by_id.values())
+    sheet = _read(worksheet)
+    who, where = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
+    rows = {match[1]: row for row in sheet.rows[1:] if (match := _IDENTIFIER.match(cell(row, who)))}
+    return [
+        final
+        for user, final in by_id.items()
+        if (row := rows.get(user)) and not _locked(sheet, row)
+        # Where we have nothing to put in place of a grade, that one stays.
+        if final.points is not None or cell(row, where).strip() in ("", "-")
+    ]
+
+
+def _locked(sheet: Sheet, row: Sequence[str]) -> bool:
+    return cell(row, column(sheet.rows[0], "Grade can be changed")).strip().casefold() == "no"
+
+
+def _by_id(grades: Sequence[FinalGrade]) -> dict[str, FinalGrade]:
+    return {user: final for final in grades if (user := moodle_id(final.submission))}
 
 
 def export_moodle_feedback(
@@ -81,6 +102,14 @@ def export_moodle_feedback(
     return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
 
 
+def _read(worksheet: bytes) -> Sheet:
+    sheet = read_sheet(worksheet, "worksheet")
+    missing = [name for name in _NEEDED if column(sheet.rows[0], name) < 0]
+    if missing:
+        raise ExportError(f"the worksheet lacks the column {missing[0]!r}; download the grading worksheet anew")
+    return sheet
+
+
 def _check_maximum(sheet: Sheet, total: Points) -> None:
     index = column(sheet.rows[0], "Maximum grade")
     found = {cell(row, index).strip().replace(",", ".") for row in sheet.rows[1:]} - {"", "-"} if index >= 0 else set()
@@ -96,8 +125,8 @@ def _filled(
 ) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
     header = sheet.rows[0]
-    at = {name: column(header, name) for name in (*_NEEDED, "Full name", "Feedback comments", "Grade can be changed")}
-    by_id = {moodle_id(final.submission): final for final in grades if moodle_id(final.submission)}
+    at = {name: column(header, name) for name in (*_NEEDED, "Full name", "Feedback comments")}
+    by_id = _by_id(grades)
     comma = uses_decimal_comma(sheet)
     rows, met, locked = [header], set(), 0
     replaced: list[tuple[str, str, str]] = []
@@ -109,7 +138,7 @@ def _filled(
         final = by_id.get(match[1]) if match else None
         if final is not None and match:
             met.add(match[1])
-            if cell(row, at["Grade can be changed"]).strip().casefold() == "no":
+            if _locked(sheet, row):
                 locked += 1
             elif final.points is not None:
                 before, after = cell(row, at["Grade"]).strip(), two_decimals(final.points, comma)

@@ -30,6 +30,7 @@ from producers.grading.reviews import MAX_TEXT
 from producers.report.grades import one_line, show_points
 from producers.rubric.rubric import Points
 from producers.submissions.lms_names import student_id
+from producers.words import some
 
 FILE = "requests.jsonl"
 COLUMNS = (
@@ -131,10 +132,10 @@ def _alone(folder: Path) -> Iterator[None]:
         raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the request is not kept") from None
 
 
-def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> list[Request]:
+def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tuple[list[Request], str]:
     """The requests of a CSV: `submission` (or student_id, ID, Identifier), `request`, and `criterion` (id or title).
 
-    Raises ExportError, which names the row.
+    And a sentence on rows that name somebody and hold no request, or "". Raises ExportError, which names the row.
     """
     sheet = read_sheet(data, "table of requests")
     header = sheet.rows[0]
@@ -142,7 +143,16 @@ def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> li
     if not who or said < 0:
         raise ExportError("the table of requests needs request, and submission (or student_id, ID, Identifier)")
     by_name = {name: final for final in grades for name in (student_id(final.submission), final.submission) if name}
-    return list(_rows(sheet, by_name, who, said, about, by))
+    found = list(_rows(sheet, by_name, who, said, about, by))
+    empty = [
+        str(number + 1)
+        for number, row in enumerate(sheet.rows)
+        if not cell(row, said).strip() and any(student(sheet, number, place) for place in who)
+    ]
+    if not empty:
+        return found, ""
+    rows, hold = ("rows", "hold") if empty[1:] else ("row", "holds")
+    return found, f"requests, {rows} {some(empty)} {hold} no request"
 
 
 def _rows(

@@ -55,8 +55,20 @@ def read_sheet(data: bytes, what: str) -> Sheet:
         raise ExportError(f"the {what} is no CSV that can be read: {error}; save or download it anew") from None
     if not rows or not rows[0]:
         raise ExportError(f"the {what} is empty; is it the right file?")
+    _refuse_longer(rows, delimiter, what)
     plain = [[plain_cell(cell, number=index > 0) for index, cell in enumerate(row)] for row in rows]
     return Sheet(plain, delimiter, data.startswith(b"\xef\xbb\xbf"))
+
+
+def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, what: str) -> None:
+    """A text with the delimiter in it, without quotes, would be cut off there, and what follows it be shifted."""
+    for number, row in enumerate(rows, 1):
+        if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets leave empty ones behind
+            sign = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
+            why = (
+                f"the {what}, row {number}: it has more fields than the header; put a text that holds {sign} in quotes"
+            )
+            raise ExportError(why)
 
 
 def write_sheet(sheet: Sheet, newline: str = "\r\n") -> bytes:

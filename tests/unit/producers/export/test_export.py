@@ -206,6 +206,15 @@ def test_a_file_that_is_no_gradebook_is_refused(canvas: Path, gradebook: bytes, 
         export_canvas(canvas, gradebook, assignment)
 
 
+def test_a_row_that_is_longer_than_the_header_is_refused_unless_only_blanks_follow(canvas: Path) -> None:
+    unquoted = GRADEBOOK.replace(b'"Brookside, Benno"', b"Brookside, Benno").replace(b"9.5,,95", b"9.5,,95,")
+    with pytest.raises(ExportError, match="the gradebook, row 4: it has more fields than the header"):
+        export_canvas(canvas, unquoted, "701")
+
+    trailing = GRADEBOOK.replace(b"9.5,,95", b"9.5,,95, ,")
+    assert export_canvas(canvas, trailing, "701").data == export_canvas(canvas, GRADEBOOK, "701").data
+
+
 def test_an_assignment_that_nobody_named_is_not_called_something(canvas: Path) -> None:
     with pytest.raises(ExportError) as refused:
         export_canvas(canvas, GRADEBOOK, "")

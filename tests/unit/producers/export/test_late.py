@@ -13,6 +13,7 @@ import pytest
 
 from kvasir import cli
 from messages.errors import RubricError
+from producers.desk.rounds import graded_class
 from producers.desk.rows import rows
 from producers.desk.view import BatchView
 from producers.export import ExportError, export_csv, export_feedback, final_grades, keep_times
@@ -47,6 +48,10 @@ def graded(folder: Path, *grades: Grade, rule: LateRule | None = RULE) -> Path:
 def times(*rows: tuple[str, timedelta]) -> bytes:
     lines = [f"{who},{(DUE + late).isoformat()}" for who, late in rows]
     return "\n".join(["student_id,submitted_at", *lines]).encode()
+
+
+def keep(folder: Path, data: bytes) -> tuple[int, str]:
+    return keep_times(folder, data, load_graded(folder))
 
 
 def points(folder: Path) -> dict[str, float | None]:
@@ -94,7 +99,7 @@ def test_each_day_begun_counts_once_the_grace_is_over(after: timedelta, days: in
 
 def test_the_penalty_is_capped_rounded_and_takes_no_more_than_there_is(tmp_path: Path) -> None:
     graded(tmp_path, grade(ADA), grade(BENNO), grade(CATO, 1), rule=replace(RULE, percent=3.333))
-    keep_times(tmp_path, times(("1", timedelta(hours=1)), ("2", timedelta(days=40)), ("3", timedelta(days=40))))
+    keep(tmp_path, times(("1", timedelta(hours=1)), ("2", timedelta(days=40)), ("3", timedelta(days=40))))
 
     assert points(tmp_path) == {ADA: 5.8, BENNO: 4.2, CATO: 0}
 
@@ -108,14 +113,14 @@ def test_late_by_an_unknown_time_is_blank_and_no_mark_means_on_time(tmp_path: Pa
 
 def test_without_a_rule_nothing_is_taken_off(tmp_path: Path) -> None:
     graded(tmp_path, grade(CATO), rule=None)
-    keep_times(tmp_path, times(("3", timedelta(days=2))))
+    keep(tmp_path, times(("3", timedelta(days=2))))
 
     assert points(tmp_path) == {CATO: 6}
 
 
 def test_a_persons_points_for_a_criterion_lose_the_penalty_and_their_total_does_not(tmp_path: Path) -> None:
     graded(tmp_path, grade(ADA), grade(BENNO))
-    keep_times(tmp_path, times(("1", timedelta(hours=1)), ("2", timedelta(hours=1))))
+    keep(tmp_path, times(("1", timedelta(hours=1)), ("2", timedelta(hours=1))))
     append_override(tmp_path, Override("item-ada", "loops", 4, None, "half of it", "eve"))
     append_override(tmp_path, Override("item-ben", None, 5, None, "she was ill", "eve"))
 
@@ -124,7 +129,7 @@ def test_a_persons_points_for_a_criterion_lose_the_penalty_and_their_total_does_
 
 def test_it_is_a_line_of_its_own_in_table_and_feedback(tmp_path: Path) -> None:
     graded(tmp_path, grade(ADA))
-    keep_times(tmp_path, times(("1", timedelta(days=1, hours=1))))
+    keep(tmp_path, times(("1", timedelta(days=1, hours=1))))
     words = "late, 2 days begun: 20 % of 6 points, −1.2"
 
     row = next(csv.DictReader(io.StringIO(export_csv(tmp_path).data.decode("utf-8-sig"))))
@@ -135,7 +140,7 @@ def test_it_is_a_line_of_its_own_in_table_and_feedback(tmp_path: Path) -> None:
 
 def test_the_rule_and_the_times_stay_with_the_batch(tmp_path: Path) -> None:
     graded(tmp_path, grade(ADA))
-    keep_times(tmp_path, times(("1", timedelta(0))))
+    keep(tmp_path, times(("1", timedelta(0))))
 
     assert load_graded(tmp_path).late == RULE
     assert tmp_path / "times.csv" in kept_in(tmp_path)
@@ -146,12 +151,53 @@ def test_the_rule_and_the_times_stay_with_the_batch(tmp_path: Path) -> None:
     [
         (b"student_id,when\n1,2026-11-03T23:59", "needs submitted_at"),
         (b"student_id,submitted_at\n1,yesterday", "row 2: 'yesterday' is no time"),
+        (
+            b"student_id,submitted_at\n1,2026-11-03T23:59Z\n2,2026-11-03T23:59Z\n1,2026-11-04T23:59Z",
+            "times, row 4: '1' has another time in a row above",
+        ),
+        (
+            f"submission,ID,submitted_at\n{ADA},,2026-11-03T23:59Z\n,1,2026-11-04T23:59Z".encode(),
+            "times, row 3: '1' has another time in a row above",
+        ),
+        (b"student_id,submitted_at\n1,2026-11-03T23:59Z,late, ill", "row 2: it has more fields than the header"),
     ],
 )
 def test_a_table_that_is_none_is_refused_and_not_kept(tmp_path: Path, data: bytes, said: str) -> None:
+    graded(tmp_path, grade(ADA), grade(BENNO))
+
     with pytest.raises(ExportError, match=said):
-        keep_times(tmp_path, data)
+        keep(tmp_path, data)
     assert not (tmp_path / "times.csv").exists()
+
+
+def test_rows_of_nobody_in_the_class_are_named_and_kept(tmp_path: Path) -> None:
+    graded(tmp_path, grade(ADA))
+    absent = [(who, timedelta(0)) for who in ("7", "8", "", "9")]
+
+    assert keep(tmp_path, times(("1", timedelta(hours=1)))) == (1, "")
+    assert keep(tmp_path, times(*absent, ("1", timedelta(hours=1)))) == (
+        1,
+        "times: 4 rows are of no submission of this class: '7', '8', 'nobody' and 1 other",
+    )
+    assert points(tmp_path) == {ADA: 5.4}
+
+
+def test_a_table_of_nobody_in_the_class_takes_no_lateness_away(tmp_path: Path) -> None:
+    graded(tmp_path, grade(ADA))
+    keep(tmp_path, times(("1", timedelta(hours=1))))
+
+    for table in (times(("999", timedelta(0))), times(), b"student_id,submitted_at\n1,\n"):
+        with pytest.raises(ExportError, match="the table of times can't be used: no "):
+            keep(tmp_path, table)
+
+    assert points(tmp_path) == {ADA: 5.4}
+
+
+def test_the_same_time_twice_is_one_also_in_another_time_zone(tmp_path: Path) -> None:
+    graded(tmp_path, grade(ADA))
+    table = f"submission,student_id,submitted_at\n{ADA},,2026-11-04T08:00+01:00\n,1,2026-11-04T07:00+00:00"
+
+    assert keep(tmp_path, table.encode()) == (1, "")
 
 
 @pytest.mark.parametrize("row", [b"1,2026-11-04T08:00:00", b"1,2026-11-04T08:00+01:00\n2,2026-11-04T08:00"])
@@ -159,7 +205,7 @@ def test_times_without_an_offset_are_not_compared_with_one_and_not_kept(tmp_path
     graded(tmp_path, grade(ADA))
 
     with pytest.raises(ExportError, match="offset"):
-        keep_times(tmp_path, b"student_id,submitted_at\n" + row)
+        keep(tmp_path, b"student_id,submitted_at\n" + row)
     assert not (tmp_path / "times.csv").exists()
 
 
@@ -179,6 +225,14 @@ def test_the_command_takes_times_and_says_that_there_is_no_rule(
     assert cli.run(words) == 0
     assert "late, 1 day begun" in (folder / "final-grades.csv").read_text("utf-8-sig")
 
+    table.write_bytes(times(("1", timedelta(hours=1)), ("9", timedelta(0))))
+    assert cli.run(words) == 0
+    assert "times: 1 row is of no submission of this class: '9'" in capsys.readouterr().err
+    table.write_bytes(times(("9", timedelta(0))))
+    assert cli.run(words) == 2
+    assert "no submission of this class is '9'" in capsys.readouterr().err
+    assert "late, 1 day begun" in (folder / "final-grades.csv").read_text("utf-8-sig")
+
 
 def test_the_desk_and_the_report_show_it(tmp_path: Path) -> None:
     folder, assignment = planned(tmp_path, 1)
@@ -187,7 +241,10 @@ def test_the_desk_and_the_report_show_it(tmp_path: Path) -> None:
     assert view.assignment
     view.assignment = replace(view.assignment, rubric=replace(assignment.rubric, late=RULE))
     name = view.grades[0].submission
-    keep_times(folder, f"submission,submitted_at\n{name},{(DUE + timedelta(hours=2)).isoformat()}".encode())
+    table = f"submission,submitted_at\n{name},{(DUE + timedelta(hours=2)).isoformat()}"
+    made = graded_class(view)
+    assert made
+    keep_times(folder, table.encode(), made)
 
     (row,) = rows(view, {})
     assert row.final.penalty
