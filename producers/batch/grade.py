@@ -227,8 +227,9 @@ def unfinished(batch: Batch, assignment: Assignment, kept: GradedClass | None) -
     results = {entry.job_id: batch.result(entry.job_id) for entry in batch.entries}
     done = {job for job, result in results.items() if result and result.state == "succeeded"}
     left = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in done}
-    known = {grade.submission for grade in kept.grades} if kept else set()
-    new = {item.item_id for item in assignment.items if item.submission.name not in known}
+    # By item ids: a look keeps the grade of work under a new name, and leaves the work to be graded all the same.
+    known = {grade.item_id for grade in kept.grades if not grade.nothing_yet} if kept else set()
+    new = {item.item_id for item in assignment.items if item.item_id not in known}
     left |= {item.item_id for item in assignment.items if any(task.job_id not in done for task in item.tasks)} & new
     return replace(assignment, chosen=frozenset(left))
 
@@ -293,27 +294,33 @@ def grades(
 
     Args:
         planned: ids of the batch's jobs; None: all are.
-        kept: the grades last written. They stay where the jobs that would be made now are not in the plan.
+        kept: the grades last written. They stay where the jobs that would be made now are not in the plan, also if the
+            student's work is called otherwise now.
     """
     notes = (criterion.guidance for criterion in assignment.rubric.criteria)
     hidden = private(_secrets(assignment), _known(assignment), notes)
-    before = {made.submission: made for made in kept.grades} if kept else {}
+    before = {same_student(made.submission): made for made in kept.grades if not made.nothing_yet} if kept else {}
     remark = EARLIER if kept and dict(kept.versions) != dict(_versions(assignment)) else KEPT
     made = []
     for item in assignment.items:
-        old = before.get(item.submission.name)
+        name = item.submission.name
+        old = before.get(same_student(name))
         if old and planned is not None and not all(task.job_id in planned for task in item.tasks):
             remarks = old.remarks if {EARLIER, remark} & {*old.remarks} else (*old.remarks, remark)
-            made.append(replace(old, remarks=remarks))
+            made.append(replace(old, submission=name, remarks=remarks))
         else:
             made.append(_grade(assignment.rubric, item, result_of, hidden))
     return made
 
 
 def with_those_gone(assignment: Assignment, made: Sequence[Grade], kept: GradedClass | None) -> list[Grade]:
-    """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them."""
+    """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them.
+
+    One that nothing has come of was never graded, and is nobody.
+    """
     there = {same_student(grade.submission) for grade in made}
-    gone = [grade for grade in kept.grades if same_student(grade.submission) not in there] if kept else []
+    before = [grade for grade in kept.grades if not grade.nothing_yet] if kept else []
+    gone = [grade for grade in before if same_student(grade.submission) not in there]
     partial = assignment.request.again or assignment.request.only or assignment.request.limit
     return sorted([*made, *gone], key=lambda grade: grade.submission) if partial else list(made)
 

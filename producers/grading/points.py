@@ -133,6 +133,11 @@ class Grade:
         return self.state == "failed" and all(criterion.reason == self.reason for criterion in self.criteria)
 
     @property
+    def nothing_yet(self) -> bool:
+        """Whether it waits, and has no points yet for any criterion."""
+        return self.state == "waiting" and len(self.missing) == len(self.criteria)
+
+    @property
     def missing(self) -> tuple[CriterionGrade, ...]:
         """The criteria without points."""
         return tuple(criterion for criterion in self.criteria if criterion.points is None)
