@@ -300,17 +300,25 @@ def grades(
     notes = (criterion.guidance for criterion in assignment.rubric.criteria)
     hidden = private(_secrets(assignment), _known(assignment), notes)
     before = {same_student(made.submission): made for made in kept.grades if not made.nothing_yet} if kept else {}
-    remark = EARLIER if kept and dict(kept.versions) != dict(_versions(assignment)) else KEPT
+    now = dict(_versions(assignment))
     made = []
     for item in assignment.items:
         name = item.submission.name
         old = before.get(same_student(name))
-        if old and planned is not None and not all(task.job_id in planned for task in item.tasks):
-            remarks = old.remarks if {EARLIER, remark} & {*old.remarks} else (*old.remarks, remark)
-            made.append(replace(old, submission=name, remarks=remarks))
+        if kept and old and planned is not None and not all(task.job_id in planned for task in item.tasks):
+            made.append(_as_before(replace(old, submission=name), kept.versions, now))
         else:
-            made.append(_grade(assignment.rubric, item, result_of, hidden))
+            made.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
     return made
+
+
+def _as_before(old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], same: str = KEPT) -> Grade:
+    """A grade that stays, with the remark that says why; `same`: the remark where rubric and all are as they were."""
+    # Written when only the class had versions, a grade has the class's, or is known to have others.
+    versions = old.versions or ({} if EARLIER in old.remarks else of_class)
+    remark = same if versions == now else EARLIER
+    others = [each for each in old.remarks if each not in (KEPT, EARLIER)]
+    return replace(old, remarks=(*others, *([remark] if remark else [])), versions=versions)
 
 
 def with_those_gone(assignment: Assignment, made: Sequence[Grade], kept: GradedClass | None) -> list[Grade]:
@@ -318,11 +326,16 @@ def with_those_gone(assignment: Assignment, made: Sequence[Grade], kept: GradedC
 
     One that nothing has come of was never graded, and is nobody.
     """
-    there = {same_student(grade.submission) for grade in made}
-    before = [grade for grade in kept.grades if not grade.nothing_yet] if kept else []
-    gone = [grade for grade in before if same_student(grade.submission) not in there]
-    partial = assignment.request.again or assignment.request.only or assignment.request.limit
-    return sorted([*made, *gone], key=lambda grade: grade.submission) if partial else list(made)
+    request = assignment.request
+    if not kept or not (request.again or request.only or request.limit):
+        return list(made)
+    there, now = {same_student(grade.submission) for grade in made}, dict(_versions(assignment))
+    gone = [
+        _as_before(grade, kept.versions, now, KEPT if KEPT in grade.remarks else "")
+        for grade in kept.grades
+        if same_student(grade.submission) not in there and not grade.nothing_yet
+    ]
+    return sorted([*made, *gone], key=lambda grade: grade.submission)
 
 
 def _secrets(assignment: Assignment) -> list[str]:

@@ -116,6 +116,7 @@ class Grade:
     reason: str = ""  # why there is no total, or why it is 0 without a look
     item_id: str = ""  # pseudonym: what reviews and queues call the submission
     doubts: tuple[Doubt, ...] = ()  # none of them is among the remarks
+    versions: Mapping[str, str] = field(default_factory=dict)  # of what graded it; empty if that is not known
 
     @property
     def needs_review(self) -> bool:

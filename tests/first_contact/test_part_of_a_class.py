@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvasir import cli
-from producers.grading.points import KEPT
+from producers.grading.points import EARLIER, KEPT
 from tests.support.homework import tiny_class
 from tests.support.processes import SIMULATED, config_text
 
@@ -181,3 +181,27 @@ def test_a_look_keeps_the_grade_of_work_whose_file_is_called_otherwise_now(
     assert cli.run(["watch", "out", "--quiet"]) == 0
     assert KEPT not in Path("out/grades.csv").read_text("utf-8")
     assert after in planned()
+
+
+@pytest.mark.parametrize("without", [False, True], ids=["each grade says its versions", "only the class does"])
+def test_each_grade_is_compared_by_what_graded_it_and_not_by_what_graded_the_class_last(
+    course: Path, without: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rubric, gone = Path("rubric.yaml"), Path("submissions", CLASS[3])
+    text = rubric.read_text("utf-8")
+    grade()
+    if without:
+        made = json.loads(Path("out/grades.json").read_text("utf-8"))
+        made["grades"] = [{name: one[name] for name in one if name != "versions"} for one in made["grades"]]
+        Path("out/grades.json").write_text(json.dumps(made), "utf-8")
+    rubric.write_text(text.replace("Names and remarks", "Names"), "utf-8")
+    grade("--only", "102")
+    assert "3 of 4 submissions are graded with another rubric" in " ".join(capsys.readouterr().out.split())
+
+    rubric.write_text(text, "utf-8")
+    gone.unlink()
+    grade("--samples", "2", "--limit", "1")
+
+    assert "1 of 4 submissions is graded with another rubric" in " ".join(capsys.readouterr().out.split())
+    remarks = [{KEPT, EARLIER} & {*one["remarks"]} for one in grades_kept()]
+    assert remarks == [set(), {KEPT}, {EARLIER}, set()]
