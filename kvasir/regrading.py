@@ -42,7 +42,6 @@ class Regrade:
         Raises BatchError where there are no grades yet, or what is named is not what changed; else as `read_class`.
         """
         self._settings, self.folder = settings, folder
-        self._place: Path | None = None
         self.tried: Outcome | None = None  # the round's
         self._before = load_graded(folder)
         with Batch(folder) as batch:
@@ -55,7 +54,8 @@ class Regrade:
             self._assignment = class_run.read_class(batch, self._request)
             graded = {one.id for made in self._before.grades for one in made.criteria}
             succeeded = {job for job, state in batch.states.items() if state == "succeeded"}
-            self.cost = cost_of(self._assignment, batch.entries, succeeded, graded)
+            self.place = self._round_to_go_on()  # the round's folder; None: a new one is made
+            self.cost = cost_of(self._assignment, batch.entries, succeeded, graded, _answered(self.place))
         self._check_named(criteria)
 
     @property
@@ -76,19 +76,18 @@ class Regrade:
     @property
     def needed(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.cost.jobs or self.cost.removed)
+        return bool(self.cost.jobs or self.cost.answered or self.cost.removed)
 
     def run(self, progress: Progress, observe: Observer, max_wait_s: float | None = None) -> Outcome:
         """Ask what is new, in a round of its own; one that was cut off goes on, and what failed in it runs again."""
-        last = rounds(self.folder)[-1:]
-        goes_on = bool(last) and same_plan(last[0], self._assignment)
-        self._place = last[0] if goes_on else next_round(self.folder)
-        if not goes_on:
-            make_round(self.folder, self._place)
-        with Batch(self._place) as batch:
+        last = self._round_to_go_on()
+        self.place = place = last or next_round(self.folder)
+        if not last:
+            make_round(self.folder, place)
+        with Batch(place) as batch:
             assignment = class_run.read_class(batch, self._request)
             grade.plan(batch, assignment)
-            if goes_on:
+            if last:
                 wanted = {task.job_id for task in assignment.tasks}
                 batch.run_again(job for job in wanted if batch.states[job] not in (None, "succeeded"))
             self.tried = class_run.run(self._settings, batch, assignment, progress, observe, max_wait_s)
@@ -114,17 +113,21 @@ class Regrade:
 
     def adopt(self) -> Outcome:
         """Make what `run` brought the batch's grades, keep those there were as a version, and note who did it when."""
-        if not (self._place and self.tried) or self.tried.counts.open:
+        if not (self.place and self.tried) or self.tried.counts.open:
             raise BatchError(f"the regrade of {self.folder} is not done; run it first")
         keep_grades(self.folder, self._before)
-        with Batch(self._place) as made:
+        with Batch(self.place) as made:
             results = [result for entry in made.entries if (result := made.result(entry.job_id))]
-        note_change(self.folder, self._place, account())
+        note_change(self.folder, self.place, account())
         with Batch(self.folder) as batch:
             batch.journal.record(results)
             assignment = class_run.read_class(batch, self._request)
             grade.plan(batch, assignment)
             return class_run.report(batch, assignment, worked=True, notice=self._settings.grading.notice)
+
+    def _round_to_go_on(self) -> Path | None:
+        last = rounds(self.folder)[-1:]
+        return last[0] if last and same_plan(last[0], self._assignment) else None
 
     def _check_named(self, criteria: Sequence[str]) -> None:
         if not criteria:
@@ -143,3 +146,11 @@ class Regrade:
                 raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
         if others := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
             raise BatchError(f"also changed: {listed(others)}; name that too, or nothing, for all that has changed")
+
+
+def _answered(place: Path | None) -> set[str]:
+    """Ids of the jobs that this round has answers to."""
+    if place is None:
+        return set()
+    with Batch(place) as made:
+        return {job for job, state in made.states.items() if state == "succeeded"}

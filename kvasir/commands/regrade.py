@@ -47,10 +47,8 @@ def regrade(
     if not again.needed:
         say("Nothing has changed since the class was graded.")
         return 0
-    stderr.print(str(again.cost), soft_wrap=True, markup=False)
-    for criterion, found in again.may_affect.items():
-        stderr.print(_ruled(criterion, found), soft_wrap=True, markup=False)
-    if not yes and not confirmed("Ask?", _UNTOUCHED):
+    _say_what(again)
+    if not (yes or again.cost.answered_whole) and not confirmed("Ask?", _UNTOUCHED):
         return 1
     with TerminalProgress(quiet) as progress:
         tried = again.run(progress, given.observer(), max_wait)
@@ -71,6 +69,15 @@ def regrade(
         return 1
     changed = [difference_row(one) for one in compared if not one.is_none]
     return show(again.adopt(), as_json, {"cost": asdict(again.cost), "changed": changed})
+
+
+def _say_what(again: Regrade) -> None:
+    """What changed, what asking about it costs, and what needn't be asked."""
+    said = [str(again.cost), *(_ruled(criterion, found) for criterion, found in again.may_affect.items())]
+    if again.cost.answered:
+        said.append(f"{plural(again.cost.answered, 'job', 'is', 'are')} answered already, in {again.place}.")
+    for line in said:
+        stderr.print(line, soft_wrap=True, markup=False)
 
 
 def _ruled(criterion: str, found: dict[str, tuple[str, ...]]) -> str:

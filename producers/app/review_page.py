@@ -107,7 +107,7 @@ def _submission(desk: Desk, folder: Path) -> None:
         found = (one for one in row.final.grade.criteria if one.evidence_state == "found")
         show_work(desk, view, item, {one.id: one.evidence for one in found})
     with verdict, st.container(key="form"):
-        _verdict(desk, folder, view, row, decided.get(item.item_id, {}))
+        _verdict(desk, folder, view, row, decided.get(_id(row), {}))
     _prompt(view, item)
 
 

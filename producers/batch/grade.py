@@ -227,8 +227,9 @@ def unfinished(batch: Batch, assignment: Assignment, kept: GradedClass | None) -
     results = {entry.job_id: batch.result(entry.job_id) for entry in batch.entries}
     done = {job for job, result in results.items() if result and result.state == "succeeded"}
     left = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in done}
-    known = {grade.submission for grade in kept.grades} if kept else set()
-    new = {item.item_id for item in assignment.items if item.submission.name not in known}
+    # By item ids: a look keeps the grade of work under a new name, and leaves the work to be graded all the same.
+    known = {grade.item_id for grade in kept.grades if not grade.nothing_yet} if kept else set()
+    new = {item.item_id for item in assignment.items if item.item_id not in known}
     left |= {item.item_id for item in assignment.items if any(task.job_id not in done for task in item.tasks)} & new
     return replace(assignment, chosen=frozenset(left))
 
@@ -293,29 +294,48 @@ def grades(
 
     Args:
         planned: ids of the batch's jobs; None: all are.
-        kept: the grades last written. They stay where the jobs that would be made now are not in the plan.
+        kept: the grades last written. They stay where the jobs that would be made now are not in the plan, also if the
+            student's work is called otherwise now.
     """
     notes = (criterion.guidance for criterion in assignment.rubric.criteria)
     hidden = private(_secrets(assignment), _known(assignment), notes)
-    before = {made.submission: made for made in kept.grades} if kept else {}
-    remark = EARLIER if kept and dict(kept.versions) != dict(_versions(assignment)) else KEPT
+    before = {same_student(made.submission): made for made in kept.grades if not made.nothing_yet} if kept else {}
+    now = dict(_versions(assignment))
     made = []
     for item in assignment.items:
-        old = before.get(item.submission.name)
-        if old and planned is not None and not all(task.job_id in planned for task in item.tasks):
-            remarks = old.remarks if {EARLIER, remark} & {*old.remarks} else (*old.remarks, remark)
-            made.append(replace(old, remarks=remarks))
+        name = item.submission.name
+        old = before.get(same_student(name))
+        if kept and old and planned is not None and not all(task.job_id in planned for task in item.tasks):
+            made.append(_as_before(replace(old, submission=name), kept.versions, now))
         else:
-            made.append(_grade(assignment.rubric, item, result_of, hidden))
+            made.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
     return made
 
 
+def _as_before(old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], same: str = KEPT) -> Grade:
+    """A grade that stays, with the remark that says why; `same`: the remark where rubric and all are as they were."""
+    # Written when only the class had versions, a grade has the class's, or is known to have others.
+    versions = old.versions or ({} if EARLIER in old.remarks else of_class)
+    remark = same if versions == now else EARLIER
+    others = [each for each in old.remarks if each not in (KEPT, EARLIER)]
+    return replace(old, remarks=(*others, *([remark] if remark else [])), versions=versions)
+
+
 def with_those_gone(assignment: Assignment, made: Sequence[Grade], kept: GradedClass | None) -> list[Grade]:
-    """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them."""
-    there = {same_student(grade.submission) for grade in made}
-    gone = [grade for grade in kept.grades if same_student(grade.submission) not in there] if kept else []
-    partial = assignment.request.again or assignment.request.only or assignment.request.limit
-    return sorted([*made, *gone], key=lambda grade: grade.submission) if partial else list(made)
+    """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them.
+
+    One that nothing has come of was never graded, and is nobody.
+    """
+    request = assignment.request
+    if not kept or not (request.again or request.only or request.limit):
+        return list(made)
+    there, now = {same_student(grade.submission) for grade in made}, dict(_versions(assignment))
+    gone = [
+        _as_before(grade, kept.versions, now, KEPT if KEPT in grade.remarks else "")
+        for grade in kept.grades
+        if same_student(grade.submission) not in there and not grade.nothing_yet
+    ]
+    return sorted([*made, *gone], key=lambda grade: grade.submission)
 
 
 def _secrets(assignment: Assignment) -> list[str]:

@@ -7,6 +7,7 @@ from statistics import median
 
 from producers.grading.points import EARLIER, Grade
 from producers.rubric.rubric import Rubric
+from producers.words import plural
 
 MIN_CLASS = 5
 LOW = 0.34  # of a criterion's points
@@ -28,9 +29,8 @@ def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:
         for criterion in rubric.criteria
     }
     earlier = sum(EARLIER in grade.remarks for grade in grades)
-    mixed = (
-        f"{earlier} of {len(grades)} submissions are graded with another rubric, solution or template than the others",
-    )
+    whose = f"{earlier} of {plural(len(grades), 'submission')} {'is' if earlier == 1 else 'are'}"
+    mixed = (f"{whose} graded with another rubric, solution or template than the others",)
     return (*(mixed if 0 < earlier < sum(grade.state == "graded" for grade in grades) else ()), *_low_alarms(shares))
 
 

@@ -116,6 +116,7 @@ class Grade:
     reason: str = ""  # why there is no total, or why it is 0 without a look
     item_id: str = ""  # pseudonym: what reviews and queues call the submission
     doubts: tuple[Doubt, ...] = ()  # none of them is among the remarks
+    versions: Mapping[str, str] = field(default_factory=dict)  # of what graded it; empty if that is not known
 
     @property
     def needs_review(self) -> bool:
@@ -131,6 +132,11 @@ class Grade:
     def unreadable(self) -> bool:
         """Whether it failed before any model was asked."""
         return self.state == "failed" and all(criterion.reason == self.reason for criterion in self.criteria)
+
+    @property
+    def nothing_yet(self) -> bool:
+        """Whether it waits, and has no points yet for any criterion."""
+        return self.state == "waiting" and len(self.missing) == len(self.criteria)
 
     @property
     def missing(self) -> tuple[CriterionGrade, ...]:

@@ -7,6 +7,7 @@ Moodle   <full name>_<participant number>_assignsubmission_<plugin>[_]
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import PurePosixPath
 
 _CANVAS = re.compile(
@@ -57,7 +58,7 @@ def same_student(name: str) -> str:
         return f"moodle {moodle_id(name)}"
     if canvas_id(name):
         return f"canvas {canvas_id(name)}"
-    path = PurePosixPath(name)
+    path = PurePosixPath(unicodedata.normalize("NFC", name))  # macOS and zips spell an umlaut in two ways
     match = _COPY.match(path.stem)
     return f"file {path.with_name(match['stem'] + path.suffix) if match else path}"
 

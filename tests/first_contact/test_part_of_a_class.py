@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvasir import cli
+from producers.grading.points import EARLIER, KEPT
 from tests.support.homework import tiny_class
 from tests.support.processes import SIMULATED, config_text
 
@@ -33,8 +35,13 @@ def rows(out: Path = Path("out")) -> list[str]:
         return [row["submission"] for row in csv.DictReader(file)]
 
 
+def grades_kept(out: Path = Path("out")) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = json.loads((out / "grades.json").read_text("utf-8"))["grades"]
+    return made
+
+
 def kept(out: Path = Path("out")) -> list[str]:
-    return [one["submission"] for one in json.loads((out / "grades.json").read_text("utf-8"))["grades"]]
+    return [one["submission"] for one in grades_kept(out)]
 
 
 def planned(out: Path = Path("out")) -> list[str]:
@@ -123,3 +130,78 @@ def test_a_look_at_the_results_changes_no_grade_although_the_rubric_has_changed(
 
     assert [one["points"] for one in json.loads(Path("out/grades.json").read_text("utf-8"))["grades"]] == before
     assert planned() == CLASS
+
+
+def test_work_that_was_only_seen_waiting_and_has_gone_again_leaves_no_row_and_work_that_stays_is_graded(
+    course: Path,
+) -> None:
+    grade()
+    before = Path("out/grades.csv").read_text("utf-8")
+    newcomer = Path("submissions/student9_130_9_homework.py")
+    newcomer.write_text("mean = 3\n", "utf-8")
+    assert cli.run(["results", "out"]) == 1
+    assert rows() == [*CLASS, newcomer.name]
+
+    newcomer.rename("elsewhere.py")
+    assert cli.run(["results", "out"]) == 0
+    assert Path("out/grades.csv").read_text("utf-8") == before
+
+    Path("elsewhere.py").rename(newcomer)
+    assert cli.run(["results", "out"]) == 1
+    assert cli.run(["watch", "out", "--quiet"]) == 0
+    assert rows() == planned() == [*CLASS, newcomer.name]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (CLASS[2], "student2_102_7_homework-1.py"),
+        ("Zo\u00eb.py", "Zoe\u0308.py"),
+    ],
+)
+def test_a_look_keeps_the_grade_of_work_whose_file_is_called_otherwise_now(
+    course: Path, before: str, after: str
+) -> None:
+    work = Path("submissions", CLASS[2]).rename(Path("submissions", before))
+    grade()
+    [old] = [one for one in grades_kept() if one["submission"] == before]
+    work.rename(Path("submissions", after))
+
+    assert cli.run(["results", "out"]) == 0
+    assert cli.run(["results", "out"]) == 0
+
+    assert before not in rows()
+    [new] = [one for one in grades_kept() if one["submission"] == after]
+    assert [new[key] for key in ("item_id", "state", "points", "criteria")] == [
+        old[key] for key in ("item_id", "state", "points", "criteria")
+    ]
+    assert new["remarks"] == [*old["remarks"], KEPT]
+    assert before in planned()
+
+    assert cli.run(["watch", "out", "--quiet"]) == 0
+    assert KEPT not in Path("out/grades.csv").read_text("utf-8")
+    assert after in planned()
+
+
+@pytest.mark.parametrize("without", [False, True], ids=["each grade says its versions", "only the class does"])
+def test_each_grade_is_compared_by_what_graded_it_and_not_by_what_graded_the_class_last(
+    course: Path, without: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rubric, gone = Path("rubric.yaml"), Path("submissions", CLASS[3])
+    text = rubric.read_text("utf-8")
+    grade()
+    if without:
+        made = json.loads(Path("out/grades.json").read_text("utf-8"))
+        made["grades"] = [{name: one[name] for name in one if name != "versions"} for one in made["grades"]]
+        Path("out/grades.json").write_text(json.dumps(made), "utf-8")
+    rubric.write_text(text.replace("Names and remarks", "Names"), "utf-8")
+    grade("--only", "102")
+    assert "3 of 4 submissions are graded with another rubric" in " ".join(capsys.readouterr().out.split())
+
+    rubric.write_text(text, "utf-8")
+    gone.unlink()
+    grade("--samples", "2", "--limit", "1")
+
+    assert "1 of 4 submissions is graded with another rubric" in " ".join(capsys.readouterr().out.split())
+    remarks = [{KEPT, EARLIER} & {*one["remarks"]} for one in grades_kept()]
+    assert remarks == [set(), {KEPT}, {EARLIER}, set()]

@@ -103,6 +103,30 @@ def test_a_no_leaves_the_grades_and_their_files_as_they_are(
     assert [path.name for path in Path("out/rounds").iterdir()] == ["1"]
 
 
+def test_what_a_round_has_answered_is_said_and_compared_at_once(
+    homework: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(homework)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
+    assert cli.run(["regrade", "out", "--quiet"]) == 1
+    asked, compared = len(journal(Path("out/rounds/1"))), capsys.readouterr().out
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert cli.run(["regrade", "out", "--criterion", "works", "--quiet"]) == 1
+
+    said = capsys.readouterr()
+    assert "Asked about anew: works.\n3 jobs are answered already, in out/rounds/1.\n" in said.err
+    assert "Ask?" not in said.err
+    assert said.out == compared
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert cli.run(["regrade", "out", "--quiet"]) == 0
+    assert len(journal(Path("out/rounds/1"))) == asked
+    assert len(list(Path("out/rounds").iterdir())) == 1
+    assert cli.run(["regrade", "out"]) == 0
+    assert "Nothing has changed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("old", "named", "sentence"),
     [

@@ -131,3 +131,4 @@ def test_ages_and_students_are_told_from_names_alone() -> None:
     assert age("doe_12_99_a.R") < age("doe_12_901_a.R")
     assert same_student("doe_12_99_a.R") == same_student("doe_LATE_12_901_b.R")
     assert same_student("doe_12_99_a.R") != same_student("doe_13_99_a.R")
+    assert same_student("Zo\u00eb.R") == same_student("Zoe\u0308 (1).R")
