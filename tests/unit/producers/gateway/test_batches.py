@@ -330,12 +330,26 @@ def test_answers_that_can_not_be_written_are_written_later_under_the_same_id(
     assert [row["custom_id"] for row in rows(client, name)] == ["a", "b"]
 
 
-def test_half_characters_in_a_line_stop_nothing(client: openai.OpenAI, pipeline: Pipeline) -> None:
+def test_half_characters_and_numbers_for_ids_are_errors_of_their_lines(
+    client: openai.OpenAI, pipeline: Pipeline
+) -> None:
     pipeline.start()
-    lines = [line("\ud800", "x \udc00 y"), line("b", **{"\ud800": 1}), line("c", metadata={"\ud800": 1})]
+    lines = [
+        line("\ud800"),
+        line("b", "d\ud800up"),
+        line("c", **{"\ud800": 1}),
+        line("d", metadata={"\ud800": 1}),
+        {**line("e"), "custom_id": 5},
+        line("f", "\U0001f600"),
+    ]
     over = ended(client, begin(client, send(client, *lines)))
-    assert (over.status, counted(over)) == ("completed", (3, 1, 2))
-    assert [row["custom_id"] for row in rows(client, over.output_file_id)] == ["\ufffd"]
+    assert (over.status, counted(over)) == ("completed", (6, 1, 5))
+    assert [row["custom_id"] for row in rows(client, over.output_file_id)] == ["f"]
+    errors = {row["custom_id"]: row["error"] for row in rows(client, over.error_file_id)}
+    assert {error["code"] for error in errors.values()} == {"invalid_request"}
+    assert "custom_id must be text" in errors.pop("line 5")["message"]
+    assert set(errors) == {"line 1", "b", "c", "d"}
+    assert all("half a character" in error["message"] for error in errors.values())
 
 
 def test_one_keys_files_and_batches_are_invisible_to_another(
