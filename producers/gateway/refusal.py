@@ -75,11 +75,19 @@ def of_job(error: JobError) -> Refused:
     return Refused(500, error.message, code="job_failed")
 
 
+def of_unread(error: ValueError | RecursionError) -> Refused:
+    """What kept Python's own reader of JSON from reading a body."""
+    why = "the body is not JSON that can be read: it nests too deep, or a number has too many digits"
+    if isinstance(error, json.JSONDecodeError):
+        why = "the body is not JSON"
+    if isinstance(error, UnicodeDecodeError):
+        why = "the body is not JSON in UTF-8; it must not be compressed"
+    return Refused(400, why, code="invalid_json")
+
+
 def of_validation(problems: Sequence[Any]) -> Refused:
     """The first problem of a body that pydantic could not read; its values are not repeated."""
     problem = problems[0]
-    if problem["type"] == "json_invalid":
-        return Refused(400, "the body is not JSON", code="invalid_json")
     path = [part for part in problem["loc"] if part != "body"]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     if problem["type"] == "extra_forbidden":
