@@ -75,7 +75,8 @@ async def _on_bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if isinstance(error.__cause__, json.JSONDecodeError):
         return of_unread(error.__cause__).response(request.url.path)
-    return of_validation(error.errors()).response(request.url.path)
+    given = {"body": error.body, "query": request.query_params, "header": request.headers}
+    return of_validation(error.errors(), given).response(request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -218,14 +218,17 @@ def test_the_same_content_with_the_same_key_runs_once(client: openai.OpenAI, pip
 
 
 def test_a_batch_without_a_usable_line_fails_and_says_why(client: openai.OpenAI) -> None:
-    batch = ended(client, begin(client, send(client, line("a", model="gpt-4o"), line("b", stream=True))))
+    lines = [line("a", model="gpt-4o"), line("b", stream=True), line("c", stop=[None])]
+    batch = ended(client, begin(client, send(client, *lines)))
 
     assert batch.status == "failed"
     assert batch.failed_at
-    assert counted(batch) == (2, 0, 2)
+    assert counted(batch) == (3, 0, 3)
     assert batch.errors
-    assert ["not found" in (each.message or "") for each in batch.errors.data or ()] == [True, False]
-    assert len(rows(client, batch.error_file_id)) == 2
+    said = [each.message or "" for each in batch.errors.data or ()]
+    assert ["not found" in each for each in said] == [True, False, False]
+    assert said[2] == "c: stop[0]: Input should be a valid string"
+    assert len(rows(client, batch.error_file_id)) == 3
     with pytest.raises(openai.ConflictError):
         client.batches.cancel(batch.id)
 
@@ -414,6 +417,7 @@ def test_what_a_batch_can_not_have_is_refused_by_name(standing: Served, fields: 
     answer = httpx.post(f"{standing.url}/v1/batches", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+    assert httpx.get(f"{standing.url}/v1/batches?limit=0").json()["error"]["param"] == "limit"
 
 
 def test_a_file_is_bounded_before_and_after_it_is_read(
