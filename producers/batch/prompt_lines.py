@@ -124,26 +124,25 @@ class _LineReader:
         custom_id, model = f"line {number}", ""
         try:
             fields = _object(row)
-            custom_id = _custom_id(fields) or custom_id
+            custom_id = _custom_id(fields)
+            if _has_half_characters(fields):
+                raise BadLine("it holds half a character (a lone surrogate)")
             body = _body(fields)
             if body is not fields:
                 self._check(body)
             model = str(body.get("model") or "")
-            self._check_id(custom_id, fields)
+            self._check_id(custom_id)
             return PromptLine(custom_id, self._item(custom_id), self._task(custom_id, body), model=model)
         except (BadLine, ConfigError, InvalidMessage) as error:
-            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, _valid(str(error)), model)
+            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, str(error), model)
 
-    def _check_id(self, custom_id: str, fields: Mapping[str, Any]) -> None:
-        if not _custom_id(fields):
-            raise BadLine("it has no custom_id: give each line one of its own")
+    def _check_id(self, custom_id: str) -> None:
         self._taken[custom_id] += 1
         if self._taken[custom_id] > 1:
             raise BadLine(f"its custom_id {custom_id!r:.60} is taken by an earlier line")
 
     def _item(self, name: str) -> str:
-        data = name.encode("utf-8", "replace")
-        return hashlib.blake2b(data, digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
+        return hashlib.blake2b(name.encode(), digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
 
     def _task(self, custom_id: str, body: Mapping[str, Any]) -> JobSpec:
         defaults = self._resolve(str(body.get("model") or ""))
@@ -158,12 +157,11 @@ class _LineReader:
 
     def _parts(self, body: Mapping[str, Any]) -> tuple[Part, ...]:
         if "messages" in body:
-            said = [(role, _valid(text)) for role, text in messages_of(body)]
-            return conversation(said, "class" if self._shares else "own", "own")
+            return conversation(messages_of(body), "class" if self._shares else "own", "own")
         shared, own = body.get("shared", ""), body.get("prompt", "")
         if not isinstance(shared, str) or not isinstance(own, str) or not own.strip():
             raise BadLine("its prompt must be text, and not empty")
-        return user_prompt(_valid(shared), _valid(own))
+        return user_prompt(shared, own)
 
 
 def _object(row: bytes) -> dict[str, Any]:
@@ -179,8 +177,26 @@ def _object(row: bytes) -> dict[str, Any]:
 
 
 def _custom_id(fields: Mapping[str, Any]) -> str:
-    value = fields.get("custom_id", fields.get("id", ""))
-    return _valid(str(value)[:512]) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    """Of a short line its `id`, which may be a number. Raises BadLine."""
+    value = fields.get("custom_id", fields.get("id"))
+    if "custom_id" not in fields and type(value) is int:
+        value = str(value)
+    if value in (None, ""):
+        raise BadLine("it has no custom_id: give each line one of its own")
+    if not isinstance(value, str):
+        raise BadLine("its custom_id must be text, in quotes")
+    if _has_half_characters(value):
+        raise BadLine("its custom_id holds half a character (a lone surrogate)")
+    return value[:512]
+
+
+def _has_half_characters(value: Any) -> bool:
+    """They can't be sent, and with another character in their place it would be another prompt."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,11 +210,6 @@ def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(fields["body"], dict):
         raise BadLine("its body is no object")
     return fields["body"]
-
-
-def _valid(text: str) -> str:
-    """Without half characters: they can't be sent."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 # --- the batch

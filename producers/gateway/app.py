@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,7 +16,7 @@ from producers.gateway import batches_api, ollama_api, openai_api
 from producers.gateway.gateway import Gateway
 from producers.gateway.guard import Guard
 from producers.gateway.reference import page
-from producers.gateway.refusal import Refused, of_error, of_validation
+from producers.gateway.refusal import Refused, of_error, of_unread, of_validation
 
 _NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -72,12 +73,17 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return of_validation(error.errors()).response(request.url.path)
+    if isinstance(error.__cause__, json.JSONDecodeError):
+        return of_unread(error.__cause__).response(request.url.path)
+    given = {"body": error.body, "query": request.query_params, "header": request.headers}
+    return of_validation(error.errors(), given).response(request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
+    if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI calls only one kind of them invalid JSON
+        return of_unread(error.__cause__).response(path)
     message = str(error.detail)
     if error.status_code == 404:
         message = f"{request.method} {path:.120} is not served; docs/gateway.md lists what is"

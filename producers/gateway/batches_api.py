@@ -33,7 +33,8 @@ def check_body(body: dict[str, Any]) -> None:
         if ChatRequest.model_validate(body).stream:
             raise BadLine("'stream' is not served in a batch")
     except ValidationError as error:
-        raise BadLine(str(of_validation(error.errors()))) from None
+        problems = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise BadLine(str(of_validation(problems, {"body": body}))) from None
     except Refused as error:
         raise BadLine(str(error)) from None
 

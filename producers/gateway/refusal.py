@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Response
@@ -21,6 +21,7 @@ _ITS_OWN_FAULT = {
     "InvalidPrompt": "invalid_prompt",
     "InvalidSchema": "invalid_json_schema",
 }
+_TYPES = 8  # more than any field may be of
 
 
 class Refused(KvasirError):
@@ -75,13 +76,39 @@ def of_job(error: JobError) -> Refused:
     return Refused(500, error.message, code="job_failed")
 
 
-def of_validation(problems: Sequence[Any]) -> Refused:
-    """The first problem of a body that pydantic could not read; its values are not repeated."""
-    problem = problems[0]
-    if problem["type"] == "json_invalid":
-        return Refused(400, "the body is not JSON", code="invalid_json")
-    path = [part for part in problem["loc"] if part != "body"]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+def of_unread(error: ValueError | RecursionError) -> Refused:
+    """What kept Python's own reader of JSON from reading a body."""
+    why = "the body is not JSON that can be read: it nests too deep, or a number has too many digits"
+    if isinstance(error, json.JSONDecodeError):
+        why = "the body is not JSON"
+    if isinstance(error, UnicodeDecodeError):
+        why = "the body is not JSON in UTF-8; it must not be compressed"
+    return Refused(400, why, code="invalid_json")
+
+
+def of_validation(problems: Sequence[Any], given: Mapping[str, Any]) -> Refused:
+    """What is wrong with what was `given`, by where (`body`, `query`) it was; its values are not repeated.
+
+    Of a field that may be of several types pydantic has a problem for each. The first is as good as any, unless one
+    goes deeper, or is no wrong type: then what was given is of that one's type.
+    """
+    problems = problems[:_TYPES]  # a body may have a million, and those of one field follow each other
+    paths = [_as_written(problem, given) for problem in problems]
+    same = [each for each in zip(problems, paths, strict=True) if each[1][: len(paths[0])] == paths[0]]
+    problem, path = max(same, key=lambda each: (len(each[1]), not each[0]["type"].endswith("_type")))
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path[1:]).removeprefix(".")
     if problem["type"] == "extra_forbidden":
         return Refused(400, f"{param!r} is not a field of this request", param, "unknown_parameter")
     return Refused(400, f"{param or 'the body'}: {problem['msg']}", param or None, "invalid_value")
+
+
+def _as_written(problem: Any, given: Any) -> list[str | int]:
+    """The path to a problem without the types that pydantic puts into it: in what was given they lead nowhere."""
+    path: list[str | int] = []
+    for number, part in enumerate(problem["loc"], 1):
+        there = part in given if isinstance(given, Mapping) else isinstance(given, list) and isinstance(part, int)
+        if there:
+            given = given[part]
+        if there or (problem["type"] == "missing" and number == len(problem["loc"])):
+            path.append(part)
+    return path

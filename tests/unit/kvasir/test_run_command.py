@@ -201,6 +201,15 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         (openai("a", stop=3), "stop"),
         ({**openai("a"), "url": "/v1/embeddings"}, "only /v1/chat/completions"),
         ({**openai("a"), "body": []}, "body is no object"),
+        (openai("a\ud800"), "custom_id holds half a character"),
+        ({"id": "a\ud800", "prompt": "x"}, "custom_id holds half a character"),
+        ({"id": "a", "prompt": "x\ud800y"}, "it holds half a character"),
+        (openai("a", "d\ud800up"), "it holds half a character"),
+        (openai("a", stop="\ud800"), "it holds half a character"),
+        ({**openai("a"), "custom_id": 5}, "custom_id must be text"),
+        ({**openai("a"), "custom_id": ["a"]}, "custom_id must be text"),
+        ({**openai("a"), "custom_id": None}, "no custom_id"),
+        ({"id": True, "prompt": "x"}, "custom_id must be text"),
     ],
 )
 def test_each_thing_that_is_wrong_with_a_line_is_said(folder: Path, line: Any, why: str) -> None:
@@ -208,6 +217,29 @@ def test_each_thing_that_is_wrong_with_a_line_is_said(folder: Path, line: Any, w
 
     assert found.task is None
     assert why in found.problem
+
+
+def test_an_id_that_can_not_be_written_is_named_by_its_line_and_others_stay(folder: Path) -> None:
+    write(
+        folder, {"id": "a\ud800", "prompt": "x"}, {"id": "b", "prompt": "\ud800"}, {"id": 5, "prompt": "\ud83d\ude00"}
+    )
+
+    assert cli.run(["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]) == 1
+
+    assert [row["custom_id"] for row in rows(folder / "out/errors.jsonl")] == ["line 1", "b"]
+    assert [row["custom_id"] for row in rows(folder / "out/answers.jsonl")] == ["5"]
+
+
+@pytest.mark.parametrize("opened", ['{"a":', "["])
+def test_a_line_of_any_depth_is_read_or_has_a_reason(folder: Path, opened: str) -> None:
+    # Around the depth that Python reads: what it reads it must also look through for half characters
+    closed = {"[": "]"}.get(opened, "}")
+    deep = [f'{{"id": "{n}", "prompt": "x", "a": {opened * n}1{closed * n}}}' for n in range(800, 1001)]
+
+    found = lines(folder, *deep)
+
+    assert all(each.task or "not JSON" in each.problem for each in found)
+    assert found[-1].task is None
 
 
 def test_a_file_without_prompts_and_a_wrong_model_are_the_commands_mistakes(

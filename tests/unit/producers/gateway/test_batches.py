@@ -218,14 +218,17 @@ def test_the_same_content_with_the_same_key_runs_once(client: openai.OpenAI, pip
 
 
 def test_a_batch_without_a_usable_line_fails_and_says_why(client: openai.OpenAI) -> None:
-    batch = ended(client, begin(client, send(client, line("a", model="gpt-4o"), line("b", stream=True))))
+    lines = [line("a", model="gpt-4o"), line("b", stream=True), line("c", stop=[None])]
+    batch = ended(client, begin(client, send(client, *lines)))
 
     assert batch.status == "failed"
     assert batch.failed_at
-    assert counted(batch) == (2, 0, 2)
+    assert counted(batch) == (3, 0, 3)
     assert batch.errors
-    assert ["not found" in (each.message or "") for each in batch.errors.data or ()] == [True, False]
-    assert len(rows(client, batch.error_file_id)) == 2
+    said = [each.message or "" for each in batch.errors.data or ()]
+    assert ["not found" in each for each in said] == [True, False, False]
+    assert said[2] == "c: stop[0]: Input should be a valid string"
+    assert len(rows(client, batch.error_file_id)) == 3
     with pytest.raises(openai.ConflictError):
         client.batches.cancel(batch.id)
 
@@ -330,12 +333,26 @@ def test_answers_that_can_not_be_written_are_written_later_under_the_same_id(
     assert [row["custom_id"] for row in rows(client, name)] == ["a", "b"]
 
 
-def test_half_characters_in_a_line_stop_nothing(client: openai.OpenAI, pipeline: Pipeline) -> None:
+def test_half_characters_and_numbers_for_ids_are_errors_of_their_lines(
+    client: openai.OpenAI, pipeline: Pipeline
+) -> None:
     pipeline.start()
-    lines = [line("\ud800", "x \udc00 y"), line("b", **{"\ud800": 1}), line("c", metadata={"\ud800": 1})]
+    lines = [
+        line("\ud800"),
+        line("b", "d\ud800up"),
+        line("c", **{"\ud800": 1}),
+        line("d", metadata={"\ud800": 1}),
+        {**line("e"), "custom_id": 5},
+        line("f", "\U0001f600"),
+    ]
     over = ended(client, begin(client, send(client, *lines)))
-    assert (over.status, counted(over)) == ("completed", (3, 1, 2))
-    assert [row["custom_id"] for row in rows(client, over.output_file_id)] == ["\ufffd"]
+    assert (over.status, counted(over)) == ("completed", (6, 1, 5))
+    assert [row["custom_id"] for row in rows(client, over.output_file_id)] == ["f"]
+    errors = {row["custom_id"]: row["error"] for row in rows(client, over.error_file_id)}
+    assert {error["code"] for error in errors.values()} == {"invalid_request"}
+    assert "custom_id must be text" in errors.pop("line 5")["message"]
+    assert set(errors) == {"line 1", "b", "c", "d"}
+    assert all("half a character" in error["message"] for error in errors.values())
 
 
 def test_one_keys_files_and_batches_are_invisible_to_another(
@@ -400,6 +417,7 @@ def test_what_a_batch_can_not_have_is_refused_by_name(standing: Served, fields: 
     answer = httpx.post(f"{standing.url}/v1/batches", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+    assert httpx.get(f"{standing.url}/v1/batches?limit=0").json()["error"]["param"] == "limit"
 
 
 def test_a_file_is_bounded_before_and_after_it_is_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -230,6 +231,28 @@ def test_nonsense_is_a_bad_request_in_the_apis_form(standing: Served, body: byte
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert httpx.post(f"{standing.url}/api/chat", content=body).json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"model":', "not JSON"),
+        (b'{"model": "\xff"}', "not JSON in UTF-8"),
+        (gzip.compress(json.dumps(ASK).encode()), "must not be compressed"),
+        (b"[" * 100_000, "nests too deep"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "too many digits"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/batches", "/api/chat", "/api/show"])
+def test_a_body_that_can_not_be_decoded_is_no_json(standing: Served, path: str, body: bytes, said: str) -> None:
+    answer = httpx.post(standing.url + path, content=body, headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    if path.startswith("/v1/"):
+        assert (error["code"], error["param"]) == ("invalid_json", None)
+        error = error["message"]
+    assert error.startswith("the body is not JSON")
+    assert said in error
 
 
 def test_half_characters_are_refused(standing: Served) -> None:

@@ -131,7 +131,8 @@ def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipe
         ({"options": {"num_predict": 0}}, "max_tokens must be"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "'messages[0].images' is not served"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"format": "xml"}, "format"),
+        ({"format": "xml"}, "format: Input should be '' or 'json'"),
+        ({"options": {"stop": [None]}}, "options.stop[0]: Input should be a valid string"),
         ({"model": "llama3"}, "'llama3' not found"),
     ],
 )

@@ -241,6 +241,33 @@ def test_what_is_not_served_is_refused_by_name(
     assert refused.value.type == "invalid_request_error"
 
 
+def said(**message: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", **message}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "fault"),
+    [
+        (said(content=[{"type": "text", "text": 5}]), "messages[0].content[0].text", "should be a valid string"),
+        (said(content=[{"type": "text"}]), "messages[0].content[0].text", "required"),
+        (said(content=[{"type": "text", "text": "x", "y": 1}]), "messages[0].content[0].y", "is not a field"),
+        (said(content=5), "messages[0].content", "should be a valid string"),
+        (said(), "messages[0].content", "required"),
+        ({"stop": [None]}, "stop[0]", "should be a valid string"),
+        ({"stop": 5}, "stop", "should be a valid string"),
+        ({"body": 5}, "body", "is not a field"),
+    ],
+)
+def test_a_field_is_named_as_the_client_wrote_it(
+    standing_client: openai.OpenAI, fields: dict[str, Any], param: str, fault: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        standing_client.chat.completions.create(model=MODEL, messages=ASK, extra_body=fields)
+    assert refused.value.param == param
+    assert param in refused.value.message
+    assert fault in refused.value.message
+
+
 @pytest.mark.parametrize(
     "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}, {"max_tokens": 0}]
 )
