@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from infra.config.urls import may_hold_password
+from infra.config.urls import mask
 from infra.deploy.remote import RemoteFile
 from infra.deploy.units import Place, Supervisor, Unit, control, unit_file
 
@@ -68,7 +68,7 @@ def use(place: Place, release: str) -> list[DeployStep]:
 
 def write(says: str, place: Place, config: str, secrets: Mapping[str, bytes]) -> DeployStep:
     """The configuration, and secrets that only their owner can read; so is one whose comments hold a password."""
-    private = any(may_hold_password([line]) for line in config.splitlines())
+    private = any(mask(line) != line for line in config.splitlines())
     files = {f"{place.folder}/kvasir.toml": RemoteFile(config.encode(), SECRET if private else 0o644)}
     files |= {f"{place.folder}/secrets/{name}": RemoteFile(content, SECRET) for name, content in secrets.items()}
     return DeployStep(says, files=files)
