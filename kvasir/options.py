@@ -193,6 +193,13 @@ def only_option(help_text: str) -> Callable[[F], F]:
     return click.option("--only", multiple=True, metavar="IDS", callback=names, help=help_text)
 
 
+def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
+    """The default says all of them, to whoever calls the command as well (`demo`); a person who says 0 means nobody."""
+    if number == 0 and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
+        raise click.BadParameter("0 are nobody; leave it out for all")
+    return number
+
+
 # What to grade, for `grade` and `submit`.
 grading_options = together(
     click.argument("folder", type=path),
@@ -204,7 +211,7 @@ grading_options = together(
     click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),
     click.option(
-        "--limit", type=click.IntRange(1), callback=lambda _c, _p, n: n or 0, help="Only the first N submissions."
+        "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Only the first N submissions."
     ),
     only_option("Only these: names or LMS ids, comma-separated; a name with a comma in double quotes."),
     click.option(
