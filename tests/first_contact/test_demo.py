@@ -88,6 +88,9 @@ def test_make_demo_in_a_terminal_ends_well(tmp_path: Path) -> None:
     assert "1 failed" not in terminal.text
     assert str(results / "report.html") in terminal.text.replace("\n", "")
     assert (results / "report.html").is_file()
+    with Terminal(["make", "demo", *words], env, ROOT, 80) as again:
+        assert again.wait(500) == 0, again.text
+    assert "Everything is already graded" in again.text
 
 
 def test_the_demo_can_be_interrupted(tmp_path: Path) -> None:
