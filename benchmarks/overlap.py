@@ -114,9 +114,9 @@ class Overlap:
 
     def _kv_transfer(self, store: TimedStore, refs: list[BlockRef]) -> None:
         by_start = {ref.start: ref for ref in refs}
-        with Uploader(store, self._engine.info.fingerprint, self._layout) as uploader:
-            self._engine.prefill(self._tokens, lambda record: uploader.put(_ref(by_start, record), record))
-            uploader.finish()
+        uploader = Uploader(store, self._engine.info.fingerprint, self._layout)
+        self._engine.prefill(self._tokens, lambda record: uploader.put(_ref(by_start, record), record))
+        uploader.finish()
 
 
 def _ref(by_start: dict[int, BlockRef], record: Record) -> BlockRef:
@@ -200,9 +200,9 @@ class VLLMBatch:
 
     def _upload(self, place: int, store: TimedStore, refs: list[BlockRef]) -> float:
         by_start = {ref.start: ref for ref in refs}
-        with Uploader(store, self._both.engine.info.fingerprint, self._layout) as uploader:
-            self._both.engine.prefill(self.prompts[place], lambda record: uploader.put(_ref(by_start, record), record))
-            return uploader.finish().exposed_s
+        uploader = Uploader(store, self._both.engine.info.fingerprint, self._layout)
+        self._both.engine.prefill(self.prompts[place], lambda record: uploader.put(_ref(by_start, record), record))
+        return uploader.finish().exposed_s
 
 
 def main() -> int:

@@ -71,8 +71,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = Path(__file__).with_name("path_figures.json")
 PAGE = ROOT / "docs/one_job.md"
 LISTED = "## Every function on the way"
-INTRODUCTION = """In the order in which a job of 2,000 tokens comes to them, without the adapters of broker and store,
-the engine, and helpers that everything shares (`benchmarks/path_parts.py` lists those).
+INTRODUCTION = """By file, and within a file in the order in which a job of 2,000 tokens comes to them, from
+`Runner.run` to the journal; without the adapters of broker and store, the engine, and helpers that everything
+shares (`benchmarks/path_parts.py` lists those).
 `python -m benchmarks.path --keep` writes this list; a test reads it."""
 GROUPS = ("spine", "executed")
 KEYS = ("functions", "files", "lines", "room_switches")

@@ -54,7 +54,7 @@ class Fallback:
         if not self._is_needed():
             return
         try:
-            room = self._slots - self._waiting()
+            room = self._slots - topology.jobs_waiting(self._broker, "decode", self._model)
             while room > 0 and (delivery := self._take()):
                 self._pass_on(delivery)
                 room -= 1
@@ -75,16 +75,12 @@ class Fallback:
         self._alone_since = self._alone_since or time.monotonic()
         return time.monotonic() - self._alone_since >= PATIENCE_S
 
-    def _waiting(self) -> int:
-        depths = [self._broker.depth(topology.work_queue("decode", self._model, lane)) for lane in LANES]
-        return sum(depth.ready for depth in depths if depth)
-
     def _take(self) -> Delivery | None:
         return next((delivery for queue in self._queues if (delivery := self._broker.get(queue))), None)
 
     def _pass_on(self, delivery: Delivery) -> None:
-        attempt = self._settler.receive(Attempt[PrefillJob], delivery, "prefill", self._model)
-        with self._settler.settling(attempt):
+        attempt = self._settler.begin(Attempt[PrefillJob], delivery)
+        with self._settler.settling_errors(attempt):
             job = codec.decode(delivery.message.body, PrefillJob)
             self._settler.observe(attempt.envelope.event(Step.PREFILL_STARTED))
             log.info("job %s: passed on without prefill: %s", job.job_id, WHY)

@@ -54,7 +54,7 @@ class DecodeFlow:
         self._thief, self._tail = choice.thief, choice.tail
         self._kv = kv
         self._hand_back = hand_back
-        self._flows = True
+        self._is_pushed = True
         self._at_once = 1  # by adaptive_prefetch; 1: jobs are not quick, and each slot is sent one
         self._full_since = 0.0  # 0: a slot was free at the last look
         self._prefetch = slots.count  # how many deliveries of the flow may be unacked
@@ -76,9 +76,9 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            if not self._flows and self._are_short():  # they were not known to be, before the first was done
+            if not self._is_pushed and self._are_short():  # they were not known to be, before the first was done
                 self._start_flow()
-            home = self._pushed(timeout_s) if self._flows else self._pulled()
+            home = self._pushed(timeout_s) if self._is_pushed else self._pulled()
         if home:
             return home
         stolen = self._thief.steal()
@@ -119,7 +119,7 @@ class DecodeFlow:
     def _holds_too_long(self) -> bool:
         now = time.monotonic()
         self._full_since = self._full_since or now
-        return self._at_once > 1 and self._flows and now - self._full_since > _FULL_S
+        return self._at_once > 1 and self._is_pushed and now - self._full_since > _FULL_S
 
     # The worker's own model
 
@@ -166,13 +166,13 @@ class DecodeFlow:
         width = self._slots.count if self._are_short() else max(1, self._slots.free)
         self._prefetch = self._credit = max(width, self._at_once)
         self._consumer = self._broker.consume(self._bulk, self._prefetch)
-        self._flows = True
+        self._is_pushed = True
 
     def _stop_flow(self) -> list[Delivery]:
         """Let nothing come any more; returns what has come and nobody received."""
-        if not self._flows:
+        if not self._is_pushed:
             return []
-        self._flows = False
+        self._is_pushed = False
         return self._consumer.close()
 
     # One job ahead
@@ -186,8 +186,10 @@ class DecodeFlow:
                 self._ahead_wanted = False  # until a slot has freed
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
-        if self._ahead_wanted and self._running.next_end_s(self._throughput.expected_s) <= soon_s:
-            self._keep_ahead(urgent() or self._home_ahead(decode_s) or self._thief.steal())
+        if not self._ahead_wanted or self._running.next_end_s(self._throughput.expected_s) > soon_s:
+            return
+        if delivery := urgent() or self._home_ahead(decode_s) or self._thief.steal():
+            self._keep_ahead(delivery)
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
         """A job of our own, unless it is among the last: another worker might be free for it first."""
@@ -195,13 +197,11 @@ class DecodeFlow:
         if others:
             queue = self._forecast.queue(self._model)
             in_s = self._running.next_end_s(self._throughput.expected_s) + decode_s
-            if queue.ready <= len(others) or leave_to_faster(queue, in_s):
+            if queue.ready <= len(others) or leave_to_faster(queue, in_s) is not None:
                 return None
         return self._broker.get(self._bulk)
 
-    def _keep_ahead(self, delivery: Delivery | None) -> None:
-        if delivery is None:
-            return
+    def _keep_ahead(self, delivery: Delivery) -> None:
         self._ahead, self._ahead_since = delivery, time.monotonic()
         loaded = self._model_cache.get(model_of(delivery.queue))
         if loaded and not loaded.why_no_kv:

@@ -31,7 +31,7 @@ from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.consume import Slots
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
-from infra.broker.settle import MAX_KV_TRANSFERS
+from infra.broker.settle import prefill_helps
 from kvstore.base import ClusterState, KVStore, Run
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec
@@ -293,7 +293,7 @@ class Generator:
 
     def _better_prefilled_again(self, attempt: DecodeAttempt) -> bool:
         envelope = attempt.envelope
-        if envelope.kv_transfers + 1 >= MAX_KV_TRANSFERS or len(attempt.job.job.tokens) <= LOCAL_PREFILL_TOKENS:
+        if not prefill_helps(envelope) or len(attempt.job.job.tokens) <= LOCAL_PREFILL_TOKENS:
             return False
         return any(
             registration.role == "prefill" and registration.model == envelope.model

@@ -38,6 +38,7 @@ from messages.errors import (
     BrokerUnavailable,
     InvalidMessage,
     NewerMessage,
+    Stopped,
     StoreUnavailable,
 )
 from messages.jobs import KV_CHECK_EVERY, DecodeJob, JobResult
@@ -91,7 +92,7 @@ class DecodeWorker:
             broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._why_away
         )
         self._tombstones = Tombstones(self._cluster_state)
-        self._answers = GroupCommit("answers", self._settle, HELD_IF_INSTANT)
+        self._outgoing = GroupCommit("answers", self._settle, HELD_IF_INSTANT)
         self._aborting = False
         self._started_at = self._cluster_state.now()
         self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self._slots.count)
@@ -104,7 +105,7 @@ class DecodeWorker:
             self._loop.run(self, hours)
         finally:
             self._slots.close()
-            self._answers.close()
+            self._outgoing.close()
             self._model_cache.close()
             heartbeat.close()
 
@@ -113,10 +114,10 @@ class DecodeWorker:
         self._loop.stop()
         self._aborting = abort or self._aborting  # set first: a job may be beginning just now
         if abort:
-            self._end_all("leaving")
+            self._end_all("not now")
 
     def _open_flow(self) -> DecodeFlow:
-        hand_back = partial(self._settler.hand_back_all, stage="decode")
+        hand_back = self._settler.hand_back_all
         self._flow = DecodeFlow(self._broker, self._slots, self._running, self._choice, self._kv, hand_back)
         return self._flow
 
@@ -136,24 +137,24 @@ class DecodeWorker:
                     attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
                     slow = begun and time.monotonic() - began > PATIENCE_S
                     if self._aborting or slow or self._why_away():
-                        attempt.stop_for("leaving")  # those behind a slow one go back: the engine is stopped at once
+                        attempt.stop_for("not now")  # those behind a slow one go back
                     begun += 1
                     self._decode(attempt)
         except NotLoaded:  # unloaded since they were fetched
-            self._settler.hand_back_all(deliveries, "decode")
+            self._settler.hand_back_all(deliveries)
         finally:  # whatever ends the slot: what is answered is sent, and nothing runs any more
             leave_slot()
             for attempt in attempts[begun:]:
                 self._running.end(attempt)
             if answered := [attempt for attempt in attempts if attempt.body]:
-                self._answers.add(*answered)
+                self._outgoing.add(*answered)
 
     def _open(self, delivery: Delivery, loaded: LoadedModel, until_done: ExitStack) -> DecodeAttempt | None:
         """Read and check a delivery; None if it has been settled."""
-        attempt = self._settler.receive(DecodeAttempt, delivery, "decode", model_of(delivery.queue))
+        attempt = self._settler.begin(DecodeAttempt, delivery)
         attempt.loaded = loaded
         envelope = attempt.envelope
-        with self._settler.settling(attempt):
+        with self._settler.settling_errors(attempt):
             taken = counting_crashes(self._cluster_state, "decode", envelope.job_id, envelope.run, envelope.returns)
             crashes = until_done.enter_context(taken)
             failpoint("decode.taken", envelope.job_id)
@@ -167,13 +168,13 @@ class DecodeWorker:
         return None
 
     def _claim(self, attempts: list[DecodeAttempt]) -> list[DecodeAttempt]:
-        """Those of them that are ours to decode. The others are answered, or run already."""
+        """Those of them that are ours to decode. The others are answered, adopted, or somebody else's: deferred."""
         if not attempts:
             return []
         ours = []
         found = self._cluster_state.take_up(self.worker_id, [attempt.key for attempt in attempts], CLAIM_TTL_S)
         for attempt, (body, claimed) in zip(attempts, found, strict=True):
-            with self._settler.settling(attempt):
+            with self._settler.settling_errors(attempt):
                 if body and (stored := _readable(body)):
                     self._settler.settle(replying(attempt, stored))
                     self._delete_own_blocks([attempt.job])
@@ -192,8 +193,10 @@ class DecodeWorker:
 
     def _decode(self, attempt: DecodeAttempt) -> None:
         """Set `attempt.result` and `body`; without these it is settled, and runs no more."""
-        with self._settler.settling(attempt):
+        with self._settler.settling_errors(attempt):
             try:
+                if attempt.why_stopped:
+                    raise Stopped(f"not begun: {attempt.why_stopped}")
                 failpoint("decode.claimed", attempt.envelope.job_id)
                 attempt.result = self._generator.result(attempt)
                 self._choice.throughput.note(attempt.envelope.model, attempt.result.decode)
@@ -217,7 +220,7 @@ class DecodeWorker:
             self._cluster_state.finish(self.worker_id, [(*one.key, one.body) for one in answers])
             ready = []
             for one in answers:
-                with self._settler.settling(one):
+                with self._settler.settling_errors(one):
                     failpoint("decode.stored", one.envelope.job_id)
                     kv, report = one.job.kv, one.result.decode
                     facts = {name: getattr(report, name) for name in _FACTS}
@@ -258,7 +261,7 @@ class DecodeWorker:
 
     def holding(self) -> int:
         """Jobs that are not settled."""
-        return self._slots.holding + len(self._answers.unfinished())
+        return self._slots.holding + len(self._outgoing.unfinished())
 
     def take(self, deliveries: list[Delivery]) -> None:
         """Give the deliveries a slot."""
@@ -268,7 +271,7 @@ class DecodeWorker:
     def finish(self) -> None:
         """Wait for all slots, and for their answers to be settled."""
         self._slots.finish()
-        self._answers.finish()
+        self._outgoing.finish()
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what runs of this batch."""

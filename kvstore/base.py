@@ -110,28 +110,18 @@ class ClusterState(ABC):
         """A worker leaves."""
 
     @abstractmethod
-    def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
-        """Keep an encoded JobResult, so that a job delivered again is answered and not decoded again."""
-
-    @abstractmethod
-    def get_result(self, job_id: str, run: int) -> bytes | None:
-        """The result stored for this run, or None."""
-
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """For each (job_id, run) its result, and whether we hold its claim; a claim only where there is no result.
 
         In one round trip if the store can.
         """
-        results = [self.get_result(*run) for run in runs]
-        return [
-            (body, body is None and self.claim(*run, worker_id, ttl_s)) for run, body in zip(runs, results, strict=True)
-        ]
 
+    @abstractmethod
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
-        """`put_result` and then `release` for each (job_id, run, body), in one round trip if the store can."""
-        for job_id, run, body in results:
-            self.put_result(job_id, run, body, ttl_s)
-            self.release(job_id, run, worker_id)
+        """Keep each encoded JobResult, and then `release`: a job that is delivered again is answered, not decoded.
+
+        In one round trip if the store can.
+        """
 
     @abstractmethod
     def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:

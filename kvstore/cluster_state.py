@@ -54,14 +54,6 @@ class BestEffortClusterState(ClusterState):
         """Remove a registration, if possible; else it runs out."""
         self._try(lambda: self._cluster_state.unregister(worker_id), None)
 
-    def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
-        """Keep a result, if possible."""
-        self._try(lambda: self._cluster_state.put_result(job_id, run, body, ttl_s), None)
-
-    def get_result(self, job_id: str, run: int) -> bytes | None:
-        """A stored result, if there is one and the store can say so."""
-        return self._try(lambda: self._cluster_state.get_result(job_id, run), None)
-
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """Stored results, or claims; no result and granted if nobody can say."""
         nobody_can_say: tuple[bytes | None, bool] = (None, True)

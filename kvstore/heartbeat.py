@@ -24,7 +24,10 @@ def new_worker_id() -> str:
 
 
 class Heartbeat:
-    """Publishes `registration()` and lets `renew()` renew claims once a second until closed, then removes it."""
+    """Publishes `registration()` and lets `renew()` renew claims, once a second, until it is closed.
+
+    Then the registration is removed.
+    """
 
     def __init__(
         self, cluster_state: ClusterState, registration: Callable[[], WorkerInfo], renew: Callable[[], object]
@@ -39,7 +42,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop beating and removes the registration. Idempotent."""
+        """Stop beating and remove the registration. Idempotent."""
         self._closed.set()
         self._thread.join()
         self._cluster_state.unregister(self._worker_id)

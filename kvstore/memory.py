@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from kvstore.base import TTL_S, ClusterState, KVStore, StoreUsage
+from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import decode_block, decode_state, decode_window, encode
 from kvstore.workers import readable_registrations
@@ -187,13 +187,18 @@ class MemoryClusterState(ClusterState):
         """See ClusterState."""
         self._workers.delete(worker_id)
 
-    def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
+    def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """See ClusterState."""
-        self._values.put(f"result:{job_id}:{run}", body, ttl_s)
+        bodies = [self._values.get(f"result:{job_id}:{run}") for job_id, run in runs]
+        return [
+            (body, body is None and self.claim(*run, worker_id, ttl_s)) for run, body in zip(runs, bodies, strict=True)
+        ]
 
-    def get_result(self, job_id: str, run: int) -> bytes | None:
+    def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        return self._values.get(f"result:{job_id}:{run}")
+        for job_id, run, body in results:
+            self._values.put(f"result:{job_id}:{run}", body, ttl_s)
+            self.release(job_id, run, worker_id)
 
     def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""

@@ -45,13 +45,13 @@ class Tombstones:
         return False
 
     def heard(self, batch_id: str) -> None:
-        """Somebody says that the batch was cancelled: look at the next job."""
+        """Somebody says that the batch was cancelled: ask the store again for its next job."""
         self._none_until.pop(batch_id, None)
 
 
 @contextmanager
 def counting_crashes(cluster_state: ClusterState, stage: str, job_id: str, run: int, returns: int) -> Iterator[int]:
-    """Have a job in hand that came back `returns` times; yields how many workers have crashed with it, at most."""
+    """While a job that came back `returns` times is worked on; yields how many workers crashed with it, at most."""
     if not returns:
         yield 0
         return

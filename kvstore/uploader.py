@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 
 from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
@@ -20,7 +19,6 @@ class UploadReport:
     """What was stored, and the seconds that were not hidden behind computing."""
 
     bytes: int
-    records: int
     exposed_s: float  # spent in `finish`
 
 
@@ -28,7 +26,7 @@ class Uploader:
     """One KV transfer's upload: a thread, and a queue that holds the caller back when the store is slower.
 
     Without `background` there is no thread, and `finish` stores what was put: for what is stored sooner than a thread
-    begins. Used by one thread. Leaving the `with` block without `finish` abandons the upload.
+    begins. Used by one thread.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Uploader:
         self._ending = False  # no more puts will come
         self._dropping = False  # abandoned or failed
         self._error: Exception | None = None
-        self._bytes = self._records = 0
+        self._bytes = 0
         self._thread = threading.Thread(target=self._run, name="kv-upload", daemon=True) if background else None
         if self._thread:
             self._thread.start()
@@ -73,18 +71,12 @@ class Uploader:
         self._thread.join() if self._thread else self._run()
         if self._error:
             raise self._error
-        return UploadReport(self._bytes, self._records, time.perf_counter() - started)
+        return UploadReport(self._bytes, time.perf_counter() - started)
 
     def abandon(self) -> None:
         """Drop what is pending and return at once; the thread ends after what it is storing now. Idempotent."""
         self._ending = True
         self._drop()
-
-    def __enter__(self) -> Uploader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.abandon()
 
     def _drop(self) -> None:
         with self._changed:
@@ -107,4 +99,3 @@ class Uploader:
                 self._error = error
                 return self._drop()
             self._bytes += stored
-            self._records += len(batch)

@@ -173,7 +173,7 @@ class PrefillJob:
 
     The prompt's parts go from what most have in common to what is this job's own, so that every scope begins where
     the wider one ends. `tokens` is empty until a prefill worker has rendered the chat template and tokenized; decode
-    gets it with the job, and tokenizes nothing again.
+    gets it with the job, and tokenizes only what no prefill worker did.
 
     With `questions` each of them is answered after the prompt, and `sampling` is not used. `tokens` are then those
     with which all of the prompts begin, and each question has the rest of its own.

@@ -31,7 +31,7 @@ RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-_KNOWN_FOR_S = 1.0  # how full a store was that is far from full
+_KNOWN_FOR_S = 1.0  # how long a reading far from full is trusted
 # A queue's depth may be read as zero by mistake: once is not enough to throw a class's prefix away.
 _IDLE_FOR_SURE_S = 1.0
 # Nothing waited for decode for this long, and still there is no room: whoever fills the store will not leave it soon.

@@ -43,7 +43,7 @@ _Records = list[tuple[type[Record], BlockRef]]
 class KVWriter:
     """Gets the KV caches of one prefill worker's jobs into the store.
 
-    Prompts of up to `short_tokens` are left to decode.
+    Prompts of up to `short_tokens`, times their answers, are left to decode.
     """
 
     def __init__(

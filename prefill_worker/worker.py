@@ -30,15 +30,15 @@ from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settlement, Settler, check_runnable, passing_on
-from infra.broker.topology import work_queue
+from infra.broker.topology import jobs_waiting, work_queue
 from infra.config.hours import ALWAYS, Hours
 from kvstore.base import ClusterState, KVStore
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
 from messages import codec
-from messages.errors import BrokerUnavailable
-from messages.jobs import LANES, PrefillJob
+from messages.errors import BrokerUnavailable, Stopped
+from messages.jobs import PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
 from prefill_worker.kv_transfer import KVWriter, Refusals
@@ -53,8 +53,8 @@ _LARGE_BYTES = 16 * 1024
 class PrefillWorker:
     """Serves one model's prefill queue with one engine, with as many jobs at once as that computes prompts.
 
-    Prompts of up to `short_tokens` go on without a KV cache. `run` blocks until `stop`; everything else may be called
-    from other threads.
+    Prompts of up to `short_tokens`, times their answers, go on without a KV cache. `run` blocks until `stop`;
+    everything else may be called from other threads.
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class PrefillWorker:
         self._model = model
         self._engine = loaded.engine
         self._broker = broker
-        self._kv = kv
         self._cluster_state = BestEffortClusterState(cluster_state)
         self._observe = observe
         self._loaded = loaded
@@ -82,9 +81,9 @@ class PrefillWorker:
         self._tombstones = Tombstones(self._cluster_state)
         self._settler = Settler(broker, [model], observe)
         self._onward = GroupCommit("passing on", self._settle, HELD_IF_INSTANT)
-        hand_back = partial(self._settler.hand_back_all, stage="prefill")
         self._slots = Slots(loaded.engine.info.prefill_slots)
-        open_flow = partial(SlotFlow if self._slots.count > 1 else PrefillFlow, broker, model, hand_back)
+        flow = SlotFlow if self._slots.count > 1 else PrefillFlow
+        open_flow = partial(flow, broker, model, self._settler.hand_back_all)
         away = partial(why_away, loaded.engine)
         self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow, away)
         self._lock = threading.Lock()
@@ -115,7 +114,7 @@ class PrefillWorker:
         self._aborting = abort or self._aborting  # set first: a job may be beginning just now
         if abort:
             for attempt in self._in_hand():
-                attempt.stop_for("leaving")
+                attempt.stop_for("not now")
 
     def take(self, deliveries: list[Delivery]) -> None:
         """Deliveries, from arrival to decode jobs that are about to be published; the acks follow that.
@@ -138,7 +137,7 @@ class PrefillWorker:
             if settlement := self._prefill(delivery):
                 ready.append(settlement)
             if time.monotonic() - started > PATIENCE_S:  # they are slower than was thought
-                self._settler.hand_back_all(deliveries[number + 1 :], "prefill")
+                self._settler.hand_back_all(deliveries[number + 1 :])
                 break
         if ready:
             self._onward.add(*ready)
@@ -148,12 +147,12 @@ class PrefillWorker:
 
         Returns the decode job to publish; None if the delivery has been settled.
         """
-        attempt = self._settler.receive(Attempt[PrefillJob], delivery, "prefill", self._model)
+        attempt = self._settler.begin(Attempt[PrefillJob], delivery)
         envelope = attempt.envelope
         settlement = None
         taken = counting_crashes(self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns)
         try:
-            with taken as crashes, self._settler.settling(attempt):
+            with taken as crashes, self._settler.settling_errors(attempt):
                 failpoint("prefill.taken", envelope.job_id)
                 job = attempt.job = codec.decode(delivery.message.body, PrefillJob)
                 cancelled, now = self._tombstones.has(job.batch_id), self._cluster_state.now()
@@ -161,7 +160,8 @@ class PrefillWorker:
                 with self._lock:
                     self._prefilling.add(attempt)
                 if self._aborting or why_away(self._engine):
-                    attempt.stop_for("leaving")
+                    attempt.stop_for("not now")
+                    raise Stopped("not begun: the worker leaves, or its engine is away")
                 self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
                 job = job if job.tokens else tokenized(self._engine, job)
                 failpoint("prefill.tokenized", job.job_id)
@@ -221,10 +221,9 @@ class PrefillWorker:
         """Whether any job waits for decode, of any model that shares this store, as far as the broker tells."""
         models = {registration.model for registration in self._cluster_state.registrations()} | {self._model}
         try:
-            depths = [self._broker.depth(work_queue("decode", model, lane)) for model in models for lane in LANES]
+            return any(jobs_waiting(self._broker, "decode", model) for model in models)
         except BrokerUnavailable:
             return True
-        return any(depth and depth.ready for depth in depths)
 
     def _in_hand(self) -> list[Attempt[PrefillJob]]:
         """What is being prefilled: a snapshot."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from decode_worker.stealing.policy import Offer, Peer, Queue, leave_to_faster
 from infra.broker.base import Broker
-from infra.broker.topology import work_queue
+from infra.broker.topology import jobs_waiting
 from kvstore.base import ClusterState
-from messages.jobs import LANES, DecodeJob, DecodeReport
+from messages.jobs import DecodeJob, DecodeReport
 from messages.workers import WorkerInfo
 
 # Declared first guesses, in use until somebody has measured.
@@ -139,7 +139,7 @@ class QueueForecast:
 
         Raises BrokerUnavailable.
         """
-        return Queue(model, self._ready(model) + in_hand, self.peers(model))
+        return Queue(model, jobs_waiting(self._broker, "decode", model) + in_hand, self.peers(model))
 
     def waiting_queue(self, model: str) -> Queue:
         """As `queue`, for a worker of another model that might help there. Raises BrokerUnavailable.
@@ -184,10 +184,6 @@ class QueueForecast:
             found.append(Peer(registration.slots, registration.busy, expected_service_s(tokens, rate, fetch_s)))
         return tuple(found)
 
-    def _ready(self, model: str) -> int:
-        depths = [self._broker.depth(work_queue("decode", model, lane)) for lane in LANES]
-        return sum(depth.ready for depth in depths if depth)
-
 
 class Tail:
     """Whether to leave the next job of our own queue to faster workers. Used from one thread.
@@ -207,16 +203,16 @@ class Tail:
     def leaves(self, in_hand: int = 0) -> bool:
         """Whether the next job is left, of those that wait and those `in_hand`. Raises BrokerUnavailable."""
         decode_s = self._forecast.decode_s(self._model)
-        leave = None
+        end_there_s = None
         peers = self._forecast.peers(self._model) if self._forecast.others(self._model) else ()  # alone as a rule
         if decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers):
             queue = self._forecast.queue(self._model, in_hand)
-            leave = leave_to_faster(queue, decode_s, self._throughput.fetch_s(self._model))
-        if leave is None or self._waited_enough(queue.ready, leave.end_there_s):
+            end_there_s = leave_to_faster(queue, decode_s, self._throughput.fetch_s(self._model))
+        if end_there_s is None or self._waited_enough(queue.ready, end_there_s):
             self._since = 0.0
             return False
         self.left += 1
-        self.next_look = time.monotonic() + min(1.0, max(0.1, leave.end_there_s / 10))
+        self.next_look = time.monotonic() + min(1.0, max(0.1, end_there_s / 10))
         return True
 
     def _waited_enough(self, ready: int, end_there_s: float) -> bool:

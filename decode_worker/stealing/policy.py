@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Steal:
-    """Take one job of `model`; load the model first if `load_s` is not 0, and then ask again.
+    """Take one job of `model`; if it is not in memory load it first, and then ask again.
 
     Attributes:
         wait_s: expected wait of the last job in its queue.
@@ -97,7 +97,6 @@ class Steal:
     model: str
     wait_s: float
     cost_s: float
-    load_s: float
     end_here_s: float
     end_there_s: float
     saving_s: float
@@ -124,24 +123,6 @@ class Refusal:
     cost_s: float = 0.0
     end_here_s: float = 0.0
     end_there_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Leave the queue's next job to the faster workers.
-
-    Attributes:
-        end_here_s: when the job would end if it were taken here.
-        end_there_s: when the faster workers will have ended all that waits, this job included.
-    """
-
-    end_here_s: float
-    end_there_s: float
-
-    @property
-    def saving_s(self) -> float:
-        """By how much sooner the queue ends."""
-        return self.end_here_s - self.end_there_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +168,15 @@ def decide(offers: Sequence[Offer]) -> Steal | Refusal:
     return judged[0] if judged else Refusal("nothing waits")
 
 
-def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> Leave | None:
-    """Whether a worker with a free slot leaves its queue's next job to faster workers; None: it takes it.
+def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> float | None:
+    """Seconds until faster workers have ended a queue whose next job a free slot leaves to them; None: it takes it.
 
     `queue.ready` counts that job. It is left if the faster ones will have ended everything that waits, this job
     included, before it would end here: then taking it could only make the queue end later.
     """
     faster = [peer for peer in queue.peers if peer.is_faster(decode_s)]
-    there = plan(max(1, queue.ready), faster)
-    here_s = decode_s + fetch_s
-    return Leave(here_s, there.end_s) if there.end_s < here_s else None
+    end_there_s = plan(max(1, queue.ready), faster).end_s
+    return end_there_s if end_there_s < decode_s + fetch_s else None
 
 
 def margin_s(cost_s: float) -> float:
@@ -213,7 +193,7 @@ def _judge(offer: Offer) -> Steal | Refusal:
         return Refusal("short wait", *figures, here_s, there.end_s)
     if there.end_s <= here_s:
         return Refusal("sooner at home", *figures, here_s, there.end_s)
-    return Steal(*figures, offer.load_s, here_s, there.end_s, _saving_s(queue, there, here_s))
+    return Steal(*figures, here_s, there.end_s, _saving_s(queue, there, here_s))
 
 
 def _saving_s(queue: Queue, there: DrainTimes, here_s: float) -> float:

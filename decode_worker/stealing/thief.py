@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from decode_worker.stealing.forecast import QueueForecast, Tail, Throughput
 from decode_worker.stealing.models import ModelCache
-from decode_worker.stealing.policy import Offer, Refusal, Steal, decide
+from decode_worker.stealing.policy import Offer, Steal, decide
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import open_envelope
 from infra.broker.topology import work_queue
@@ -70,7 +70,9 @@ class Thief:
             verdict = decide([offer for offer in offers if self._model_cache.get(offer.queue.model)])
         if isinstance(verdict, Steal):
             return self._take(verdict)
-        self._refuse(verdict)
+        if verdict.model:
+            self.refused[verdict.reason] += 1
+            log.debug("stole nothing, %s: %s", verdict.reason, verdict)
         return None
 
     def _load(self, steal: Steal, offers: list[Offer]) -> None:
@@ -79,11 +81,6 @@ class Thief:
             log.info("loading a model to steal from: %s", steal.why)
         else:
             self.refused["no room"] += 1
-
-    def _refuse(self, refusal: Refusal) -> None:
-        if refusal.model:
-            self.refused[refusal.reason] += 1
-            log.debug("stole nothing, %s: %s", refusal.reason, refusal)
 
     def _take(self, steal: Steal) -> Delivery | None:
         for lane in LANES:

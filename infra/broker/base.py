@@ -3,9 +3,9 @@
 Delivery is at least once. A message is the broker's once `publish` has returned; a delivery is the worker's until
 it acks, and comes back (to somebody) if the worker's channel goes first. All methods may be called from any thread.
 
-Our code settles a delivery in three ways: ack, retry, dead-letter. The last two are a publish followed by an ack
-(`infra.broker.settle`): nack, reject and requeue are never used, because what they do to the broker's delivery count
-differs between RabbitMQ 3.10 and 4.3.
+Our code settles a delivery by an ack, or by a confirmed publish followed by an ack (`infra.broker.settle`): nack,
+reject and requeue are never used, because what they do to the broker's delivery count differs between RabbitMQ 3.10
+and 4.3.
 """
 
 from __future__ import annotations

@@ -114,28 +114,22 @@ class JobSource:
         self._holding = holding
         self._next_look_at_now = 0.0
         self._next_look_at_suspects = 0.0
-        self._flow = flow
-        self.pause = flow.pause
-        self.close = flow.close
+        self.flow = flow
 
     def ring(self, queue: str) -> None:
         """Somebody published to `queue`."""
         if queue == self._now:
             self._next_look_at_now = 0.0
-            self._flow.nudge()
+            self.flow.nudge()
 
     def next(self, timeout_s: float) -> list[Delivery]:
         """The next delivery for a free slot, and what is done with it in one go; none after `timeout_s` at most."""
         try:
             first = self.urgent() or self._suspect()
-            return [first] if first else self._flow.next(min(timeout_s, LISTEN_S))
+            return [first] if first else self.flow.next(min(timeout_s, LISTEN_S))
         except BrokerUnavailable:
             time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
             return []
-
-    def full(self) -> None:
-        """Called again and again while there is no room."""
-        self._flow.full(self.urgent)
 
     def urgent(self) -> Delivery | None:
         """The next job of `now`, if it is time to look there."""
@@ -227,7 +221,7 @@ class ConsumerLoop:
                 self._turn(source, handler)
         finally:
             self._stopping.set()
-            self._hand_back(source.close())
+            self._settler.hand_back_all(source.flow.close())
             handler.finish()
             house.join()
 
@@ -239,12 +233,12 @@ class ConsumerLoop:
         """Once there is room: the next deliveries go to the worker, or nothing comes for a moment."""
         if self.off or self._forgotten:
             self._listening_since, self._forgotten = math.inf, False
-            self._hand_back(source.pause())
+            self._settler.hand_back_all(source.flow.pause())
             self._stopping.wait(_IDLE_WAIT_S)
             return
         if not handler.wait_for_room(0):
             self._listening_since = math.inf
-            source.full()
+            source.flow.full(source.urgent)
             if not handler.wait_for_room(_IDLE_WAIT_S):
                 return
         try:
@@ -254,9 +248,9 @@ class ConsumerLoop:
             return
         self._listening_since = math.inf if deliveries else min(self._listening_since, time.monotonic())
         if self._stopping.is_set():
-            return self._hand_back(deliveries)
-        if deliveries and deliveries[0].queue.startswith("suspects."):
-            self._hand_back(source.pause())  # nothing else is held while it runs, so nothing else can crash with it
+            return self._settler.hand_back_all(deliveries)
+        if deliveries and topology.is_suspects_queue(deliveries[0].queue):
+            self._settler.hand_back_all(source.flow.pause())  # nothing is held beside it that could crash with it
             handler.take(deliveries)
             return handler.finish()
         # One that came back goes by itself: if it takes the worker along, its neighbours shall not count as crashed.
@@ -265,9 +259,6 @@ class ConsumerLoop:
         for delivery in deliveries:
             if came_back(delivery):
                 handler.take([delivery])
-
-    def _hand_back(self, deliveries: list[Delivery]) -> None:
-        self._settler.hand_back_all(deliveries, self._stage)
 
     def _look_at_queues(self) -> None:
         """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.

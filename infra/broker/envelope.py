@@ -15,11 +15,11 @@ from infra.broker.base import Address, Delivery, Header, Message
 from messages import checks, codec
 from messages.change import changed
 from messages.errors import InvalidMessage
-from messages.jobs import DecodeJob, Lane, PrefillJob, Stage
+from messages.jobs import DecodeJob, Lane, PrefillJob
 from messages.lifecycle import Event, Step
 
 J = TypeVar("J", PrefillJob, DecodeJob)
-Why = Literal["", "cancelled", "expired", "suspect", "leaving"]
+Why = Literal["", "cancelled", "expired", "suspect", "not now"]
 
 _NOT_GIVEN = "unknown"
 
@@ -32,7 +32,7 @@ class Envelope:
     batch_id: str
     item_id: str
     model: str
-    stage: Stage
+    stage: topology.WorkStage
     run: int = 1
     lane: Lane = "bulk"
     reply_to: str = ""
@@ -69,7 +69,7 @@ class Envelope:
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
         return Event(step, self.job_id, self.model, {**identity, "item_id": self.item_id, **facts})
 
-    def for_stage(self, stage: Stage) -> Envelope:
+    def for_stage(self, stage: topology.WorkStage) -> Envelope:
         """The same job at another stage: counters start anew, except that of the failed KV transfers."""
         return changed(self, stage=stage, attempts=0, returns=0)
 
@@ -90,7 +90,7 @@ def submit_message(job: PrefillJob) -> tuple[Address, Message]:
     return topology.work("prefill", job.model, job.lane), envelope.seal(codec.encode(job))
 
 
-def open_envelope(delivery: Delivery, stage: Stage, model: str) -> Envelope:
+def open_envelope(delivery: Delivery, stage: topology.WorkStage, model: str) -> Envelope:
     """The envelope of a delivery. Never raises: what is missing or absurd is replaced by `stage`, `model` or a default.
 
     The broker's own count of returns is added to ours.
@@ -127,7 +127,7 @@ class Attempt(Generic[J]):
     stop: threading.Event = field(default_factory=threading.Event)
     why_stopped: Why = ""
     settled: bool = False  # what it came to is confirmed: what is adopted after that can be acked
-    over: bool = False  # the job ended with it, and nobody will need the job's own blocks again
+    over: bool = False  # the job ended with it, unanswered: nobody will need its own blocks again
 
     def stop_for(self, why: Why) -> None:
         """Stop it; the first reason counts."""

@@ -32,7 +32,7 @@ from messages.errors import (
     Retry,
     Stopped,
 )
-from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, Stage, State
+from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, State
 from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
@@ -84,15 +84,15 @@ class Settler:
         self._models = models
         self.observe = observe
 
-    def receive(self, kind: type[A], delivery: Delivery, stage: Stage, model: str) -> A:
+    def begin(self, kind: type[A], delivery: Delivery) -> A:
         """Begin an attempt, of this kind, at a job that has just come; the event says if it came back from somebody."""
-        attempt = kind([delivery], open_envelope(delivery, stage, model))
+        attempt = kind([delivery], open_envelope(delivery, *topology.stage_and_model(delivery.queue)))
         if delivery.returns:
             self.observe(attempt.envelope.event(Step.REDELIVERED, returns=delivery.returns))
         return attempt
 
     @contextmanager
-    def settling(self, attempt: Attempt[Any]) -> Iterator[None]:
+    def settling_errors(self, attempt: Attempt[Any]) -> Iterator[None]:
         """Whatever goes wrong with a job ends its attempt. An error after its end changes nothing any more."""
         try:
             try:
@@ -138,7 +138,7 @@ class Settler:
         elif why == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))
         elif why == "suspect":  # too many workers died while holding it: there it runs alone
-            self._move(attempt, topology.suspects(_work_stage(envelope), envelope.model), Step.ISOLATED)
+            self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
         else:  # not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere
             self._move(attempt, Address(topology.WORK, attempt.deliveries[-1].queue), Step.REDELIVERED)
         attempt.over = why in ("cancelled", "expired")
@@ -152,10 +152,9 @@ class Settler:
             return
         envelope = attempt.envelope
         attempts = envelope.attempts + 1
-        prefill_helps = envelope.stage == "decode" and envelope.kv_transfers + 1 < MAX_KV_TRANSFERS
         if isinstance(error, NewerMessage):
             self._later(attempt, envelope, 60)
-        elif isinstance(error, KVTransferFailed) and prefill_helps:
+        elif isinstance(error, KVTransferFailed) and prefill_helps(envelope):
             self._prefill_again(attempt)
         elif isinstance(error, Retry) and attempts < MAX_ATTEMPTS:
             self._retry(attempt, error)
@@ -165,7 +164,6 @@ class Settler:
             if not isinstance(error, KvasirError):  # a bug of ours: logged with its traceback, and not run again
                 log.error("job %s: bug in %s", envelope.job_id, envelope.stage, exc_info=error)
             self.fail(attempt, error)
-            attempt.over = True
 
     def fail(self, attempt: Attempt[Any], error: BaseException) -> None:
         """The job can't succeed: failed result, then dead-letters, then ack."""
@@ -178,12 +176,13 @@ class Settler:
         letter = _dead_letter(attempt.deliveries[-1], envelope, problem)
         self._publish(Address(topology.DEAD, topology.DEAD_LETTERS), letter)
         self._ack(attempt)
+        attempt.over = True
 
-    def hand_back_all(self, deliveries: Iterable[Delivery], stage: Stage) -> None:
+    def hand_back_all(self, deliveries: Iterable[Delivery]) -> None:
         """Deliveries that nobody has begun. If the broker is gone, it has them and will hand them out again."""
         back = []
         for delivery in deliveries:
-            envelope = open_envelope(delivery, stage, topology.model_of(delivery.queue))
+            envelope = open_envelope(delivery, *topology.stage_and_model(delivery.queue))
             message = envelope.seal(delivery.message.body)
             back.append(Settlement(Attempt[Any]([delivery], envelope), Address(topology.WORK, delivery.queue), message))
         if back:
@@ -215,7 +214,7 @@ class Settler:
         self.observe(envelope.event(Step.RETRIED, error=type(error).__name__))
 
     def _later(self, attempt: Attempt[Any], envelope: Envelope, level: int, lane: Lane | None = None) -> None:
-        queue = topology.work_queue(_work_stage(envelope), envelope.model, lane or envelope.lane)
+        queue = topology.work_queue(envelope.stage, envelope.model, lane or envelope.lane)
         self._publish(topology.retry(level, queue), envelope.seal(attempt.deliveries[-1].message.body))
         self._ack(attempt)
 
@@ -306,6 +305,11 @@ class GroupCommit(Generic[T]):
                 self._changed.notify_all()
 
 
+def prefill_helps(envelope: Envelope) -> bool:
+    """Whether a decode job that has no KV cache goes back to prefill, as far as its failed KV transfers go."""
+    return envelope.stage == "decode" and envelope.kv_transfers + 1 < MAX_KV_TRANSFERS
+
+
 def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now: float, crashes: int) -> None:
     """Raises Stopped if the job is cancelled, expired or a suspect, which its attempt then says; Poison if it is that.
 
@@ -317,7 +321,7 @@ def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now:
         attempt.stop_for("expired")
     elif crashes >= POISON_AFTER_CRASHES:
         raise Poison(f"{crashes} workers died while holding it, the last ones while it ran alone: it kills its worker")
-    elif crashes >= SUSPECT_AFTER_CRASHES and not attempt.deliveries[0].queue.startswith("suspects."):
+    elif crashes >= SUSPECT_AFTER_CRASHES and not topology.is_suspects_queue(attempt.deliveries[0].queue):
         attempt.stop_for("suspect")
     if attempt.why_stopped:
         raise Stopped(f"not begun: {attempt.why_stopped}")
@@ -360,10 +364,6 @@ def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> M
     why = {"kvasir-error": problem.kind, "kvasir-error-message": problem.message, "kvasir-from": delivery.queue}
     headers = {**sealed.headers, **why, "kvasir-failed-at": int(time.time())}
     return Message(sealed.body, sealed.message_id, sealed.correlation_id, sealed.reply_to, headers)
-
-
-def _work_stage(envelope: Envelope) -> topology.WorkStage:
-    return "decode" if envelope.stage == "decode" else "prefill"
 
 
 def _sentence(error: BaseException) -> str:

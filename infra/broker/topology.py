@@ -1,6 +1,6 @@
 """Every exchange and queue, once. The same arguments on RabbitMQ 3.10 and 4.x.
 
-Names are functions here and nowhere else. `arguments` of a queue never change: RabbitMQ refuses a re-declaration
+Names are made here and nowhere else. `arguments` of a queue never change: RabbitMQ refuses a re-declaration
 with others (406), so a change here needs a new queue name.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from infra.broker.base import Address
+from infra.broker.base import Address, Broker
 from messages.jobs import LANES, Lane
 
 WORK = "kvasir.work"
@@ -48,20 +48,36 @@ def work_queue(stage: WorkStage, model: str, lane: Lane) -> str:
 
 
 def suspects_queue(stage: WorkStage, model: str) -> str:
-    """Where jobs wait to be run alone that too many workers died with."""
+    """Where jobs that too many workers died with wait to run alone."""
     return f"suspects.{stage}.{model}"
 
 
 @lru_cache(maxsize=256)
-def model_of(queue: str) -> str:
-    """The model of a work or suspects queue. Raises ValueError for another queue's name."""
+def stage_and_model(queue: str) -> tuple[WorkStage, str]:
+    """Those of a work or suspects queue. Raises ValueError for another queue's name."""
     for stage in WORK_STAGES:
         for lane in LANES:
             if queue.startswith(f"{stage}.") and queue.endswith(f".{lane}"):
-                return queue[len(stage) + 1 : -len(lane) - 1]
+                return stage, queue[len(stage) + 1 : -len(lane) - 1]
         if queue.startswith(suspects_queue(stage, "")):
-            return queue.removeprefix(suspects_queue(stage, ""))
+            return stage, queue.removeprefix(suspects_queue(stage, ""))
     raise ValueError(f"{queue} is not the queue of a model")
+
+
+def model_of(queue: str) -> str:
+    """The model of a work or suspects queue. Raises ValueError for another queue's name."""
+    return stage_and_model(queue)[1]
+
+
+def is_suspects_queue(queue: str) -> bool:
+    """Whether it is one of `suspects_queue`."""
+    return queue.startswith("suspects.")
+
+
+def jobs_waiting(broker: Broker, stage: WorkStage, model: str) -> int:
+    """Jobs in both lanes, as the broker counts them now. Raises BrokerUnavailable."""
+    depths = [broker.depth(work_queue(stage, model, lane)) for lane in LANES]
+    return sum(depth.ready for depth in depths if depth)
 
 
 def reply_queue(batch_id: str, quorum: bool = False) -> str:

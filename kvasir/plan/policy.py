@@ -26,7 +26,7 @@ class Stealing(Policy):
         home = decoder.worker.model
         if state.waiting(home):
             queue = self._queue(state, decoder, home)
-            if not stealing.leave_to_faster(queue, self._service_s(decoder, home)):
+            if stealing.leave_to_faster(queue, self._service_s(decoder, home)) is None:
                 return home
         others = [model for model, rate in decoder.worker.tokens_per_s.items() if model != home and rate > 0]
         decision = stealing.decide([self._offer(state, decoder, model) for model in others])

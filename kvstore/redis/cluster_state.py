@@ -187,17 +187,6 @@ class RedisClusterState(ClusterState):
             pipeline.zrem(_INDEX, worker_id)
             pipeline.execute()
 
-    def put_result(self, job_id: str, run: int, body: bytes, ttl_s: float = TTL_S) -> None:
-        """See ClusterState."""
-        with errors_mapped(self._place):
-            self._set([_run_key("result", job_id, run)], [body, _milliseconds(ttl_s)])
-
-    def get_result(self, job_id: str, run: int) -> bytes | None:
-        """See ClusterState."""
-        with errors_mapped(self._place):
-            body: Any = self._client.get(_run_key("result", job_id, run))
-        return None if body is None else bytes(body)
-
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """See ClusterState."""
         arguments = [worker_id, _milliseconds(ttl_s)]

@@ -174,7 +174,7 @@ class Batch:
 
     def result(self, job_id: str) -> JobResult | None:
         """What counts for a job now: None while its wanted run has no result."""
-        return self.journal.state_of(job_id, self.runs.get(job_id, 1))
+        return self.journal.result_of(job_id, self.runs.get(job_id, 1))
 
     def __contains__(self, job_id: str) -> bool:
         """Whether a job is, or was once, one of this batch: planned now, or confirmed under an earlier plan."""
@@ -200,7 +200,7 @@ class Batch:
             made.journal.record(result for job_id in answered if (result := self.result(job_id)))
             made.run_again(job_id for job_id in made.open_jobs if self.states[job_id])
 
-    def confirm(self, jobs: Iterable[PrefillJob]) -> None:
+    def note_confirmed(self, jobs: Iterable[PrefillJob]) -> None:
         """The broker has these."""
         runs = [(job.job_id, job.run) for job in jobs]
         self._submitted.append({"job_id": job_id, "run": run} for job_id, run in runs)

@@ -21,7 +21,7 @@ from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import Envelope, open_envelope
 from messages import codec
 from messages.errors import BatchError, InvalidMessage, KvasirError
-from messages.jobs import DecodeJob, PrefillJob, Stage
+from messages.jobs import DecodeJob, PrefillJob
 from producers.batch.batch import Batch
 from producers.client import Client
 
@@ -152,7 +152,7 @@ class DeadLetters:
 
         def confirmed(job: PrefillJob) -> None:
             if batch:
-                batch.confirm([job])
+                batch.note_confirmed([job])
             self.drop(letters[job.job_id])
 
         if batch and jobs:
@@ -221,7 +221,7 @@ def _key(letter: Letter) -> tuple[str, str]:
 
 def _letter(delivery: Delivery) -> Letter:
     headers = delivery.message.headers
-    stage: Stage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
+    stage: topology.WorkStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(

@@ -80,16 +80,16 @@ class Runner:
         self._client = client
         self._progress = progress
         self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
-        # Small groups of a small class: whoever watches sees it go on.
         self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.clustered)
         self._quiet_looks = 0
         self._gone: set[str] = set()  # jobs that the last look found nowhere
+        # Small groups of a small class: whoever watches sees it go on.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
     def run(self, max_wait_s: float | None = None, stop: threading.Event | None = None) -> Counts:
         """Publish and wait until every job has its result, or `max_wait_s` is over, or `stop` is set.
 
-        Raises as `Client.submit`. Of a batch that may not publish, only what is under way is waited for.
+        Raises as `Client.submit`. If the batch may not publish, it waits only for what is under way.
         """
         batch, client = self._batch, self._client
         client.broker.declare(client.models)
@@ -126,14 +126,14 @@ class Runner:
         def confirmed(job: PrefillJob) -> None:
             unwritten.append(job)
             if len(unwritten) >= _CONFIRMS_A_WRITE:
-                batch.confirm(unwritten)
+                batch.note_confirmed(unwritten)
                 unwritten.clear()
 
         jobs = (self._job(task) for task in self._tasks if task.job_id in wanted)
         try:
             return self._client.submit(jobs, confirmed)
         finally:
-            batch.confirm(unwritten)
+            batch.note_confirmed(unwritten)
 
     def _job(self, task: JobSpec) -> PrefillJob:
         """A task as it is published."""

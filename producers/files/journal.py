@@ -175,7 +175,7 @@ class Standings(Generic[L]):
 
 
 class Journal(Standings[JournalLine]):
-    """A batch's results on disk. `on_new` is told of each job that a line was added of."""
+    """A batch's results on disk. `on_new` is told of each job that got a line."""
 
     def __init__(self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class Journal(Standings[JournalLine]):
             self._on_new(result.job_id)
         return fresh
 
-    def state_of(self, job_id: str, wanted: int = 1) -> JobResult | None:
+    def result_of(self, job_id: str, wanted: int = 1) -> JobResult | None:
         """As `line_of`, with its text. Raises BatchError where it can't be read."""
         line = self.line_of(job_id, wanted)
         return self._lines.at(line.start, codec.result_from_dict, "result") if line else None

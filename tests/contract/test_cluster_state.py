@@ -92,19 +92,20 @@ def test_registrations_that_cannot_be_read_are_left_out(room: Room) -> None:
 
 
 def test_a_result_is_kept_for_its_run_only(room: Room) -> None:
-    room.cluster_state.put_result(room.token, 1, b"first")
+    room.cluster_state.finish("worker", [(room.token, 1, b"first")])
 
-    assert room.cluster_state.get_result(room.token, 1) == b"first"
-    assert room.cluster_state.get_result(room.token, 2) is None
-    assert room.cluster_state.get_result(f"{room.token}:1", 1) is None
+    runs = [(room.token, 1), (room.token, 2), (f"{room.token}:1", 1)]
+    found = room.cluster_state.take_up("worker", runs, ttl_s=30)
+
+    assert [body for body, _ in found] == [b"first", None, None]
 
 
 def test_a_result_expires(room: Room) -> None:
-    room.cluster_state.put_result(room.token, 1, b"body", ttl_s=100)
+    room.cluster_state.finish("worker", [(room.token, 1, b"body")], ttl_s=100)
 
     room.let_pass(101)
 
-    assert room.cluster_state.get_result(room.token, 1) is None
+    assert room.cluster_state.take_up("worker", [(room.token, 1)], ttl_s=30) == [(None, True)]
 
 
 def test_answers_are_noted_by_run_and_number_until_they_are_forgotten_or_expire(room: Room) -> None:
@@ -188,7 +189,7 @@ def test_who_takes_a_job_up_gets_its_claim_or_its_result(room: Room) -> None:
 
     assert room.cluster_state.take_up("worker-b", [first, second], ttl_s=30) == [(b"body", False), (None, True)]
     assert room.cluster_state.take_up("worker-b", [], ttl_s=30) == []
-    assert room.cluster_state.get_result(f"{room.token}-2", 1) == b""
+    assert room.cluster_state.take_up("worker-b", [(f"{room.token}-2", 1)], ttl_s=30) == [(b"", False)]
     assert room.cluster_state.claim(room.token, 1, "worker-b", ttl_s=30), "its claim is free"
 
 

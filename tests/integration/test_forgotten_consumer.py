@@ -80,7 +80,7 @@ def test_a_worker_that_the_broker_has_forgotten_listens_anew(
         settler = Settler(broker, [MODEL], lambda _event: None)
 
         def open_flow() -> Flow:
-            return kind(broker, MODEL, lambda left: settler.hand_back_all(left, "prefill"))
+            return kind(broker, MODEL, settler.hand_back_all)
 
         loop, taker = ConsumerLoop(broker, settler, "prefill", MODEL, "me", open_flow), Taker()
         thread = threading.Thread(target=loop.run, args=(taker,), daemon=True)

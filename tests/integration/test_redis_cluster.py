@@ -183,7 +183,7 @@ def _works(stores: Stores, records: list[tuple[BlockRef, Block]]) -> bool:
     try:
         _put(stores.kv, records)
         stores.kv.get("tiny-qwen3-0123abcd", LAYOUT, [ref for ref, _ in records])
-        stores.cluster_state.put_result("job", 1, b"answer")
+        stores.cluster_state.finish("me", [("job", 1, b"answer")])
         return all(stores.cluster_state.claim(f"job-{number}", 1, "me", 5) for number in range(12))
     except StoreUnavailable:
         return False

@@ -61,7 +61,7 @@ def test_a_killed_redis_is_reported_and_used_again_when_it_is_back(server: Redis
         lambda: stores.cluster_state.now(),
         lambda: stores.cluster_state.registrations(),
         lambda: stores.cluster_state.claim("job", 1, "worker", 30),
-        lambda: stores.cluster_state.put_result("job", 1, b"body"),
+        lambda: stores.cluster_state.finish("worker", [("job", 1, b"body")]),
     ):
         sentence = raised_by(action, StoreUnavailable)
         assert f"127.0.0.1:{server.port}" in sentence
@@ -123,10 +123,10 @@ def test_the_cluster_state_works_while_the_store_is_full() -> None:
         client = redis.Redis.from_url(server.url)
         _fill(client)
 
-        stores.cluster_state.put_result("job", 1, b"body")
+        stores.cluster_state.finish("worker", [("job", 1, b"body")])
         stores.cluster_state.cancel("batch")
 
-        assert stores.cluster_state.get_result("job", 1) == b"body"
+        assert stores.cluster_state.take_up("worker", [("job", 1)], 30) == [(b"body", False)]
         assert stores.cluster_state.is_cancelled("batch")
         assert stores.cluster_state.claim("job", 1, "worker", 30)
         assert not stores.cluster_state.claim("job", 1, "other", 30)

@@ -20,7 +20,7 @@ Confirmer = Callable[[int, bool], None]
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 _DELIVER, _ACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50"
-_FRAME_START, _FRAME_BYTES = 7, 8  # before its payload; beyond its payload
+_FRAME_START = 7  # bytes before its payload
 
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5

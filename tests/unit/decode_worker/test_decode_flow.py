@@ -73,7 +73,7 @@ class Bench:
         self.source = JobSource(self.broker, "decode", MODEL, self.flow, lambda: 0)
 
     def hand_back(self, deliveries: list[Delivery]) -> None:
-        Settler(self.broker, [MODEL], self.pipeline.observe).hand_back_all(deliveries, "decode")
+        Settler(self.broker, [MODEL], self.pipeline.observe).hand_back_all(deliveries)
 
     def run(self, delivery: Delivery, expected_s: float) -> None:
         """A job is in the slot, and is expected to take so long."""
@@ -87,7 +87,7 @@ class Bench:
         return wait_until(lambda: self.source.next(0.1), "a job comes")[0]
 
     def close(self) -> None:
-        self.hand_back(self.source.close())
+        self.hand_back(self.flow.close())
         self.slots.close()
         self.broker.close()
 
@@ -110,7 +110,7 @@ def test_nothing_more_is_held_while_no_slot_is_about_to_free(bench, pipeline):
     bench.run(bench.take(), expected_s=100)
 
     for _ in range(3):
-        bench.source.full()
+        bench.flow.full(bench.source.urgent)
 
     assert pipeline.ready(BULK) == 3
 
@@ -119,7 +119,7 @@ def test_one_job_more_is_held_when_a_slot_is_about_to_free_and_never_two(bench, 
     bench.run(bench.take(), expected_s=0.1)
 
     for _ in range(3):
-        bench.source.full()
+        bench.flow.full(bench.source.urgent)
 
     assert pipeline.ready(BULK) == 2
     second = bench.take()
@@ -133,27 +133,27 @@ def test_a_job_that_was_fetched_too_early_goes_back_and_none_takes_its_place_unt
     monkeypatch.setattr(flow_module, "_HOLD_S", 0.0)
     bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.6))
     bench.run(bench.take(), expected_s=0.1)
-    bench.source.full()
+    bench.flow.full(bench.source.urgent)
     assert pipeline.ready(BULK) == 2
 
-    wait_until(lambda: bench.source.full() or pipeline.ready(BULK) == 3, "it went back")
+    wait_until(lambda: bench.flow.full(bench.source.urgent) or pipeline.ready(BULK) == 3, "it went back")
 
-    bench.source.full()
+    bench.flow.full(bench.source.urgent)
     assert pipeline.ready(BULK) == 3
 
 
 def test_what_is_held_is_handed_back_when_the_worker_leaves(bench, pipeline):
     bench.run(bench.take(), expected_s=0.1)
-    bench.source.full()
+    bench.flow.full(bench.source.urgent)
 
-    bench.hand_back(bench.source.pause())
+    bench.hand_back(bench.flow.pause())
 
     assert pipeline.ready(BULK) == 3
 
 
 def test_an_interactive_job_goes_before_the_one_that_is_held(bench, pipeline):
     bench.run(bench.take(), expected_s=0.1)
-    bench.source.full()
+    bench.flow.full(bench.source.urgent)
     urgent = pipeline.job("urgent", lane="now")
     prefill = pipeline.start_prefill()
     pipeline.submit(urgent)
@@ -169,10 +169,10 @@ def test_short_jobs_are_pushed_and_nothing_is_held_ahead(bench, pipeline):
     bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.1))
     bench.run(bench.take(), expected_s=0.0)
 
-    bench.source.full()
+    bench.flow.full(bench.source.urgent)
 
     assert pipeline.ready(BULK) == 3
-    assert bench.flow._flows
+    assert bench.flow._is_pushed
 
 
 # The same through a worker

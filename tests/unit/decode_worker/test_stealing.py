@@ -9,7 +9,6 @@ import pytest
 
 from decode_worker.stealing.forecast import FIRST_ANSWER_TOKENS, FIRST_TOKENS_PER_S, expected_service_s
 from decode_worker.stealing.policy import (
-    Leave,
     Offer,
     Peer,
     Queue,
@@ -105,7 +104,6 @@ def test_a_steal_pays_where_the_wait_exceeds_the_cost_and_the_thief_ends_first(a
     assert steal.wait_s > steal.cost_s
     assert steal.end_here_s < steal.end_there_s
     assert steal.saving_s > 0
-    assert steal.load_s == asked.load_s
 
 
 def test_the_queue_with_the_longest_wait_comes_first_not_the_one_with_the_most_jobs():
@@ -160,13 +158,11 @@ def test_a_sentence_says_why():
     ],
 )
 def test_a_slow_worker_leaves_what_the_faster_ones_end_sooner(ready, peers, here_s, leaves):
-    assert isinstance(leave_to_faster(queue(ready, *peers), here_s), Leave) is leaves
+    assert (leave_to_faster(queue(ready, *peers), here_s) is not None) is leaves
 
 
-def test_what_is_left_ends_sooner_by_what_is_said():
-    leave = leave_to_faster(queue(1, BUSY), 30, fetch_s=1)
-    assert leave is not None
-    assert leave.saving_s == pytest.approx(16)
+def test_what_is_left_ends_when_it_is_said_to():
+    assert leave_to_faster(queue(1, BUSY), 30, fetch_s=1) == pytest.approx(15)
 
 
 def test_slower_workers_do_not_count_as_a_way_out():

@@ -30,7 +30,8 @@ try:
     with Batch(folder) as batch:
         batch.plan([BatchEntry(f"job{n}", f"item{n}", "m", "code", f"student {n}") for n in range(20)], {"folder": "x"})
         for n in range(20):
-            batch.confirm([PrefillJob(f"job{n}", batch.batch_id, f"item{n}", "m", user_prompt("a", "b"), Sampling(1))])
+            job = PrefillJob(f"job{n}", batch.batch_id, f"item{n}", "m", user_prompt("a", "b"), Sampling(1))
+            batch.note_confirmed([job])
             result = JobResult(f"job{n}", 1, batch.batch_id, f"item{n}", "m", "succeeded", text="x" * 300)
             batch.journal.record([result])
         print("done", batch.counts().succeeded)

@@ -28,17 +28,17 @@ def test_the_first_result_of_a_run_wins_and_duplicates_add_no_line(tmp_path):
     assert [result.text for result in first] == ["first"]
     assert again == []
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 1
-    assert journal.state_of("j1").text == "first"
+    assert journal.result_of("j1").text == "first"
 
 
 def test_a_job_counts_as_succeeded_once_any_run_did_and_else_by_its_highest_run(tmp_path):
     journal = Journal(tmp_path / "results.jsonl")
 
     journal.record([a_result(run=2, state="failed"), a_result(run=1, state="failed")])
-    assert journal.state_of("j1").run == 2
+    assert journal.result_of("j1").run == 2
 
     journal.record([a_result(run=3), a_result(run=4, state="failed")])
-    assert (journal.state_of("j1").state, journal.state_of("j1").run) == ("succeeded", 3)
+    assert (journal.result_of("j1").state, journal.result_of("j1").run) == ("succeeded", 3)
 
 
 def test_a_line_torn_by_a_crash_is_cut_off_and_the_rest_is_read(tmp_path):
@@ -49,8 +49,8 @@ def test_a_line_torn_by_a_crash_is_cut_off_and_the_rest_is_read(tmp_path):
     for cut in range(whole.index(b"\n") + 1, len(whole)):
         path.write_bytes(whole[:cut])
         journal = Journal(path)
-        assert journal.state_of("j1") is not None
-        assert journal.state_of("j2") is None
+        assert journal.result_of("j1") is not None
+        assert journal.result_of("j2") is None
         journal.record([a_result("j2")])
         assert len(Journal(path)) == 2
 
@@ -97,7 +97,7 @@ def a_job(job: str, run: int = 1) -> PrefillJob:
 def test_a_batch_opened_again_knows_what_was_planned_confirmed_and_answered(tmp_path):
     with Batch(tmp_path / "hw1") as batch:
         batch.plan([an_entry("j1"), an_entry("j2"), an_entry("j3")], {"folder": "x"})
-        batch.confirm([a_job("j1"), a_job("j2")])
+        batch.note_confirmed([a_job("j1"), a_job("j2")])
         batch.journal.record([a_result("j1")])
         name, secret = batch.batch_id, batch.secret
 
@@ -112,7 +112,7 @@ def test_a_batch_opened_again_knows_what_was_planned_confirmed_and_answered(tmp_
 def test_running_again_wants_a_new_result_except_where_one_succeeded(tmp_path):
     with Batch(tmp_path / "hw1") as batch:
         batch.plan([an_entry("j1"), an_entry("j2")], {"folder": "x"})
-        batch.confirm([a_job("j1"), a_job("j2")])
+        batch.note_confirmed([a_job("j1"), a_job("j2")])
         batch.journal.record([a_result("j1"), a_result("j2", state="failed")])
         batch.run_again(["j2"])
 
@@ -156,7 +156,7 @@ def test_what_is_kept_in_memory_of_a_result_does_not_grow_with_its_text(tmp_path
         tracemalloc.stop()
 
     assert kept < 2 * len(long)
-    result = journal.state_of("j49")
+    result = journal.result_of("j49")
     assert result is not None
     assert result.text == long
 
