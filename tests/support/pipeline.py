@@ -156,6 +156,7 @@ class WatchedStore(MemoryKVStore):
     def __init__(self, clock: Callable[[], float] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         super().__init__(max_bytes, clock or time.monotonic)
         self.away: set[str] = set()
+        self.refused = 0  # calls of those
         self.stored: list[BlockRef] = []
 
     def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
@@ -184,6 +185,7 @@ class WatchedStore(MemoryKVStore):
 
     def _check(self, operation: str) -> None:
         if operation in self.away:
+            self.refused += 1
             raise StoreUnavailable(f"{operation}: the store was unplugged by the test")
 
 

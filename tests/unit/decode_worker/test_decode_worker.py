@@ -585,6 +585,11 @@ def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline)
     assert [letter.headers["kvasir-error"] for letter in pipeline.dead_letters()] == ["AttemptsExhausted"]
     pipeline.nothing_is_left()
 
+    # and nothing of its own is kept in the store
+    own = [ref for ref in pipeline.refs(job) if not ref.shared]
+    assert own
+    wait_until(lambda: pipeline.kv.missing(own) == own, "its own blocks are gone")
+
 
 def test_several_answers_come_from_one_prefill_and_one_transfer(pipeline):
     prefill, decode = pipeline.start()

@@ -223,3 +223,29 @@ def test_as_many_go_together_as_are_done_in_one_go(pipeline: Pipeline, mean_s: f
     assert first
     assert len(receive_group(consumer, first, mean_s)) == together
     broker.close()
+
+
+def test_while_the_engine_is_away_a_job_goes_back_before_anything_is_done_for_it(
+    pipeline: Pipeline, prefiller: Desk, decoder: Desk
+) -> None:
+    # Given a job for each stage
+    (prefilled,) = waiting(pipeline, 1)
+    unprefilled = pipeline.job("student 2", shared="")
+    pipeline.submit(unprefilled)
+
+    # When they come to workers whose engines are away
+    prefiller.engine.away = decoder.engine.away = "its program died"
+    pipeline.kv.away = {"get", "put", "missing"}  # whoever asks the store finds out, and goes on without
+    prefiller.take(1)
+    decoder.take(1)
+
+    # Then they wait for somebody else, and nothing was tokenized, fetched or counted
+    assert (pipeline.ready(work("prefill")), pipeline.ready(work("decode"))) == (1, 1)
+    assert (prefiller.engine.tokenized, decoder.engine.decoded, pipeline.kv.refused) == (0, [], 0)
+    assert Step.PREFILL_STARTED not in pipeline.steps(unprefilled)
+    assert Step.DECODE_STARTED not in pipeline.steps(prefilled)
+
+    # and are answered once somebody is there
+    pipeline.kv.away = set()
+    pipeline.start()
+    assert {pipeline.result(job).attempts for job in (unprefilled, prefilled)} == {1}
