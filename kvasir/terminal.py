@@ -23,8 +23,9 @@ from producers.words import plural
 
 _PIPED_WIDTH = 160  # a pipe or a file has no width; 80 would break file names
 
-stdout = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
-stderr = Console(stderr=True, width=None if sys.stderr.isatty() else _PIPED_WIDTH)
+# A stream is None where its descriptor is closed, as under some supervisors; to import us must not fail there.
+stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WIDTH)
+stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
 _PLAIN_EVERY_S = 5.0
 _PLAIN_PARTS = 4  # a line for each quarter, where a class takes less than that

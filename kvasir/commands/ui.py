@@ -44,7 +44,8 @@ def ui(given: Globals, folders: tuple[Path, ...], home: Path, port: int, host: s
     for folder, why_not in resume_interrupted(DeskBackend(settings, given.config, home)):
         how = f"it is not taken up by itself, because {why_not}" if why_not else "it goes on where it stopped"
         click.echo(f"the grading in {folder} was cut off; {how}", err=True)
-    sys.stdout.flush()
+    if sys.stdout:
+        sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(_PAGE), *arguments])
 
 

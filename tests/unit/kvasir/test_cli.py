@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -470,3 +472,12 @@ def test_a_flag_that_can_not_be_meant_is_refused(
 ) -> None:
     assert cli.run(words) == cli.USAGE
     assert why in capsys.readouterr().err
+
+
+def test_closed_streams_are_no_reason_to_fail():
+    command = f'"{sys.executable}" -m kvasir --version'
+    assert subprocess.run(["/bin/sh", "-c", f"{command} >&- 2>&-"], timeout=60).returncode == 0
+
+    done = subprocess.run(["/bin/sh", "-c", f"{command} --nonsense >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
