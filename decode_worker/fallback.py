@@ -23,7 +23,7 @@ from messages.workers import ENGINE_AWAY
 log = logging.getLogger(__name__)
 
 # A prefill worker that is started again, or deployed anew, is back by then.
-PATIENCE_S = 10.0
+ALONE_FOR_SURE_S = 10.0
 WHY = "no prefill worker serves this model"
 
 
@@ -73,7 +73,7 @@ class Fallback:
             self._alone_since = 0.0
             return False
         self._alone_since = self._alone_since or time.monotonic()
-        return time.monotonic() - self._alone_since >= PATIENCE_S
+        return time.monotonic() - self._alone_since >= ALONE_FOR_SURE_S
 
     def _take(self) -> Delivery | None:
         return next((delivery for queue in self._queues if (delivery := self._broker.get(queue))), None)

@@ -311,10 +311,10 @@ class Generator:
             return
         refs = stored_refs(job, stored)
         with suppress(StoreUnavailable):
-            damaged = [ref for ref in refs if not self._readable(stored, ref)]
+            damaged = [ref for ref in refs if not self._is_readable(stored, ref)]
             self._kv.delete([*damaged, *snapshot_refs(stored.layout, refs[-1])])
 
-    def _readable(self, stored: StoredKV, ref: BlockRef) -> bool:
+    def _is_readable(self, stored: StoredKV, ref: BlockRef) -> bool:
         try:
             check_finite(self._kv.get(stored.fingerprint, stored.layout, [ref])[0], stored.layout)
         except KVTransferFailed:

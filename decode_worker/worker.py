@@ -22,7 +22,7 @@ from decode_worker.stealing.thief import QueueChoice
 from engines.base import why_away
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import HELD_IF_INSTANT, PATIENCE_S, ConsumerLoop, Slots
+from infra.broker.consume import GROUP_PATIENCE_S, HELD_IF_INSTANT, ConsumerLoop, Slots
 from infra.broker.envelope import Why
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
@@ -135,7 +135,7 @@ class DecodeWorker:
                 began = time.monotonic()
                 for attempt in attempts:
                     attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
-                    slow = begun and time.monotonic() - began > PATIENCE_S
+                    slow = begun and time.monotonic() - began > GROUP_PATIENCE_S
                     if self._aborting or slow or self._why_away():
                         attempt.stop_for("not now")  # those behind a slow one go back
                     begun += 1
@@ -175,7 +175,7 @@ class DecodeWorker:
         found = self._cluster_state.take_up(self.worker_id, [attempt.key for attempt in attempts], CLAIM_TTL_S)
         for attempt, (body, claimed) in zip(attempts, found, strict=True):
             with self._settler.settling_errors(attempt):
-                if body and (stored := _readable(body)):
+                if body and (stored := _result_in(body)):
                     self._settler.settle(replying(attempt, stored))
                     self._delete_own_blocks([attempt.job])
                 elif self._running.start(attempt):
@@ -317,7 +317,7 @@ class DecodeWorker:
         )
 
 
-def _readable(body: bytes) -> JobResult | None:
+def _result_in(body: bytes) -> JobResult | None:
     """A stored result, unless it is of no use to us."""
     try:
         return codec.decode(body, JobResult)

@@ -18,8 +18,8 @@ from engines.questions import tokenized
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.consume import (
+    GROUP_PATIENCE_S,
     HELD_IF_INSTANT,
-    PATIENCE_S,
     QUICK_S,
     ConsumerLoop,
     Slots,
@@ -136,7 +136,7 @@ class PrefillWorker:
                 ready = []
             if settlement := self._prefill(delivery):
                 ready.append(settlement)
-            if time.monotonic() - started > PATIENCE_S:  # they are slower than was thought
+            if time.monotonic() - started > GROUP_PATIENCE_S:  # they are slower than was thought
                 self._settler.hand_back_all(deliveries[number + 1 :])
                 break
         if ready:

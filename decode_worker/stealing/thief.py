@@ -109,7 +109,7 @@ class Thief:
 
 
 class QueueChoice:
-    """What a decode worker knows when it chooses between queues, and who chooses."""
+    """What a decode worker chooses between queues by: what it measures and sees of others, and the two rules."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ INSTANT_S, HELD_IF_INSTANT = 0.005, 256
 # Jobs that arrived together make a group if they take no longer than this together.
 GROUP_S = 0.02
 # After so long the rest of a group goes back: somebody else may be free, and what is ready waits for them.
-PATIENCE_S = 0.5
+GROUP_PATIENCE_S = 0.5
 
 
 def adaptive_prefetch(mean_s: float, current: int) -> int:

@@ -29,7 +29,7 @@ def pipeline() -> Iterator[Pipeline]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode worker waits for no prefill worker."""
-    monkeypatch.setattr(fallback, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(fallback, "ALONE_FOR_SURE_S", 0.0)
 
 
 def test_the_decode_worker_does_the_prompt_itself_and_the_result_says_why(pipeline: Pipeline, impatient: None) -> None:

@@ -120,7 +120,7 @@ def test_what_has_its_result_is_answered_with_it_and_what_another_worker_holds_i
 def test_those_behind_a_slow_one_go_back_and_those_before_it_are_answered(
     pipeline: Pipeline, decoder: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(decode_module, "GROUP_PATIENCE_S", 0.0)
     jobs = waiting(pipeline, 3)
     decoder.take(3)
     # The first one was begun in any case
@@ -133,7 +133,7 @@ def test_one_that_goes_back_runs_no_more_once_its_copy_is_there(
     pipeline: Pipeline, decoder: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a job behind a slow one
-    monkeypatch.setattr(decode_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(decode_module, "GROUP_PATIENCE_S", 0.0)
     _, second = waiting(pipeline, 2)
     held: dict[str, tuple[str, ...]] = {}
 
@@ -168,7 +168,7 @@ def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipelin
 def test_prompts_behind_a_slow_one_go_back_too(
     pipeline: Pipeline, prefiller: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(prefill_module, "GROUP_PATIENCE_S", 0.0)
     pipeline.submit(*(pipeline.job(f"student {number}", shared="") for number in range(3)))
     prefiller.take(3)
     assert (pipeline.ready(work("decode")), pipeline.ready(work("prefill"))) == (1, 2)

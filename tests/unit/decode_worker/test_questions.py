@@ -134,7 +134,7 @@ def test_a_neighbours_job_waits_for_no_more_than_the_answer_in_hand(pipeline):
 
 
 def test_without_a_prefill_worker_they_are_tokenized_and_answered_without_a_kv_cache(pipeline, monkeypatch):
-    monkeypatch.setattr(fallback, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(fallback, "ALONE_FOR_SURE_S", 0.1)
     pipeline.start_decode()
     job = pipeline.job(questions=questions(2))
 
