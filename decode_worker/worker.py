@@ -38,7 +38,6 @@ from messages.errors import (
     BrokerUnavailable,
     InvalidMessage,
     NewerMessage,
-    Stopped,
     StoreUnavailable,
 )
 from messages.jobs import KV_CHECK_EVERY, DecodeJob, JobResult
@@ -125,6 +124,9 @@ class DecodeWorker:
         self, deliveries: list[Delivery], ahead: Future[Fetched | None] | None, leave_slot: Callable[[], None]
     ) -> None:
         """Deliveries of one model, from arrival to answers on their way out, one after the other in a slot's thread."""
+        if self._aborting or self._why_away():
+            leave_slot()
+            return self._settler.hand_back_all(deliveries)
         attempts: list[DecodeAttempt] = []
         begun = 0
         try:
@@ -137,7 +139,7 @@ class DecodeWorker:
                     attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
                     slow = begun and time.monotonic() - began > GROUP_PATIENCE_S
                     if self._aborting or slow or self._why_away():
-                        attempt.stop_for("not now")  # those behind a slow one go back
+                        attempt.stop_for("not now")  # those behind a slow one go back: the engine stops at once
                     begun += 1
                     self._decode(attempt)
         except NotLoaded:  # unloaded since they were fetched
@@ -195,8 +197,6 @@ class DecodeWorker:
         """Set `attempt.result` and `body`; without these it is settled, and runs no more."""
         with self._settler.settling_errors(attempt):
             try:
-                if attempt.why_stopped:
-                    raise Stopped(f"not begun: {attempt.why_stopped}")
                 failpoint("decode.claimed", attempt.envelope.job_id)
                 attempt.result = self._generator.result(attempt)
                 self._choice.throughput.note(attempt.envelope.model, attempt.result.decode)

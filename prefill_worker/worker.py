@@ -37,7 +37,7 @@ from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
 from messages import codec
-from messages.errors import BrokerUnavailable, Stopped
+from messages.errors import BrokerUnavailable
 from messages.jobs import PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
@@ -131,14 +131,15 @@ class PrefillWorker:
         started = time.monotonic()
         ready: list[Settlement] = []
         for number, delivery in enumerate(deliveries):
+            slow = number and time.monotonic() - started > GROUP_PATIENCE_S  # they are slower than was thought
+            if slow or self._aborting or why_away(self._engine):
+                self._settler.hand_back_all(deliveries[number:])
+                break
             if ready and is_large(delivery):  # what is ready does not wait for this one
                 self._onward.add(*ready)
                 ready = []
             if settlement := self._prefill(delivery):
                 ready.append(settlement)
-            if time.monotonic() - started > GROUP_PATIENCE_S:  # they are slower than was thought
-                self._settler.hand_back_all(deliveries[number + 1 :])
-                break
         if ready:
             self._onward.add(*ready)
 
@@ -159,9 +160,8 @@ class PrefillWorker:
                 check_runnable(attempt, job, cancelled, now, crashes)
                 with self._lock:
                     self._prefilling.add(attempt)
-                if self._aborting or why_away(self._engine):
+                if self._aborting:
                     attempt.stop_for("not now")
-                    raise Stopped("not begun: the worker leaves, or its engine is away")
                 self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
                 job = job if job.tokens else tokenized(self._engine, job)
                 failpoint("prefill.tokenized", job.job_id)
