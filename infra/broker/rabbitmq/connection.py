@@ -290,9 +290,9 @@ class Connection:
 
     def _connect(self) -> None:
         if not self._closing:
-            self._raw = self._try(self._choice, self._opened, self._lost, self._rounds == 0)
+            self._raw = self._try(self._choice, self._opened, self._lost, glance=self._rounds == 0)
 
-    def _try(self, choice: int, opened: Any, failed: Any, glance: bool) -> GuardedConnection:
+    def _try(self, choice: int, opened: Any, failed: Any, *, glance: bool) -> GuardedConnection:
         settings = copy(self._choices[choice])
         if glance and len(self._choices) > 1:
             settings.socket_timeout = settings.stack_timeout = GLANCE_S
@@ -361,7 +361,7 @@ class Connection:
         if self._in_use():
             self.later(RETURN_S, partial(self._look_for_better, raw))
         else:
-            self._better = self._try(0, partial(self._return, raw), partial(self._stay, raw), True)
+            self._better = self._try(0, partial(self._return, raw), partial(self._stay, raw), glance=True)
 
     def _return(self, old: GuardedConnection, better: GuardedConnection) -> None:
         """(IO) The best address answers, so it is opened again, there: unless something was delivered meanwhile."""

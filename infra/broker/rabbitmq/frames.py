@@ -58,12 +58,12 @@ def acks(channel: int, tags: Iterable[int], unacked: Iterable[int]) -> bytes:
     """
     settled = set(tags)
     run = list(itertools.takewhile(settled.__contains__, unacked))
-    frames = [_ack(channel, run[-1], True)] if run else []
-    frames += [_ack(channel, tag, False) for tag in sorted(settled.difference(run))]
+    frames = [_ack(channel, run[-1], multiple=True)] if run else []
+    frames += [_ack(channel, tag, multiple=False) for tag in sorted(settled.difference(run))]
     return b"".join(frames)
 
 
-def _ack(channel: int, tag: int, multiple: bool) -> bytes:
+def _ack(channel: int, tag: int, *, multiple: bool) -> bytes:
     return _pack_ack(_METHOD, channel, _ACK_BYTES, _BASIC, _ACK, tag, multiple) + _END
 
 
