@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -240,6 +240,17 @@ class KVCache:
     def records(self) -> list[Record]:
         """All that it is made of, blocks first."""
         return [*self.blocks, *([self.window] if self.window else []), *self.states]
+
+    def require_layout(self, own: KVLayout) -> None:
+        """Raises KVTransferFailed unless a model with this layout can take it in, cast to its dtype."""
+        if replace(self.layout, dtype=own.dtype) != own:
+            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, this model {own}")
+
+    def require_part_of(self, tokens: int, left: int = 1) -> None:
+        """Raises KVTransferFailed unless it leaves so many of a prompt's `tokens` to be evaluated."""
+        if self.num_tokens > tokens - left:
+            none = ": none is left" if left else ""
+            raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} tokens of {tokens:,}{none}")
 
     def layer(self, index: int) -> tuple[Array, Array]:
         """K and V of one full-attention layer, each (tokens, kv_heads, head_dim), newly allocated."""

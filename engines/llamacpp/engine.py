@@ -257,8 +257,7 @@ class LlamaCppEngine:
         """A slot file, or where one lies; None: nothing was transferred."""
         if cache is None or not cache.blocks:
             return None
-        if cache.num_tokens >= len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
+        cache.require_part_of(len(tokens))
         shape = self._require_kv_transfer()
         return self._imported.get(id(cache)) or self._slot_file(tokens[: cache.num_tokens], cache, shape)
 

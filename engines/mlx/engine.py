@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
@@ -108,11 +107,8 @@ class MLXEngine:
         layout = self._require_kv_transfer()
         self._check_prompt(tokens, 0)
         if resume is not None:
-            self._check_cache(resume, layout)
-            if resume.num_tokens > len(tokens):
-                raise KVTransferFailed(
-                    f"the KV cache covers {resume.num_tokens:,} tokens, the prompt has {len(tokens):,}"
-                )
+            resume.require_layout(layout)
+            resume.require_part_of(len(tokens), left=0)
         work = PrefillWork(tokens, resume, layout, first)
         self._loop.submit(work)
         try:
@@ -223,11 +219,8 @@ class MLXEngine:
         self._loop.require_open()
         self._check_prompt(tokens, max_tokens)
         if cache is not None:
-            self._check_cache(cache, self._require_kv_transfer())
-            if cache.num_tokens >= len(tokens):
-                raise KVTransferFailed(
-                    f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left"
-                )
+            cache.require_layout(self._require_kv_transfer())
+            cache.require_part_of(len(tokens))
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
@@ -236,8 +229,3 @@ class MLXEngine:
             raise EngineUnavailable(
                 f"a token id is none of this model's {self._loop.num_logits:,}: another's tokenizer?"
             )
-
-    @staticmethod
-    def _check_cache(cache: KVCache, layout: KVLayout) -> None:
-        if replace(cache.layout, dtype=layout.dtype) != layout:
-            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {layout}")

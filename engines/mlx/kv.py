@@ -60,8 +60,7 @@ def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
 
     Raises KVTransferFailed if it is of another layout, or a value is inf or nan.
     """
-    if replace(cache.layout, dtype=layout.dtype) != layout:
-        raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {layout}")
+    cache.require_layout(layout)
     if not cache.blocks:
         return
     source, target = cache.layout.dtype, _TYPES[layout.dtype]

@@ -209,7 +209,8 @@ class SimulatedEngine:
         called = time.monotonic()
         self._info.require_room(len(tokens) + sampling.max_tokens)
         if cache is not None:
-            self._verify_leaves_some(tokens, cache)
+            cache.require_part_of(len(tokens))
+            self._verify(_chain(tokens), cache)
         text, finish_reason = self._answer(tokens, sampling)
         evaluated = len(tokens) - (cache.num_tokens if cache else 0)
         pieces = _pieces(text)
@@ -244,7 +245,8 @@ class SimulatedEngine:
         """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
         self._info.require_room(len(tokens) + 1)
         if cache is not None:
-            self._verify_leaves_some(tokens, cache)
+            cache.require_part_of(len(tokens))
+            self._verify(_chain(tokens), cache)
         source = random.Random(hash((self._model.seed, *tokens)))
         return {source.randrange(_VOCABULARY): -0.1 * number - 1 for number in range(TOP)}
 
@@ -273,16 +275,10 @@ class SimulatedEngine:
         source = np.random.default_rng((int(chain[-1]), layer, self._model.seed))
         return source.standard_normal(self._layout.state_size, np.float32)
 
-    def _verify_leaves_some(self, tokens: Sequence[int], cache: KVCache) -> None:
-        if cache.num_tokens >= len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
-        self._verify(_chain(tokens), cache)
-
     def _verify(self, chain: Array, cache: KVCache) -> None:
         if cache.layout != self._layout:
             raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {self._layout}")
-        if cache.num_tokens > len(chain):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(chain):,}")
+        cache.require_part_of(len(chain), left=0)
         bits = self._pattern.dtype
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])

@@ -30,7 +30,7 @@ from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
 from engines.registry import EngineOptions
 from engines.rope import Rope
-from engines.transformers.kv import Copies, Exporter, forked, require_same_shape, restore
+from engines.transformers.kv import Copies, Exporter, forked, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
@@ -105,8 +105,8 @@ class TransformersEngine:
         """See PrefillEngine."""
         layout, exporter = self._require_kv_transfer()
         self._info.require_room(len(tokens))
-        if resume is not None and resume.num_tokens > len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
+        if resume is not None:
+            resume.require_part_of(len(tokens), left=0)
         with self._slot(self._prefilling, stop) as model:
             started = time.monotonic()
             run = self._begin(model, resume)
@@ -131,9 +131,7 @@ class TransformersEngine:
     ) -> Answer:
         """See DecodeEngine."""
         called = time.monotonic()
-        self._info.require_room(len(tokens) + sampling.max_tokens)
-        if cache is not None:
-            self._check_covers(cache, len(tokens))
+        self._check_asked(tokens, cache, sampling.max_tokens)
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
         check = partial(self._check_running, stop)
         with self._slot(self._slots, stop) as model:
@@ -164,9 +162,7 @@ class TransformersEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._info.require_room(len(tokens) + 1)
-        if cache is not None:
-            self._check_covers(cache, len(tokens))
+        self._check_asked(tokens, cache, 1)
         with self._slot(self._slots, stop) as model:
             run = self._kept(cache, tokens) or self._begin(model, cache)
             scores = self._read_prompt(model, run, tokens, partial(self._check_running, stop))
@@ -204,11 +200,12 @@ class TransformersEngine:
             raise KVTransferFailed(f"this transformers engine transfers no KV cache: {self._no_kv_transfer}")
         return self._layout, self._exporter
 
-    def _check_covers(self, cache: KVCache, tokens: int) -> None:
-        layout, _ = self._require_kv_transfer()
-        require_same_shape(cache.layout, layout)
-        if cache.num_tokens >= tokens:
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {tokens:,}: none is left")
+    def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self._info.require_room(len(tokens) + max_tokens)
+        if cache is not None:
+            layout, _ = self._require_kv_transfer()
+            cache.require_layout(layout)
+            cache.require_part_of(len(tokens))
 
     def _check_running(self, stop: threading.Event | None = None) -> None:
         if self._closed.is_set():

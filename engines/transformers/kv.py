@@ -52,18 +52,12 @@ def layout_of(past: DynamicCache) -> KVLayout:
         raise KVTransferFailed(str(error)) from None
 
 
-def require_same_shape(given: KVLayout, own: KVLayout) -> None:
-    """Raises KVTransferFailed unless the two differ at most in their dtype."""
-    if replace(given, dtype=own.dtype) != own:
-        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
-
-
 def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.device) -> None:
     """Fill `past`, which is empty, from a canonical cache: cast once to this model's dtype.
 
     Raises KVTransferFailed if the cache has other shapes, lacks rows of its windows, or holds inf or nan.
     """
-    require_same_shape(cache.layout, layout)
+    cache.require_layout(layout)
     finite = []
     for state in cache.states:
         finite.append(_set_state(past.layers[state.layer], state, layout, device))

@@ -182,11 +182,10 @@ class VLLMEngine:
         stop: threading.Event | None = None,
     ) -> Prefilled:
         """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
-        self._check_prompt(tokens, 1)
-        # vLLM computes the last token again. A window that ends behind it lacks the row that this one looks back at.
-        most = len(tokens) - bool(self._layout.window)
-        if resume is not None and resume.num_tokens > most:
-            raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
+        self._info.require_room(len(tokens) + 1)
+        if resume is not None:
+            # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
+            resume.require_part_of(len(tokens), left=1 if self._layout.window else 0)
         with self._prefill_slot(stop), ExitStack() as stack:
             started = time.monotonic()
             inject = self._injected(stack, resume)
@@ -311,7 +310,7 @@ class VLLMEngine:
         """A file with the cache, for as long as the stack lives, and the tokens that it covers."""
         if cache is None or not cache.blocks:
             return None
-        _require_same_layout(cache.layout, self._layout)
+        cache.require_layout(self._layout)
         if name := self._imported.get(id(cache)):
             return name, cache.num_tokens
         path = self._host.folder / f"{uuid.uuid4().hex}.kv"
@@ -355,12 +354,9 @@ class VLLMEngine:
             self._prefill_slots.release()
 
     def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._check_prompt(tokens, max_tokens)
-        if cache is not None and cache.num_tokens >= len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
-
-    def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
+        if cache is not None:
+            cache.require_part_of(len(tokens))
 
 
 def _private(path: str, flags: int) -> int:
@@ -493,11 +489,6 @@ def _require_same_shape(seen: dict[str, Any], stated: KVLayout) -> None:
         raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
     if found != stated:
         raise ConfigError(f"vLLM keeps {found}, where config.json states {stated}")
-
-
-def _require_same_layout(given: KVLayout, own: KVLayout) -> None:
-    if replace(given, dtype=own.dtype) != own:
-        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
 
 
 def _give(piece: str, on_text: Callable[[str], None] | None) -> None:

@@ -175,6 +175,27 @@ def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() 
             KVCache(lay, (block,), states=(whole[0], RecurrentState(20, 1, data), whole[2]))
 
 
+def test_a_cache_fits_models_of_its_layout_whatever_their_dtype() -> None:
+    lay = layout()
+    cache = KVCache(lay, (Block(0, np.zeros(lay.block_shape(20), lay.numpy_type)),))
+
+    cache.require_layout(dataclasses.replace(lay, dtype="f32"))
+    with pytest.raises(KVTransferFailed, match="has the layout"):
+        cache.require_layout(dataclasses.replace(lay, num_layers=lay.num_layers + 1))
+
+
+def test_a_cache_leaves_a_prompt_s_last_token_unless_none_has_to_be_left() -> None:
+    lay = layout()
+    cache = KVCache(lay, (Block(0, np.zeros(lay.block_shape(20), lay.numpy_type)),))
+
+    cache.require_part_of(21)
+    cache.require_part_of(20, left=0)
+    with pytest.raises(KVTransferFailed, match="covers 20 tokens of 20: none is left"):
+        cache.require_part_of(20)
+    with pytest.raises(KVTransferFailed, match=r"covers 20 tokens of 19$"):
+        cache.require_part_of(19, left=0)
+
+
 def test_a_state_is_its_convolution_and_then_its_matrix() -> None:
     lay = hybrid()
     columns, matrix = lay.state_parts(np.arange(lay.state_size, dtype=np.float32))
