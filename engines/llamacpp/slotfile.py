@@ -172,8 +172,6 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, tokens)
     if cache.window is not None:
         data = cache.window.data
-        if data.shape[2] < min(layout.window - 1, count):
-            raise KVTransferFailed(f"{data.shape[2]} rows of the sliding-window layers; {layout.window - 1} are needed")
         windowed = (list(data[:, which]) for which in (0, 1))
         parts += _cache_parts(windowed, data.shape[2], cache.layout.dtype, shape, streams, tokens)
     if cache.states:

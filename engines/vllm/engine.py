@@ -39,7 +39,7 @@ from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
 from messages.jobs import Part, Sampling
-from messages.kv import Array, Block, KVCache, KVLayout, Record, Window, cast
+from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -332,8 +332,7 @@ class VLLMEngine:
         path.unlink()
         layout = self._layout
         if message["op"] == "window":
-            shape = (len(layout.window_layers), 2, -1, layout.kv_heads, layout.head_dim)
-            yield Window(message["position"], data.reshape(shape))
+            yield Window(message["position"], data.reshape(layout.window_shape(-1)))
             return
         at = 0
         for start in range(message["start"], message["end"], layout.block_tokens):  # the prompt's last may be shorter
@@ -369,7 +368,6 @@ def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
     Into a mapping this would take twice as long, and end the process where shared memory is full (SIGBUS). Raises
     OSError, KVTransferFailed.
     """
-    rows = _window_rows(cache, layout)
     layers, halves, num_tokens, *position = layout.block_shape(cache.num_tokens)
     stride = math.prod(position) * np.dtype(layout.numpy_type).itemsize
     for block in cache.blocks:
@@ -378,18 +376,7 @@ def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
             file.seek((number * num_tokens + block.start) * stride)
             file.write(part.data)
     file.seek(layers * halves * num_tokens * stride)
-    file.write(np.ascontiguousarray(cast(rows, cache.layout.dtype, layout.dtype)).data)
-
-
-def _window_rows(cache: KVCache, layout: KVLayout) -> Array:
-    """The rows that the sliding-window layers look back at, oldest first; none where there are no such layers."""
-    if cache.window is None:
-        return np.empty(0, cache.layout.numpy_type)
-    data, needed = cache.window.data, min(layout.window - 1, cache.num_tokens)
-    shape = (len(layout.window_layers), 2, data.shape[2], layout.kv_heads, layout.head_dim)
-    if data.shape != shape or data.shape[2] < needed or data.dtype != cache.layout.numpy_type:
-        raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
-    return data[:, :, data.shape[2] - needed :]
+    file.write(np.ascontiguousarray(cast(cache.window_rows, cache.layout.dtype, layout.dtype)).data)
 
 
 def in_a_row(replies: Iterable[Message], first: int, length: int, window: bool = False) -> Iterator[Message]:

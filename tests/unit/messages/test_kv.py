@@ -159,6 +159,34 @@ def test_a_sliding_cache_needs_its_window_where_it_ends() -> None:
             KVCache(lay, (block,), state)
 
 
+def test_a_window_of_another_shape_or_with_too_few_rows_is_refused() -> None:
+    lay = layout(window=16)
+    block = Block(0, np.zeros(lay.block_shape(20), lay.numpy_type))
+    rows = np.zeros((2, 2, 15, 2, 8), lay.numpy_type)
+
+    for data in (rows[:1], rows[..., :4], rows.astype(np.float32)):
+        with pytest.raises(KVTransferFailed, match="a record of the sliding-window layers of"):
+            KVCache(lay, (block,), Window(20, data))
+    with pytest.raises(KVTransferFailed, match="14 rows of the sliding-window layers; 15 are needed"):
+        KVCache(lay, (block,), Window(20, rows[:, :, 1:]))
+    # And a model without such layers has no record of them
+    plain = layout()
+    with pytest.raises(KVTransferFailed, match="a record of the sliding-window layers of"):
+        KVCache(plain, (Block(0, np.zeros(plain.block_shape(20), plain.numpy_type)),), Window(20, rows))
+
+
+def test_what_a_window_looks_back_at_is_its_last_rows() -> None:
+    lay = layout(window=16)
+    rows = np.arange(2 * 2 * 18 * 2 * 8).reshape(2, 2, 18, 2, 8).astype(lay.numpy_type)
+
+    def cache_of(tokens: int) -> KVCache:
+        block = Block(0, np.zeros(lay.block_shape(tokens), lay.numpy_type))
+        return KVCache(lay, (block,), Window(tokens, rows))
+
+    np.testing.assert_array_equal(cache_of(20).window_rows, rows[:, :, 3:])
+    np.testing.assert_array_equal(cache_of(4).window_rows, rows[:, :, 14:])
+
+
 def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() -> None:
     lay = hybrid("bf16")
     block = Block(0, np.zeros(lay.block_shape(20), lay.numpy_type))
