@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
-from engines.huggingface.constrain import Constrainer
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled
+from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
+from engines.huggingface.text import TextStream, final_channel
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
 from engines.logprobs import top_logprobs
 from engines.mlx import model as mlx_model
@@ -28,7 +28,7 @@ from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
 from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
-from messages.jobs import Part, Sampling
+from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 
 _log = logging.getLogger(__name__)
@@ -48,15 +48,13 @@ def open_engine(options: EngineOptions) -> MLXEngine:
         raise
 
 
-class MLXEngine:
+class MLXEngine(FolderEngine):
     """Both protocols of `engines.base` on one MLX model."""
 
     def __init__(self, folder: HFFolder, prompt: HFPrompt, loop: ModelLoop, options: EngineOptions) -> None:
-        self._prompt = prompt
+        super().__init__(prompt, loop.num_logits)
         self._loop = loop
-        self._token_bytes = token_bytes(prompt)
         self._imported: dict[int, list[CacheState]] = {}
-        self._constrainer = Constrainer(prompt, loop.num_logits)
         transfers_kv = loop.layout is not None
         if not transfers_kv:
             _log.warning("this MLX engine transfers no KV cache: %s", loop.no_kv_transfer)
@@ -76,19 +74,6 @@ class MLXEngine:
             build=builds("mlx", "mlx-lm"),
         )
         atexit.register(self.close)  # a thread inside MLX must not outlive the interpreter
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        """See Tokenizes. Control tokens spelled in the text stay text."""
-        return self._prompt.tokenize(prompt, clock)
-
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
-        return self._prompt.count_tokens(text)
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -149,10 +134,6 @@ class MLXEngine:
             yield
         finally:
             del self._imported[id(cache)]
-
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """See Detokenizes."""
-        return text_of(self._token_bytes, tokens)
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None

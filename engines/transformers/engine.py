@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled
 from engines.chat import common_prefix
-from engines.huggingface.constrain import Constrainer, Constraint
+from engines.huggingface.constrain import Constraint
+from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
+from engines.huggingface.text import TextStream, final_channel
 from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
 from engines.registry import EngineOptions
@@ -34,7 +35,7 @@ from engines.transformers.kv import Copies, Exporter, forked, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
-from messages.jobs import Part, Sampling
+from messages.jobs import Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
@@ -56,14 +57,12 @@ def open_engine(options: EngineOptions) -> TransformersEngine:
     return TransformersEngine(weights, prompt, TorchModel(weights), options)
 
 
-class TransformersEngine:
+class TransformersEngine(FolderEngine):
     """Both protocols of `engines.base` on one PyTorch model."""
 
     def __init__(self, weights: Weights, prompt: HFPrompt, model: TorchModel, options: EngineOptions) -> None:
-        self._prompt = prompt
+        super().__init__(prompt, model.config.vocab_size)
         self._model: TorchModel | None = model
-        self._token_bytes = token_bytes(prompt)
-        self._constrainer = Constrainer(prompt, model.config.vocab_size)
         self._closed = threading.Event()
         self._imported: dict[int, _Imported] = {}
         self._prefilling = threading.Semaphore(1)
@@ -73,19 +72,6 @@ class TransformersEngine:
         self._layout, self._ropes, self._no_kv_transfer = self._learn_layout(weights, model)
         self._exporter = Exporter(self._layout, model.device) if self._layout else None
         self._info = self._describe(weights, model, options)
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        """See Tokenizes. Control tokens spelled in the text stay text."""
-        return self._prompt.tokenize(prompt, clock)
-
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
-        return self._prompt.count_tokens(text)
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -153,10 +139,6 @@ class TransformersEngine:
             yield
         finally:
             del self._imported[id(cache)]
-
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """See Detokenizes."""
-        return text_of(self._token_bytes, tokens)
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None

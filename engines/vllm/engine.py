@@ -23,12 +23,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled
 from engines.harmony import thoughts_then
-from engines.huggingface.constrain import JSON_STYLE, Constrainer
+from engines.huggingface.constrain import JSON_STYLE
+from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
-from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
+from engines.huggingface.text import TextStream, final_channel
 from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
@@ -38,7 +39,7 @@ from engines.vllm.conversation import Conversation, layout_seen
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
-from messages.jobs import Part, Sampling
+from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
@@ -113,19 +114,17 @@ def _context(folder: HFFolder, options: EngineOptions) -> int:
     return options.context or int(folder.text.get("max_position_embeddings") or 4096)
 
 
-class VLLMEngine:
+class VLLMEngine(FolderEngine):
     """Both protocols of `engines.base` on one vLLM host."""
 
     def __init__(
         self, folder: HFFolder, prompt: HFPrompt, host: Conversation, layout: KVLayout, options: EngineOptions
     ) -> None:
         _require_same_shape(host.loaded["shape"], layout)
-        self._prompt = prompt
+        num_logits = int(folder.text["vocab_size"])
+        super().__init__(prompt, num_logits)
         self._host = host
         self._layout = layout
-        self._token_bytes = token_bytes(prompt)
-        self._num_logits = int(folder.text["vocab_size"])
-        self._constrainer = Constrainer(prompt, self._num_logits)
         self._imported: dict[int, str] = {}
         self._prefill_slots = threading.Semaphore(options.prefill_slots)
         self._info = EngineInfo(
@@ -139,17 +138,12 @@ class VLLMEngine:
             ropes=_ropes(folder),
             capabilities=Capabilities(True, True, True, True, True, True),
             chars_per_token=prompt.chars_per_token,
-            vocabulary=min(len(prompt.token_texts()), self._num_logits),
+            vocabulary=min(len(prompt.token_texts()), num_logits),
             rounding=rounding(folder, layout.dtype),
             # Whoever starts a server may give it other weights: then nothing that was seen of it before counts.
             build=" ".join(filter(None, ("vllm", host.loaded["vllm"], host.loaded.get("instance")))),
             prefill_slots=options.prefill_slots,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
 
     @property
     def host(self) -> Conversation:
@@ -160,14 +154,6 @@ class VLLMEngine:
     def away(self) -> str:
         """See engines.base.why_away."""
         return self._host.away
-
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        """See Tokenizes. Control tokens spelled in the text stay text."""
-        return self._prompt.tokenize(prompt, clock)
-
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
-        return self._prompt.count_tokens(text)
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -228,10 +214,6 @@ class VLLMEngine:
                 yield
             finally:
                 del self._imported[id(cache)]
-
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """See Detokenizes."""
-        return text_of(self._token_bytes, tokens)
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
