@@ -13,19 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
 from engines.logprobs import top_logprobs
 from engines.mlx import model as mlx_model
 from engines.mlx.kv import CacheState
 from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
-from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
+from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork
 from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
@@ -116,13 +116,13 @@ class MLXEngine(FolderEngine):
         called = time.monotonic()
         self._check_asked(tokens, cache, sampling.max_tokens)
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
-        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
         eager = on_text is not None or bool(sampling.stop)
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
         work.fork = self._imported.get(id(cache))
         self._loop.submit(work)
         try:
-            return self._collect(work, stream, on_text, stop, called)
+            answer = self._answered(self._sampled(work, stop), sampling, on_text, called)
+            return replace(answer, evaluated_tokens=work.evaluated)
         finally:
             work.abandoned = True
 
@@ -149,43 +149,15 @@ class MLXEngine(FolderEngine):
             work.abandoned = True
         return top_logprobs(seen.scores[0])
 
-    def _collect(
-        self,
-        work: DecodeWork,
-        stream: TextStream,
-        on_text: Callable[[str], None] | None,
-        stop: threading.Event | None,
-        called: float,
-    ) -> Answer:
-        sampled: list[int] = []
-        first_token_s, reason = 0.0, ""
-        for token, why in self._tokens(work, stop):
-            first_token_s = first_token_s or time.monotonic() - called
-            piece = ""
-            if why != "stop":
-                sampled.append(token)
-                piece = stream.push(token)
-            reason = "stop" if stream.stopped else why
-            piece += stream.finish() if reason else ""
-            if piece and on_text:
-                on_text(piece)
-            if reason:
-                break
-        return Answer(
-            text=stream.text,
-            tokens=tuple(sampled),
-            completion_tokens=len(sampled),
-            finish_reason=reason,
-            evaluated_tokens=work.evaluated,
-            first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
-        )
-
-    def _tokens(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[Token]:
-        while True:
+    def _sampled(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[int]:
+        """The ids of an answer, without one that ends it."""
+        why = ""
+        while not why:
             output = self._take(work, stop)
             assert isinstance(output, list)
-            yield from output
+            for token, why in output:
+                if why != "stop":
+                    yield token
 
     def _take(self, work: PromptWork, stop: threading.Event | None) -> Output:
         self._loop.require_open()  # outputs that are ready already don't count any more

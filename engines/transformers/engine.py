@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -26,7 +26,6 @@ from engines.chat import common_prefix
 from engines.huggingface.constrain import Constraint
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel
 from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
 from engines.registry import EngineOptions
@@ -123,9 +122,9 @@ class TransformersEngine(FolderEngine):
         with self._slot(self._slots, stop) as model:
             run = self._begin(model, cache)
             scores = self._read_prompt(model, run, tokens, check)
-            evaluated, first_token_s = run.fed, time.monotonic() - called
+            evaluated = run.fed
             sampled = self._sampled(model, run, scores, sampling, constraint, check)
-            answer = self._answer(sampled, sampling, on_text, evaluated, first_token_s, called)
+            answer = replace(self._answered(sampled, sampling, on_text, called), evaluated_tokens=evaluated)
             self._keep(cache, (*tokens, *answer.tokens), run)
             return answer
 
@@ -288,34 +287,6 @@ class TransformersEngine(FolderEngine):
             if count < sampling.max_tokens:
                 scores = model.scores(run, (token,), check)
 
-    def _answer(
-        self,
-        tokens: Iterator[int],
-        sampling: Sampling,
-        on_text: Callable[[str], None] | None,
-        evaluated: int,
-        first_token_s: float,
-        called: float,
-    ) -> Answer:
-        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
-        sampled: list[int] = []
-        for token in tokens:
-            sampled.append(token)
-            _give(stream.push(token), on_text)
-            if stream.stopped:
-                break
-        _give(stream.finish(), on_text)
-        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
-        return Answer(
-            text=stream.text,
-            tokens=tuple(sampled),
-            completion_tokens=len(sampled),
-            finish_reason="length" if cut_off else "stop",
-            evaluated_tokens=evaluated,
-            first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class _Imported:
@@ -323,8 +294,3 @@ class _Imported:
 
     past: DynamicCache
     runs: dict[int, tuple[Sequence[int], ModelRun]] = field(default_factory=dict)
-
-
-def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
-    if piece and on_text:
-        on_text(piece)

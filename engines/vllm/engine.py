@@ -29,7 +29,7 @@ from engines.huggingface.constrain import JSON_STYLE
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
-from engines.huggingface.text import TextStream, final_channel
+from engines.huggingface.text import final_channel
 from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
@@ -263,30 +263,19 @@ class VLLMEngine(FolderEngine):
         stop: threading.Event | None,
         called: float,
     ) -> Answer:
-        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
-        sampled: list[int] = []
-        first_token_s, evaluated = 0.0, 0
-        for message in replies:
-            evaluated = int(message.get("evaluated", evaluated))
-            for token in message.get("tokens", ()):  # several, if we were slow to read
-                self._host.check(stop)
-                first_token_s = first_token_s or time.monotonic() - called
-                if token not in self._prompt.end_ids and not stream.stopped:
-                    sampled.append(token)
-                    _give(stream.push(token), on_text)
-            if stream.stopped:
-                break
-        _give(stream.finish(), on_text)
-        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
-        return Answer(
-            text=stream.text,
-            tokens=tuple(sampled),
-            completion_tokens=len(sampled),
-            finish_reason="length" if cut_off else "stop",
-            evaluated_tokens=evaluated,
-            first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
-        )
+        evaluated = 0
+
+        def sampled() -> Iterator[int]:
+            nonlocal evaluated
+            for message in replies:
+                evaluated = int(message.get("evaluated", evaluated))
+                for token in message.get("tokens", ()):  # several, if we were slow to read
+                    self._host.check(stop)
+                    if token not in self._prompt.end_ids:
+                        yield token
+
+        answer = self._answered(sampled(), sampling, on_text, called)
+        return replace(answer, evaluated_tokens=evaluated)
 
     def _injected(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:
         """A file with the cache, for as long as the stack lives, and the tokens that it covers."""
@@ -458,8 +447,3 @@ def _require_same_shape(seen: dict[str, Any], stated: KVLayout) -> None:
         raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
     if found != stated:
         raise ConfigError(f"vLLM keeps {found}, where config.json states {stated}")
-
-
-def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
-    if piece and on_text:
-        on_text(piece)
