@@ -17,9 +17,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from engines.base import Answer, Capabilities, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
 from messages.errors import (
     Cancelled,
     ConfigError,
@@ -218,13 +218,51 @@ class Calls:
             raise Cancelled("cancelled while the engine was at work")
 
 
-class TextOnly:
-    """The half of an engine that says no to ids and KV caches; its prefill half passes every job through."""
+class RemoteServer:
+    """A server that is asked through `Calls`."""
 
-    def __init__(self, called: str, context: int) -> None:
+    _calls: Calls
+
+    @property
+    def away(self) -> str:
+        """Why nobody answers there now; "": somebody does."""
+        return self._calls.away
+
+    def close(self) -> None:
+        """Requests in progress raise EngineUnavailable. Idempotent."""
+        self._calls.close()
+
+
+S = TypeVar("S", bound=RemoteServer)
+
+
+class TextOnly(Generic[S]):
+    """The half of an engine that says no to ids and KV caches; its prefill half passes every job through.
+
+    Who answers sets `_info`.
+    """
+
+    _info: EngineInfo
+
+    def __init__(self, server: S, called: str, context: int) -> None:
+        self._server = server
         self._called = called
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    @property
+    def away(self) -> str:
+        """See engines.base.why_away."""
+        return self._server.away
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
+        self._server.close()
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
         """No ids: the server keeps them to itself."""

@@ -95,16 +95,15 @@ def _shown(server: OllamaServer, model: str) -> ollama.ShowResponse:
         ) from None
 
 
-class OllamaEngine(TextOnly):
+class OllamaEngine(TextOnly[OllamaServer]):
     """`DecodesText`; the prefill half passes every job through."""
 
     def __init__(self, server: OllamaServer, model: str, shown: ollama.ShowResponse, options: EngineOptions) -> None:
-        self._server = server
+        super().__init__(server, "Ollama", context_of("Ollama", model, _trained_context(shown), options.context))
         self._model = model
         self._stops = model_stops(shown.parameters or "")
         self._break_up = mark_breaker(shown.modelinfo or {})
         self._drops_system = drops_system(shown)
-        super().__init__("Ollama", context_of("Ollama", model, _trained_context(shown), options.context))
         self._letters_per_token = self._warm_up()
         self._info = EngineInfo(
             engine="ollama",
@@ -117,20 +116,6 @@ class OllamaEngine(TextOnly):
             capabilities=CAPABILITIES,
             chars_per_token=self._letters_per_token,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    @property
-    def away(self) -> str:
-        """See engines.base.why_away."""
-        return self._server.away
-
-    def close(self) -> None:
-        """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
-        self._server.close()
 
     def decode_text(
         self,

@@ -114,12 +114,11 @@ def served(server: OpenAIServer, model: str) -> dict[str, Any]:
     raise ConfigError(f"the server at {server.host} has no model {model!r} (it has: {there:.400})")
 
 
-class OpenAIEngine(TextOnly):
+class OpenAIEngine(TextOnly[OpenAIServer]):
     """`DecodesText`; the prefill half passes every job through."""
 
     def __init__(self, server: OpenAIServer, model: str, listed: dict[str, Any], options: EngineOptions) -> None:
-        super().__init__("the server", context_of("the server", model, _context_in(listed), options.context))
-        self._server = server
+        super().__init__(server, "the server", context_of("the server", model, _context_in(listed), options.context))
         self._model = model
         self._unknown: set[str] = set()
         self._warm_up()
@@ -135,20 +134,6 @@ class OpenAIEngine(TextOnly):
             chars_per_token=self._letters_per_token,
             outside=outside(server.host),
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    @property
-    def away(self) -> str:
-        """See engines.base.why_away."""
-        return self._server.away
-
-    def close(self) -> None:
-        """Calls in progress raise EngineUnavailable. Idempotent."""
-        self._server.close()
 
     def decode_text(
         self,
