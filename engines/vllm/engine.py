@@ -9,7 +9,6 @@ wants text only has the `openai` engine.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -24,8 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled
+from engines.guidance import styled
 from engines.harmony import thoughts_then
-from engines.huggingface.constrain import JSON_STYLE
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
@@ -240,7 +239,7 @@ class VLLMEngine(FolderEngine):
     ) -> Generator[Message, None, None]:
         constraint: dict[str, Any] = {}
         if sampling.json_schema:
-            schema = {"x-guidance": JSON_STYLE} | json.loads(sampling.json_schema)
+            schema = styled(sampling.json_schema)
             constraint = {"grammar": thoughts_then(schema)} if final_channel(self._prompt) else {"json": schema}
         return self._host.ask(
             stop,
