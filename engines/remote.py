@@ -12,6 +12,7 @@ import logging
 import math
 import queue
 import re
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.chat import SAMPLE
 from messages.errors import (
     Cancelled,
     ConfigError,
@@ -42,6 +44,7 @@ CONNECT_S = 10.0
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 _POLL_S = 0.1
 # No prompt has this much more text to a token than the sample: one that was counted lower was cut.
@@ -51,13 +54,11 @@ _KNOWN_MARK = re.compile(
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
     re.IGNORECASE,
 )
-SAMPLE = """def mean(values: list[float]) -> float:
-    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
-    return sum(values) / len(values) if values else 0.0
 
-The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
-one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
-"""
+
+def new_sample() -> str:
+    """The sample behind a new first line: some servers don't count what they find in a prompt cache."""
+    return f"{secrets.token_hex(4)}\n{SAMPLE}"
 
 
 def broken(first: re.Match[str]) -> str:

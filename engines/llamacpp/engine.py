@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
-from engines.chat import common_prefix
+from engines.chat import SAMPLE, common_prefix
 from engines.llamacpp import slotfile
 from engines.llamacpp.answer import AnswerRequest, Completions
 from engines.llamacpp.http import ServerRefused
@@ -46,13 +46,6 @@ from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_SAMPLE = """def mean(values: list[float]) -> float:
-    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
-    return sum(values) / len(values) if values else 0.0
-
-The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
-one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
-"""
 
 
 def open_engine(options: EngineOptions) -> LlamaCppEngine:
@@ -81,7 +74,7 @@ class LlamaCppEngine:
             self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
         self._prompt = LlamaPrompt(self._server)
         self._answers = Completions(self._server, self._prompt, backing.slot_folder is not None)
-        self._sample_ids = self._prompt.plain_ids(_SAMPLE)
+        self._sample_ids = self._prompt.plain_ids(SAMPLE)
         self._shape: SlotShape | None = None
         self._ropes: tuple[Rope, ...] = ()
         self._streams = 0
@@ -209,7 +202,7 @@ class LlamaCppEngine:
             layout=layout,
             ropes=self._ropes if layout else (),
             capabilities=Capabilities.local(transfers_kv=transfers_kv),
-            chars_per_token=len(_SAMPLE) / len(self._sample_ids),
+            chars_per_token=len(SAMPLE) / len(self._sample_ids),
             vocabulary=len(vocabulary(backing.gguf)) if backing.gguf else 0,
             rounding=rounding(backing.gguf) if backing.gguf else "q4",
             build=f"{self._server.get('/props').get('build_info')}, {package_version()}",

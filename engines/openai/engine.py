@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,14 +22,13 @@ from engines.chat import chat
 from engines.openai.http import OpenAIServer, Outside, RequestRefused, Unlisted, never
 from engines.openai.place import outside
 from engines.registry import EngineOptions
-from engines.remote import CAPABILITIES, SAMPLE, TextOnly, break_known_marks, check_json, context_of
+from engines.remote import CAPABILITIES, RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
 from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling
 
 _log = logging.getLogger(__name__)
 
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
-_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 # What a server may refuse, and do without.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
 _FINISHED = ("stop", "length")
@@ -177,7 +175,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "seed": sampling.seed % _RANDOM_SEED,
+            "seed": sampling.seed % RANDOM_SEED,
             "min_p": 0.0,  # these two have other defaults in some servers
             "repetition_penalty": 1.0,
         }
@@ -190,8 +188,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
 
     def _warm_up(self) -> None:
         """Have a text counted (letters per token), and see which fields the server refuses."""
-        # A new first line, so that none of it is found in a prompt cache: some servers don't count that.
-        text = f"{secrets.token_hex(4)}\n{SAMPLE}"
+        text = new_sample()
         sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
         while True:
             reading = _Reading(None)
