@@ -22,15 +22,8 @@ from typing import Any, Generic, TypeVar
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
 from engines.chat import SAMPLE
-from messages.errors import (
-    Cancelled,
-    ConfigError,
-    ContextExceeded,
-    EngineUnavailable,
-    InvalidSchema,
-    KvasirError,
-    KVTransferFailed,
-)
+from engines.waiting import check_running
+from messages.errors import ConfigError, ContextExceeded, InvalidSchema, KvasirError, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, Record
 
@@ -213,10 +206,7 @@ class Calls:
         await self._loop.shutdown_asyncgens()
 
     def _check_running(self, stop: threading.Event | None) -> None:
-        if self._closed.is_set():
-            raise EngineUnavailable(f"the {self._name} engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
+        check_running(self._name, self._closed, stop)
 
 
 class RemoteServer:

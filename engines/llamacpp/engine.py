@@ -40,7 +40,8 @@ from engines.llamacpp.slotfile import SlotFile, SlotShape
 from engines.llamacpp.start import Backing, attach, package_version, start
 from engines.registry import EngineOptions
 from engines.rope import Rope
-from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
+from engines.waiting import check_running
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, Record
 
@@ -238,10 +239,7 @@ class LlamaCppEngine:
         return self._shape
 
     def _check_running(self, stop: threading.Event | None) -> None:
-        if self._closed.is_set():
-            raise EngineUnavailable("the llama.cpp engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while waiting for a slot in the engine")
+        check_running("llama.cpp", self._closed, stop)
 
     def _slot_file(self, tokens: Sequence[int], cache: KVCache, shape: SlotShape) -> bytes:
         return slotfile.build(tokens, cache, shape, self._streams)

@@ -19,10 +19,10 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from engines.chat import chat
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
 from engines.simulated.schema_text import json_text, prose
+from engines.waiting import held
 from messages.errors import (
     Cancelled,
     ConfigError,
@@ -187,7 +188,7 @@ class SimulatedEngine:
             self._verify(chain, resume)
             restored = resume.num_tokens
         rate = self._model.prefill / self._model.batch
-        with self._held(self._prefill_slots, stop):
+        with held(self._prefill_slots, partial(self._check_running, stop)):
             started = time.monotonic()
             for start, end in self._layout.block_spans(len(tokens)):
                 self._pace(started, max(0, end - restored) / rate, stop)
@@ -215,7 +216,7 @@ class SimulatedEngine:
         evaluated = len(tokens) - (cache.num_tokens if cache else 0)
         pieces = _pieces(text)
         first_token_s = 0.0
-        with self._held(self._slots, stop):
+        with held(self._slots, partial(self._check_running, stop)):
             started = time.monotonic()
             prompt_s = (evaluated - 1) / self._model.prefill
             for index, piece in enumerate(pieces, 1):
@@ -301,16 +302,6 @@ class SimulatedEngine:
             raise Cancelled("cancelled while the engine was at work")
         if self._closed.is_set():
             raise EngineUnavailable("the simulated engine was closed")
-
-    @contextmanager
-    def _held(self, slot: threading.Semaphore, stop: threading.Event | None) -> Iterator[None]:
-        self._check_running(stop)
-        while not slot.acquire(timeout=_POLL_S):
-            self._check_running(stop)
-        try:
-            yield
-        finally:
-            slot.release()
 
 
 def _checked(model: SimulatedModel) -> SimulatedModel:

@@ -33,12 +33,12 @@ from engines.rope import Rope
 from engines.transformers.kv import Copies, Exporter, forked, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
-from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
+from engines.waiting import check_running, held
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.1
 # Large enough to keep a GPU busy, small enough for blocks to leave early.
 _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
 # Chunks whose blocks may be on their way while the next one is computed.
@@ -189,26 +189,19 @@ class TransformersEngine(FolderEngine):
             cache.require_part_of(len(tokens))
 
     def _check_running(self, stop: threading.Event | None = None) -> None:
-        if self._closed.is_set():
-            raise EngineUnavailable("the transformers engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
+        check_running("transformers", self._closed, stop)
 
     @contextmanager
     def _slot(self, slots: threading.Semaphore, stop: threading.Event | None) -> Iterator[TorchModel]:
         """The model, as soon as a slot is free."""
-        self._check_running(stop)
-        while not slots.acquire(timeout=_POLL_S):
-            self._check_running(stop)
         try:
-            model = self._model
-            if model is None:
-                raise EngineUnavailable("the transformers engine was closed")
-            yield model
+            with held(slots, partial(self._check_running, stop)):
+                model = self._model
+                if model is None:
+                    raise EngineUnavailable("the transformers engine was closed")
+                yield model
         except torch.OutOfMemoryError as error:
             raise EngineUnavailable(f"{self._info.device} has too little memory left for this sequence") from error
-        finally:
-            slots.release()
 
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()

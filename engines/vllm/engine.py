@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -37,12 +38,12 @@ from engines.vllm.attached import reach
 from engines.vllm.conversation import Conversation, layout_seen
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
+from engines.waiting import held
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.1
 _INTERVAL_TOKENS = 16  # come at once where nobody reads along: each message wakes three threads
 _PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
 _CPU_CHUNK_TOKENS = 512
@@ -171,7 +172,7 @@ class VLLMEngine(FolderEngine):
         if resume is not None:
             # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
             resume.require_part_of(len(tokens), left=1 if self._layout.window else 0)
-        with self._prefill_slot(stop), ExitStack() as stack:
+        with held(self._prefill_slots, partial(self._host.check, stop)), ExitStack() as stack:
             started = time.monotonic()
             inject = self._injected(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
@@ -310,17 +311,6 @@ class VLLMEngine(FolderEngine):
             size = math.prod(shape)
             yield Block(start, data[at : at + size].reshape(shape))
             at += size
-
-    @contextmanager
-    def _prefill_slot(self, stop: threading.Event | None) -> Iterator[None]:
-        while True:
-            self._host.check(stop)
-            if self._prefill_slots.acquire(timeout=_POLL_S):
-                break
-        try:
-            yield
-        finally:
-            self._prefill_slots.release()
 
     def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
