@@ -95,13 +95,10 @@ class MLXEngine(FolderEngine):
             resume.require_layout(layout)
             resume.require_part_of(len(tokens), left=0)
         work = PrefillWork(tokens, resume, layout, first)
-        self._loop.submit(work)
-        try:
+        with self._under_way(work):
             while not isinstance(output := self._take(work, stop), Prefilled):
                 assert isinstance(output, Block | Window | RecurrentState)
                 emit(output)
-        finally:
-            work.abandoned = True
         return output
 
     def decode(
@@ -119,12 +116,9 @@ class MLXEngine(FolderEngine):
         eager = on_text is not None or bool(sampling.stop)
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
         work.fork = self._imported.get(id(cache))
-        self._loop.submit(work)
-        try:
+        with self._under_way(work):
             answer = self._answered(self._sampled(work, stop), sampling, on_text, called)
             return replace(answer, evaluated_tokens=work.evaluated)
-        finally:
-            work.abandoned = True
 
     @contextmanager
     def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
@@ -142,12 +136,18 @@ class MLXEngine(FolderEngine):
         self._check_asked(tokens, cache, 1)
         seen = Observer()
         work = DecodeWork(tokens, cache, 1, seen, None, eager=True)
+        with self._under_way(work):
+            self._take(work, stop)
+        return top_logprobs(seen.scores[0])
+
+    @contextmanager
+    def _under_way(self, work: PromptWork) -> Iterator[None]:
+        """The loop computes it, for as long as somebody listens."""
         self._loop.submit(work)
         try:
-            self._take(work, stop)
+            yield
         finally:
             work.abandoned = True
-        return top_logprobs(seen.scores[0])
 
     def _sampled(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[int]:
         """The ids of an answer, without one that ends it."""
