@@ -33,6 +33,15 @@ _PADDING = " \n"
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
 _REMEMBERED = 64
 
+# Code and prose, by which an engine tells how many characters a token has.
+SAMPLE = """def mean(values: list[float]) -> float:
+    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
+    return sum(values) / len(values) if values else 0.0
+
+The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
+one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:

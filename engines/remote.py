@@ -12,23 +12,18 @@ import logging
 import math
 import queue
 import re
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from engines.base import Answer, Capabilities, Prefilled, Tokenized
-from messages.errors import (
-    Cancelled,
-    ConfigError,
-    ContextExceeded,
-    EngineUnavailable,
-    InvalidSchema,
-    KvasirError,
-    KVTransferFailed,
-)
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.chat import SAMPLE
+from engines.waiting import check_running
+from messages.errors import ConfigError, ContextExceeded, InvalidSchema, KvasirError, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, Record
 
@@ -42,6 +37,7 @@ CONNECT_S = 10.0
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 _POLL_S = 0.1
 # No prompt has this much more text to a token than the sample: one that was counted lower was cut.
@@ -51,13 +47,11 @@ _KNOWN_MARK = re.compile(
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
     re.IGNORECASE,
 )
-SAMPLE = """def mean(values: list[float]) -> float:
-    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
-    return sum(values) / len(values) if values else 0.0
 
-The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
-one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
-"""
+
+def new_sample() -> str:
+    """The sample behind a new first line: some servers don't count what they find in a prompt cache."""
+    return f"{secrets.token_hex(4)}\n{SAMPLE}"
 
 
 def broken(first: re.Match[str]) -> str:
@@ -212,19 +206,54 @@ class Calls:
         await self._loop.shutdown_asyncgens()
 
     def _check_running(self, stop: threading.Event | None) -> None:
-        if self._closed.is_set():
-            raise EngineUnavailable(f"the {self._name} engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
+        check_running(self._name, self._closed, stop)
 
 
-class TextOnly:
-    """The half of an engine that says no to ids and KV caches; its prefill half passes every job through."""
+class RemoteServer:
+    """A server that is asked through `Calls`."""
 
-    def __init__(self, called: str, context: int) -> None:
+    _calls: Calls
+
+    @property
+    def away(self) -> str:
+        """Why nobody answers there now; "": somebody does."""
+        return self._calls.away
+
+    def close(self) -> None:
+        """Requests in progress raise EngineUnavailable. Idempotent."""
+        self._calls.close()
+
+
+S = TypeVar("S", bound=RemoteServer)
+
+
+class TextOnly(Generic[S]):
+    """The half of an engine that says no to ids and KV caches; its prefill half passes every job through.
+
+    Who answers sets `_info`.
+    """
+
+    _info: EngineInfo
+
+    def __init__(self, server: S, called: str, context: int) -> None:
+        self._server = server
         self._called = called
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    @property
+    def away(self) -> str:
+        """See engines.base.why_away."""
+        return self._server.away
+
+    def close(self) -> None:
+        """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
+        self._server.close()
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
         """No ids: the server keeps them to itself."""

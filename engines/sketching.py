@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from engines.base import EngineInfo, PrefillEngine
+from engines.cached import keep, note_of
 from engines.sketch import TOKENS, VERSION, Sketch, named, positions, projected, prompt, read, shape
 from messages.errors import KVTransferFailed
 from messages.kv import Array, KVLayout, Record, RecurrentState, Window, cast
@@ -26,14 +24,14 @@ def sketch_of(engine: PrefillEngine) -> Sketch | None:
         return None
     weights, tokens = info.weights or info.fingerprint, _num_tokens(info)
     made_by = (VERSION, weights, info.engine, info.build, info.device, info.layout, info.rounding, info.ropes, tokens)
-    note = _cache_folder() / hashlib.sha256(repr(made_by).encode()).hexdigest()
+    note = note_of("sketches", repr(made_by))
     try:
         kept = note.read_bytes()
         return read(kept, named(kept))
     except (OSError, KVTransferFailed):
         pass  # the first time, or a damaged file
     made = fresh_sketch(engine, info.layout)
-    _keep(note, made.encoded)
+    keep(note, made.encoded)
     return made
 
 
@@ -71,18 +69,3 @@ def computed(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Arr
 
     engine.prefill(ids, see)
     return numbers
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "sketches"
-
-
-def _keep(note: Path, body: bytes) -> None:
-    draft = note.with_name(f"{note.name}.{os.getpid()}")
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(body)
-        draft.replace(note)
-    except OSError:
-        pass  # computed again next time

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -143,6 +143,10 @@ class KVLayout:
         """(full layers, K and V, tokens, kv_heads, head_dim)."""
         return (len(self.full_layers), 2, num_tokens, self.kv_heads, self.head_dim)
 
+    def window_shape(self, rows: int) -> tuple[int, int, int, int, int]:
+        """(window layers, K and V, rows, kv_heads, head_dim)."""
+        return (len(self.window_layers), 2, rows, self.kv_heads, self.head_dim)
+
     def block_spans(self, num_tokens: int) -> list[tuple[int, int]]:
         """[start, end) of each block of a cache of `num_tokens`; only the last may be shorter than block_tokens."""
         step = self.block_tokens
@@ -175,8 +179,8 @@ class Block:
 class Window:
     """The state of the sliding-window layers at one position: at least the last `window - 1` rows before it.
 
-    `data` has the shape (window layers, 2, rows, kv_heads, head_dim), oldest row first; the rows end at `position`
-    (exclusive), so row r is position - rows + r.
+    `data` has the shape `layout.window_shape(rows)`: (window layers, 2, rows, kv_heads, head_dim), oldest row first;
+    the rows end at `position` (exclusive), so row r is position - rows + r.
     """
 
     position: int
@@ -222,14 +226,25 @@ class KVCache:
             if block.data.dtype != self.layout.numpy_type:
                 raise KVTransferFailed(f"block of {block.data.dtype}, not {self.layout.dtype}")
             position = block.end
-        if self.layout.window_layers and (self.window is None or self.window.position != position):
-            raise KVTransferFailed(f"no record of the sliding-window layers at position {position}")
+        self._check_window(position)
         if [(state.layer, state.position) for state in self.states] != [
             (n, position) for n in self.layout.state_layers
         ]:
             raise KVTransferFailed(f"not one state of each recurrent layer at position {position}")
         if any(one.data.shape != (self.layout.state_size,) or one.data.dtype != STATE_TYPE for one in self.states):
             raise KVTransferFailed(f"a recurrent state of another size than {self.layout.state_size:,} float32")
+
+    def _check_window(self, position: int) -> None:
+        layout, window = self.layout, self.window
+        if layout.window_layers and (window is None or window.position != position):
+            raise KVTransferFailed(f"no record of the sliding-window layers at position {position}")
+        if window is None:
+            return
+        data, rows, needed = window.data, window.data.shape[2], min(layout.window - 1, position)
+        if data.shape != layout.window_shape(rows) or data.dtype != layout.numpy_type:
+            raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
+        if rows < needed:
+            raise KVTransferFailed(f"{rows} rows of the sliding-window layers; {needed} are needed")
 
     @property
     def num_tokens(self) -> int:
@@ -240,6 +255,25 @@ class KVCache:
     def records(self) -> list[Record]:
         """All that it is made of, blocks first."""
         return [*self.blocks, *([self.window] if self.window else []), *self.states]
+
+    @property
+    def window_rows(self) -> Array:
+        """The rows that the sliding-window layers look back at, at most `window - 1`: a view, as in `Window`."""
+        if self.window is None:
+            return np.empty(self.layout.window_shape(0), self.layout.numpy_type)
+        rows, needed = self.window.data.shape[2], min(self.layout.window - 1, self.num_tokens)
+        return self.window.data[:, :, rows - needed :]
+
+    def require_layout(self, own: KVLayout) -> None:
+        """Raises KVTransferFailed unless a model with this layout can take it in, cast to its dtype."""
+        if replace(self.layout, dtype=own.dtype) != own:
+            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, this model {own}")
+
+    def require_part_of(self, tokens: int, left: int = 1) -> None:
+        """Raises KVTransferFailed unless it leaves so many of a prompt's `tokens` to be evaluated."""
+        if self.num_tokens > tokens - left:
+            none = ": none is left" if left else ""
+            raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} tokens of {tokens:,}{none}")
 
     def layer(self, index: int) -> tuple[Array, Array]:
         """K and V of one full-attention layer, each (tokens, kv_heads, head_dim), newly allocated."""

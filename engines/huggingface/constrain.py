@@ -5,20 +5,15 @@ One `Constrainer` for a loaded model, one `Constraint` for an answer.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from engines.guidance import styled
 from engines.harmony import FinalChannel
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.text import final_channel
 from messages.errors import ConfigError, InvalidSchema
-
-# One space and no line breaks: white space without bound is where small models lose themselves.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 Mask = NDArray[np.bool_]
 
@@ -88,9 +83,9 @@ class Constrainer:
 
 
 def _grammar(schema: str) -> str:
-    value: dict[str, Any] = json.loads(schema)
+    value = styled(schema)
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema({"x-guidance": JSON_STYLE} | value)
+        grammar: str = LLMatcher.grammar_from_json_schema(value)
     except ValueError as error:
         raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
     return grammar

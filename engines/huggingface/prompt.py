@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from engines.chat import ChatPrompt
+from engines.chat import SAMPLE, ChatPrompt
 from engines.huggingface.weights import read_json
 from engines.vocabulary import vocabulary_hash
 from messages.errors import ConfigError, InvalidPrompt
@@ -27,13 +27,6 @@ _SPELLED_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
 # Tokens that end an answer in the model families that have them, whatever their configuration lists.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>",
          "<|call|>")  # fmt: skip
-SAMPLE = """def mean(values: list[float]) -> float:
-    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
-    return sum(values) / len(values) if values else 0.0
-
-The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
-one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
-"""
 
 
 class HFPrompt(ChatPrompt):

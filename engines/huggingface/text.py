@@ -87,11 +87,6 @@ class TextStream:
         return next((len(end) for end in ends if any(word.startswith(end) for word in self._stop)), 0)
 
 
-def text_of(token_bytes: Sequence[bytes], tokens: Sequence[int]) -> str:
-    """See Detokenizes. A model may have more outputs than its tokenizer has tokens: those stand for nothing."""
-    return b"".join(token_bytes[id] for id in tokens if id < len(token_bytes)).decode(errors="replace")
-
-
 def token_bytes(prompt: HFPrompt) -> list[bytes]:
     """The bytes that each id stands for; none for control tokens. Byte-level and SentencePiece tokenizers."""
     definition = json.loads(prompt.tokenizer_json)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from engines import cached
 from engines.huggingface.rope import GATED_DELTA, head_dim, rope_parameters
 from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
 from messages.kv import DType, KVLayout
@@ -164,24 +164,12 @@ def weights_digest(folder: HFFolder) -> str:
     """
     stats = [(file, file.stat()) for file in folder.files]
     identity = "\0".join(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}" for file, stat in stats)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    note = Path(base) / "kvasir" / "weights" / hashlib.sha256(identity.encode()).hexdigest()
-    try:
-        known = note.read_text()
-        if len(known) == 64:
-            return known
-    except OSError:
-        pass
-    digests = sorted(digest for file in folder.files for digest in _tensor_digests(file))
-    digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        draft = note.with_name(f"{note.name}.{os.getpid()}")
-        draft.write_text(digest)
-        draft.replace(note)
-    except OSError:
-        pass  # read again next time
-    return digest
+
+    def read() -> str:
+        digests = sorted(digest for file in folder.files for digest in _tensor_digests(file))
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    return cached.weights_digest(identity, read)
 
 
 @dataclass(frozen=True, slots=True)

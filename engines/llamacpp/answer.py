@@ -7,7 +7,6 @@ from the first token on would forbid it to think; stop words would end its thoug
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engines.base import Answer
+from engines.guidance import styled
 from engines.harmony import FinalChannel, final_channel
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.llamacpp.prompt import LlamaPrompt
@@ -27,8 +27,6 @@ _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 # Nothing but what Sampling names, in llama.cpp's own order; its defaults (min_p, penalties) would add to it.
 _SAMPLERS = ["top_k", "top_p", "temperature"]
-# One space and no line breaks: white space without bound is where small models lose themselves.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_JSON = "~"  # no JSON text begins with it
 
 
@@ -131,7 +129,7 @@ class Completions:
             "cache_prompt": False,
             "temperature": 0,
             "logit_bias": [[forced, 100.0]],
-            "json_schema": _styled(schema),
+            "json_schema": styled(schema),
             "return_tokens": True,
             "response_fields": ["tokens"],
         }
@@ -215,13 +213,8 @@ def _request(ask: AnswerRequest) -> dict[str, Any]:
         "mirostat": 0,
     }
     if sampling.json_schema:
-        body["json_schema"] = _styled(sampling.json_schema)
+        body["json_schema"] = styled(sampling.json_schema)
     return body
-
-
-def _styled(schema: str) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(schema)
-    return {"x-guidance": _JSON_STYLE} | value
 
 
 def _answer(heard: _Heard, sampling: Sampling) -> Answer:

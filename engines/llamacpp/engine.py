@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
-from engines.chat import common_prefix
+from engines.chat import SAMPLE, common_prefix
 from engines.llamacpp import slotfile
 from engines.llamacpp.answer import AnswerRequest, Completions
 from engines.llamacpp.http import ServerRefused
@@ -40,19 +40,13 @@ from engines.llamacpp.slotfile import SlotFile, SlotShape
 from engines.llamacpp.start import Backing, attach, package_version, start
 from engines.registry import EngineOptions
 from engines.rope import Rope
-from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
+from engines.waiting import check_running
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_SAMPLE = """def mean(values: list[float]) -> float:
-    \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
-    return sum(values) / len(values) if values else 0.0
-
-The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
-one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
-"""
 
 
 def open_engine(options: EngineOptions) -> LlamaCppEngine:
@@ -81,7 +75,7 @@ class LlamaCppEngine:
             self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
         self._prompt = LlamaPrompt(self._server)
         self._answers = Completions(self._server, self._prompt, backing.slot_folder is not None)
-        self._sample_ids = self._prompt.plain_ids(_SAMPLE)
+        self._sample_ids = self._prompt.plain_ids(SAMPLE)
         self._shape: SlotShape | None = None
         self._ropes: tuple[Rope, ...] = ()
         self._streams = 0
@@ -209,7 +203,7 @@ class LlamaCppEngine:
             layout=layout,
             ropes=self._ropes if layout else (),
             capabilities=Capabilities.local(transfers_kv=transfers_kv),
-            chars_per_token=len(_SAMPLE) / len(self._sample_ids),
+            chars_per_token=len(SAMPLE) / len(self._sample_ids),
             vocabulary=len(vocabulary(backing.gguf)) if backing.gguf else 0,
             rounding=rounding(backing.gguf) if backing.gguf else "q4",
             build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
@@ -245,10 +239,7 @@ class LlamaCppEngine:
         return self._shape
 
     def _check_running(self, stop: threading.Event | None) -> None:
-        if self._closed.is_set():
-            raise EngineUnavailable("the llama.cpp engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while waiting for a slot in the engine")
+        check_running("llama.cpp", self._closed, stop)
 
     def _slot_file(self, tokens: Sequence[int], cache: KVCache, shape: SlotShape) -> bytes:
         return slotfile.build(tokens, cache, shape, self._streams)
@@ -257,8 +248,7 @@ class LlamaCppEngine:
         """A slot file, or where one lies; None: nothing was transferred."""
         if cache is None or not cache.blocks:
             return None
-        if cache.num_tokens >= len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
+        cache.require_part_of(len(tokens))
         shape = self._require_kv_transfer()
         return self._imported.get(id(cache)) or self._slot_file(tokens[: cache.num_tokens], cache, shape)
 

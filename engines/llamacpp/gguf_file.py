@@ -45,7 +45,6 @@ class GGUFFile:
 
     path: Path
     metadata: dict[str, Any]
-    num_tensors: int
     data_start: int
     size: int = field(compare=False)
     rope_factors: tuple[float, ...] = ()
@@ -171,7 +170,7 @@ def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
     for tensor in tensors:
         values[tensor.kind] += tensor.values
     kind = max(values, key=values.__getitem__)
-    return GGUFFile(path, metadata, num_tensors, data_start, size, factors, long_rope, kind)
+    return GGUFFile(path, metadata, data_start, size, factors, long_rope, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from engines import cached
 from engines.llamacpp import slotfile
 from engines.llamacpp.gguf_file import GGUFFile
 from engines.llamacpp.slotfile import SlotFile, SlotForm, SlotShape
@@ -241,27 +240,7 @@ def weights_digest(gguf: GGUFFile) -> str:
     because a 30 GB file takes a minute to read."""
     stat = gguf.path.stat()
     identity = f"{gguf.path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{gguf.data_start}"
-    note = _cache_folder() / hashlib.sha256(identity.encode()).hexdigest()
-    try:
-        known = note.read_text()
-        if len(known) == 64:
-            return known
-    except OSError:
-        pass
-    digest = gguf.tensor_digest()
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        draft = note.with_name(f"{note.name}.{os.getpid()}")
-        draft.write_text(digest)
-        draft.replace(note)
-    except OSError:
-        pass  # read again next time
-    return digest
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "kvasir" / "weights"
+    return cached.weights_digest(identity, gguf.tensor_digest)
 
 
 def _digest(value: Any) -> str:

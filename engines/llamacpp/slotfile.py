@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -163,7 +163,7 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     A cache of another dtype is cast, once. Raises KVTransferFailed.
     """
     layout, count = shape.layout, len(tokens)
-    _check_same_shape(cache.layout, layout)
+    cache.require_layout(layout)
     if cache.num_tokens != count or not tokens:
         raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
     head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
@@ -172,8 +172,6 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, tokens)
     if cache.window is not None:
         data = cache.window.data
-        if data.shape[2] < min(layout.window - 1, count):
-            raise KVTransferFailed(f"{data.shape[2]} rows of the sliding-window layers; {layout.window - 1} are needed")
         windowed = (list(data[:, which]) for which in (0, 1))
         parts += _cache_parts(windowed, data.shape[2], cache.layout.dtype, shape, streams, tokens)
     if cache.states:
@@ -322,11 +320,6 @@ def _typed(layer: SlotLayer, rows: Array, layout: KVLayout) -> Array:
 
 def _row_bytes(layout: KVLayout) -> int:
     return layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
-
-
-def _check_same_shape(given: KVLayout, own: KVLayout) -> None:
-    if replace(given, dtype=own.dtype) != own:
-        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
 
 
 def _joined(cache: KVCache, row: int, which: int) -> Array:

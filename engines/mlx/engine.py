@@ -16,20 +16,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
-from engines.huggingface.constrain import Constrainer
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled
+from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
 from engines.logprobs import top_logprobs
 from engines.mlx import model as mlx_model
 from engines.mlx.kv import CacheState
 from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
-from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork, Token
+from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork
 from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
-from messages.jobs import Part, Sampling
+from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 
 _log = logging.getLogger(__name__)
@@ -49,15 +48,13 @@ def open_engine(options: EngineOptions) -> MLXEngine:
         raise
 
 
-class MLXEngine:
+class MLXEngine(FolderEngine):
     """Both protocols of `engines.base` on one MLX model."""
 
     def __init__(self, folder: HFFolder, prompt: HFPrompt, loop: ModelLoop, options: EngineOptions) -> None:
-        self._prompt = prompt
+        super().__init__(prompt, loop.num_logits)
         self._loop = loop
-        self._token_bytes = token_bytes(prompt)
         self._imported: dict[int, list[CacheState]] = {}
-        self._constrainer = Constrainer(prompt, loop.num_logits)
         transfers_kv = loop.layout is not None
         if not transfers_kv:
             _log.warning("this MLX engine transfers no KV cache: %s", loop.no_kv_transfer)
@@ -78,19 +75,6 @@ class MLXEngine:
         )
         atexit.register(self.close)  # a thread inside MLX must not outlive the interpreter
 
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        """See Tokenizes. Control tokens spelled in the text stay text."""
-        return self._prompt.tokenize(prompt, clock)
-
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
-        return self._prompt.count_tokens(text)
-
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
         atexit.unregister(self.close)
@@ -108,19 +92,13 @@ class MLXEngine:
         layout = self._require_kv_transfer()
         self._check_prompt(tokens, 0)
         if resume is not None:
-            self._check_cache(resume, layout)
-            if resume.num_tokens > len(tokens):
-                raise KVTransferFailed(
-                    f"the KV cache covers {resume.num_tokens:,} tokens, the prompt has {len(tokens):,}"
-                )
+            resume.require_layout(layout)
+            resume.require_part_of(len(tokens), left=0)
         work = PrefillWork(tokens, resume, layout, first)
-        self._loop.submit(work)
-        try:
+        with self._under_way(work):
             while not isinstance(output := self._take(work, stop), Prefilled):
                 assert isinstance(output, Block | Window | RecurrentState)
                 emit(output)
-        finally:
-            work.abandoned = True
         return output
 
     def decode(
@@ -135,15 +113,12 @@ class MLXEngine:
         called = time.monotonic()
         self._check_asked(tokens, cache, sampling.max_tokens)
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
-        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
         eager = on_text is not None or bool(sampling.stop)
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
         work.fork = self._imported.get(id(cache))
-        self._loop.submit(work)
-        try:
-            return self._collect(work, stream, on_text, stop, called)
-        finally:
-            work.abandoned = True
+        with self._under_way(work):
+            answer = self._answered(self._sampled(work, stop), sampling, on_text, called)
+            return replace(answer, evaluated_tokens=work.evaluated)
 
     @contextmanager
     def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
@@ -154,10 +129,6 @@ class MLXEngine:
         finally:
             del self._imported[id(cache)]
 
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """See Detokenizes."""
-        return text_of(self._token_bytes, tokens)
-
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
@@ -165,50 +136,28 @@ class MLXEngine:
         self._check_asked(tokens, cache, 1)
         seen = Observer()
         work = DecodeWork(tokens, cache, 1, seen, None, eager=True)
-        self._loop.submit(work)
-        try:
+        with self._under_way(work):
             self._take(work, stop)
-        finally:
-            work.abandoned = True
         return top_logprobs(seen.scores[0])
 
-    def _collect(
-        self,
-        work: DecodeWork,
-        stream: TextStream,
-        on_text: Callable[[str], None] | None,
-        stop: threading.Event | None,
-        called: float,
-    ) -> Answer:
-        sampled: list[int] = []
-        first_token_s, reason = 0.0, ""
-        for token, why in self._tokens(work, stop):
-            first_token_s = first_token_s or time.monotonic() - called
-            piece = ""
-            if why != "stop":
-                sampled.append(token)
-                piece = stream.push(token)
-            reason = "stop" if stream.stopped else why
-            piece += stream.finish() if reason else ""
-            if piece and on_text:
-                on_text(piece)
-            if reason:
-                break
-        return Answer(
-            text=stream.text,
-            tokens=tuple(sampled),
-            completion_tokens=len(sampled),
-            finish_reason=reason,
-            evaluated_tokens=work.evaluated,
-            first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
-        )
+    @contextmanager
+    def _under_way(self, work: PromptWork) -> Iterator[None]:
+        """The loop computes it, for as long as somebody listens."""
+        self._loop.submit(work)
+        try:
+            yield
+        finally:
+            work.abandoned = True
 
-    def _tokens(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[Token]:
-        while True:
+    def _sampled(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[int]:
+        """The ids of an answer, without one that ends it."""
+        why = ""
+        while not why:
             output = self._take(work, stop)
             assert isinstance(output, list)
-            yield from output
+            for token, why in output:
+                if why != "stop":
+                    yield token
 
     def _take(self, work: PromptWork, stop: threading.Event | None) -> Output:
         self._loop.require_open()  # outputs that are ready already don't count any more
@@ -223,11 +172,8 @@ class MLXEngine:
         self._loop.require_open()
         self._check_prompt(tokens, max_tokens)
         if cache is not None:
-            self._check_cache(cache, self._require_kv_transfer())
-            if cache.num_tokens >= len(tokens):
-                raise KVTransferFailed(
-                    f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left"
-                )
+            cache.require_layout(self._require_kv_transfer())
+            cache.require_part_of(len(tokens))
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
@@ -236,8 +182,3 @@ class MLXEngine:
             raise EngineUnavailable(
                 f"a token id is none of this model's {self._loop.num_logits:,}: another's tokenizer?"
             )
-
-    @staticmethod
-    def _check_cache(cache: KVCache, layout: KVLayout) -> None:
-        if replace(cache.layout, dtype=layout.dtype) != layout:
-            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {layout}")

@@ -17,7 +17,7 @@ from engines.base import Prefilled
 from engines.huggingface.constrain import Constraint
 from engines.mlx import kv as mlx_kv
 from engines.mlx.sampling import Sampler
-from messages.errors import Cancelled, InvalidSchema, KvasirError, KVTransferFailed
+from messages.errors import Cancelled, InvalidSchema, KvasirError
 from messages.kv import KVCache, KVLayout, Record
 
 _POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
@@ -55,8 +55,7 @@ class PromptWork(ABC):
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
         """Take new caches, and put what was transferred into them. Raises KVTransferFailed."""
         if self.restored is not None:
-            if layout is None:
-                raise KVTransferFailed("this model's KV cache can't be transferred")
+            assert layout is not None  # else the engine has refused it
             if self.fork:
                 mlx_kv.set_states(caches, self.fork)
             else:

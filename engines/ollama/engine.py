@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +29,13 @@ from engines.registry import EngineOptions
 from engines.remote import (
     CAPABILITIES,
     LETTERS_PER_TOKEN,
-    SAMPLE,
+    RANDOM_SEED,
     TextOnly,
     break_known_marks,
     broken,
     check_json,
     context_of,
+    new_sample,
 )
 from messages.errors import (
     ConfigError,
@@ -47,7 +47,6 @@ from messages.jobs import Part, Sampling
 _log = logging.getLogger(__name__)
 
 KEEP_ALIVE = "60m"  # stays loaded between jobs; Ollama's own 5 minutes would unload it in a quiet spell
-_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 _NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _FINISHED = ("stop", "length")
 _MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is cut out of any text as well
@@ -95,16 +94,15 @@ def _shown(server: OllamaServer, model: str) -> ollama.ShowResponse:
         ) from None
 
 
-class OllamaEngine(TextOnly):
+class OllamaEngine(TextOnly[OllamaServer]):
     """`DecodesText`; the prefill half passes every job through."""
 
     def __init__(self, server: OllamaServer, model: str, shown: ollama.ShowResponse, options: EngineOptions) -> None:
-        self._server = server
+        super().__init__(server, "Ollama", context_of("Ollama", model, _trained_context(shown), options.context))
         self._model = model
         self._stops = model_stops(shown.parameters or "")
         self._break_up = mark_breaker(shown.modelinfo or {})
         self._drops_system = drops_system(shown)
-        super().__init__("Ollama", context_of("Ollama", model, _trained_context(shown), options.context))
         self._letters_per_token = self._warm_up()
         self._info = EngineInfo(
             engine="ollama",
@@ -117,20 +115,6 @@ class OllamaEngine(TextOnly):
             capabilities=CAPABILITIES,
             chars_per_token=self._letters_per_token,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    @property
-    def away(self) -> str:
-        """See engines.base.why_away."""
-        return self._server.away
-
-    def close(self) -> None:
-        """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
-        self._server.close()
 
     def decode_text(
         self,
@@ -176,7 +160,7 @@ class OllamaEngine(TextOnly):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "seed": sampling.seed % _RANDOM_SEED,
+            "seed": sampling.seed % RANDOM_SEED,
         }
         if words:  # they would take the place of the model's own
             options["stop"] = [*self._stops, *words]
@@ -202,8 +186,7 @@ class OllamaEngine(TextOnly):
 
     def _warm_up(self) -> float:
         """Have the model loaded with our context, and a text counted: letters per token."""
-        # A new first line, so that none of it is found in Ollama's prompt cache: some releases don't count that.
-        text = f"{secrets.token_hex(4)}\n{SAMPLE}"
+        text = new_sample()
         options = _NEUTRAL | {"num_ctx": self._context, "num_predict": 1, "temperature": 0}
         done = self._server.generate(model=self._model, prompt=text, raw=True, options=options, keep_alive=KEEP_ALIVE)
         counted = done.prompt_eval_count or 0

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import ollama
 
-from engines.remote import CONNECT_S, IDLE_S, Calls
+from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
@@ -24,7 +24,7 @@ class ModelMissing(EngineUnavailable):
     """The server does not have the model."""
 
 
-class OllamaServer:
+class OllamaServer(RemoteServer):
     """One Ollama server. All methods may be called from any thread.
 
     They raise EngineUnavailable (ModelMissing among them), ContextExceeded, InvalidSchema; and Cancelled soon after
@@ -48,11 +48,6 @@ class OllamaServer:
             self._client.ps,
         )
 
-    @property
-    def away(self) -> str:
-        """Why nobody answers there now; "": somebody does."""
-        return self._calls.away
-
     def models(self) -> list[str]:
         """Names of the models that were pulled."""
         return sorted(str(entry.model) for entry in self._calls.only(self._client.list).models)
@@ -74,10 +69,6 @@ class OllamaServer:
     def chat(self, stop: threading.Event | None = None, **request: Any) -> Iterator[ollama.ChatResponse]:
         """An answer piece by piece; `request` as for the client's `chat`."""
         return self._calls.receive(lambda: self._pieces(request), stop)
-
-    def close(self) -> None:
-        """Requests in progress raise EngineUnavailable. Idempotent."""
-        self._calls.close()
 
     async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         async for piece in await self._client.chat(stream=True, **request):

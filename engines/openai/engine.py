@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,14 +22,13 @@ from engines.chat import chat
 from engines.openai.http import OpenAIServer, Outside, RequestRefused, Unlisted, never
 from engines.openai.place import outside
 from engines.registry import EngineOptions
-from engines.remote import CAPABILITIES, SAMPLE, TextOnly, break_known_marks, check_json, context_of
+from engines.remote import CAPABILITIES, RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
 from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling
 
 _log = logging.getLogger(__name__)
 
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
-_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 # What a server may refuse, and do without.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
 _FINISHED = ("stop", "length")
@@ -114,12 +112,11 @@ def served(server: OpenAIServer, model: str) -> dict[str, Any]:
     raise ConfigError(f"the server at {server.host} has no model {model!r} (it has: {there:.400})")
 
 
-class OpenAIEngine(TextOnly):
+class OpenAIEngine(TextOnly[OpenAIServer]):
     """`DecodesText`; the prefill half passes every job through."""
 
     def __init__(self, server: OpenAIServer, model: str, listed: dict[str, Any], options: EngineOptions) -> None:
-        super().__init__("the server", context_of("the server", model, _context_in(listed), options.context))
-        self._server = server
+        super().__init__(server, "the server", context_of("the server", model, _context_in(listed), options.context))
         self._model = model
         self._unknown: set[str] = set()
         self._warm_up()
@@ -135,20 +132,6 @@ class OpenAIEngine(TextOnly):
             chars_per_token=self._letters_per_token,
             outside=outside(server.host),
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    @property
-    def away(self) -> str:
-        """See engines.base.why_away."""
-        return self._server.away
-
-    def close(self) -> None:
-        """Calls in progress raise EngineUnavailable. Idempotent."""
-        self._server.close()
 
     def decode_text(
         self,
@@ -192,7 +175,7 @@ class OpenAIEngine(TextOnly):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "seed": sampling.seed % _RANDOM_SEED,
+            "seed": sampling.seed % RANDOM_SEED,
             "min_p": 0.0,  # these two have other defaults in some servers
             "repetition_penalty": 1.0,
         }
@@ -205,8 +188,7 @@ class OpenAIEngine(TextOnly):
 
     def _warm_up(self) -> None:
         """Have a text counted (letters per token), and see which fields the server refuses."""
-        # A new first line, so that none of it is found in a prompt cache: some servers don't count that.
-        text = f"{secrets.token_hex(4)}\n{SAMPLE}"
+        text = new_sample()
         sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
         while True:
             reading = _Reading(None)

@@ -18,7 +18,7 @@ import aiohttp
 import certifi
 
 from engines.openai.place import outside, stays
-from engines.remote import CONNECT_S, IDLE_S, Calls
+from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class _Busy(Exception):
         self.seconds = seconds
 
 
-class OpenAIServer:
+class OpenAIServer(RemoteServer):
     """One server. All methods may be called from any thread.
 
     They raise EngineUnavailable (Refused and Outside among them), ContextExceeded, InvalidPrompt, InvalidSchema; and
@@ -71,11 +71,6 @@ class OpenAIServer:
         disconnected = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
         self._calls = Calls("openai", self._sorted_out, self._close, disconnected, _is_gone, self._list)
 
-    @property
-    def away(self) -> str:
-        """Why nobody answers there now; "": somebody does."""
-        return self._calls.away
-
     def models(self) -> list[dict[str, Any]]:
         """What the server lists under /models."""
         listed = self._calls.only(self._list)
@@ -84,10 +79,6 @@ class OpenAIServer:
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """The answer's events. A server that is busy (429) is asked again when it says."""
         return self._calls.receive(lambda: self._patiently(body), stop)
-
-    def close(self) -> None:
-        """Requests in progress raise EngineUnavailable. Idempotent."""
-        self._calls.close()
 
     async def _list(self) -> list[Any]:
         await self._check_place()

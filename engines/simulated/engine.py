@@ -19,10 +19,10 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from engines.chat import chat
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
 from engines.simulated.schema_text import json_text, prose
+from engines.waiting import held
 from messages.errors import (
     Cancelled,
     ConfigError,
@@ -187,7 +188,7 @@ class SimulatedEngine:
             self._verify(chain, resume)
             restored = resume.num_tokens
         rate = self._model.prefill / self._model.batch
-        with self._held(self._prefill_slots, stop):
+        with held(self._prefill_slots, partial(self._check_running, stop)):
             started = time.monotonic()
             for start, end in self._layout.block_spans(len(tokens)):
                 self._pace(started, max(0, end - restored) / rate, stop)
@@ -209,12 +210,13 @@ class SimulatedEngine:
         called = time.monotonic()
         self._info.require_room(len(tokens) + sampling.max_tokens)
         if cache is not None:
-            self._verify_leaves_some(tokens, cache)
+            cache.require_part_of(len(tokens))
+            self._verify(_chain(tokens), cache)
         text, finish_reason = self._answer(tokens, sampling)
         evaluated = len(tokens) - (cache.num_tokens if cache else 0)
         pieces = _pieces(text)
         first_token_s = 0.0
-        with self._held(self._slots, stop):
+        with held(self._slots, partial(self._check_running, stop)):
             started = time.monotonic()
             prompt_s = (evaluated - 1) / self._model.prefill
             for index, piece in enumerate(pieces, 1):
@@ -244,7 +246,8 @@ class SimulatedEngine:
         """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
         self._info.require_room(len(tokens) + 1)
         if cache is not None:
-            self._verify_leaves_some(tokens, cache)
+            cache.require_part_of(len(tokens))
+            self._verify(_chain(tokens), cache)
         source = random.Random(hash((self._model.seed, *tokens)))
         return {source.randrange(_VOCABULARY): -0.1 * number - 1 for number in range(TOP)}
 
@@ -273,16 +276,10 @@ class SimulatedEngine:
         source = np.random.default_rng((int(chain[-1]), layer, self._model.seed))
         return source.standard_normal(self._layout.state_size, np.float32)
 
-    def _verify_leaves_some(self, tokens: Sequence[int], cache: KVCache) -> None:
-        if cache.num_tokens >= len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
-        self._verify(_chain(tokens), cache)
-
     def _verify(self, chain: Array, cache: KVCache) -> None:
         if cache.layout != self._layout:
             raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {self._layout}")
-        if cache.num_tokens > len(chain):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(chain):,}")
+        cache.require_part_of(len(chain), left=0)
         bits = self._pattern.dtype
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])
@@ -305,16 +302,6 @@ class SimulatedEngine:
             raise Cancelled("cancelled while the engine was at work")
         if self._closed.is_set():
             raise EngineUnavailable("the simulated engine was closed")
-
-    @contextmanager
-    def _held(self, slot: threading.Semaphore, stop: threading.Event | None) -> Iterator[None]:
-        self._check_running(stop)
-        while not slot.acquire(timeout=_POLL_S):
-            self._check_running(stop)
-        try:
-            yield
-        finally:
-            slot.release()
 
 
 def _checked(model: SimulatedModel) -> SimulatedModel:

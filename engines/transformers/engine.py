@@ -14,31 +14,31 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled
 from engines.chat import common_prefix
-from engines.huggingface.constrain import Constrainer, Constraint
+from engines.huggingface.constrain import Constraint
+from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
 from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
 from engines.registry import EngineOptions
 from engines.rope import Rope
-from engines.transformers.kv import Copies, Exporter, forked, require_same_shape, restore
+from engines.transformers.kv import Copies, Exporter, forked, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
-from messages.errors import Cancelled, ConfigError, EngineUnavailable, KVTransferFailed
-from messages.jobs import Part, Sampling
+from engines.waiting import check_running, held
+from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.jobs import Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.1
 # Large enough to keep a GPU busy, small enough for blocks to leave early.
 _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
 # Chunks whose blocks may be on their way while the next one is computed.
@@ -56,14 +56,12 @@ def open_engine(options: EngineOptions) -> TransformersEngine:
     return TransformersEngine(weights, prompt, TorchModel(weights), options)
 
 
-class TransformersEngine:
+class TransformersEngine(FolderEngine):
     """Both protocols of `engines.base` on one PyTorch model."""
 
     def __init__(self, weights: Weights, prompt: HFPrompt, model: TorchModel, options: EngineOptions) -> None:
-        self._prompt = prompt
+        super().__init__(prompt, model.config.vocab_size)
         self._model: TorchModel | None = model
-        self._token_bytes = token_bytes(prompt)
-        self._constrainer = Constrainer(prompt, model.config.vocab_size)
         self._closed = threading.Event()
         self._imported: dict[int, _Imported] = {}
         self._prefilling = threading.Semaphore(1)
@@ -73,19 +71,6 @@ class TransformersEngine:
         self._layout, self._ropes, self._no_kv_transfer = self._learn_layout(weights, model)
         self._exporter = Exporter(self._layout, model.device) if self._layout else None
         self._info = self._describe(weights, model, options)
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
-
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        """See Tokenizes. Control tokens spelled in the text stay text."""
-        return self._prompt.tokenize(prompt, clock)
-
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
-        return self._prompt.count_tokens(text)
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -105,8 +90,8 @@ class TransformersEngine:
         """See PrefillEngine."""
         layout, exporter = self._require_kv_transfer()
         self._info.require_room(len(tokens))
-        if resume is not None and resume.num_tokens > len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
+        if resume is not None:
+            resume.require_part_of(len(tokens), left=0)
         with self._slot(self._prefilling, stop) as model:
             started = time.monotonic()
             run = self._begin(model, resume)
@@ -131,17 +116,15 @@ class TransformersEngine:
     ) -> Answer:
         """See DecodeEngine."""
         called = time.monotonic()
-        self._info.require_room(len(tokens) + sampling.max_tokens)
-        if cache is not None:
-            self._check_covers(cache, len(tokens))
+        self._check_asked(tokens, cache, sampling.max_tokens)
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
         check = partial(self._check_running, stop)
         with self._slot(self._slots, stop) as model:
             run = self._begin(model, cache)
             scores = self._read_prompt(model, run, tokens, check)
-            evaluated, first_token_s = run.fed, time.monotonic() - called
+            evaluated = run.fed
             sampled = self._sampled(model, run, scores, sampling, constraint, check)
-            answer = self._answer(sampled, sampling, on_text, evaluated, first_token_s, called)
+            answer = replace(self._answered(sampled, sampling, on_text, called), evaluated_tokens=evaluated)
             self._keep(cache, (*tokens, *answer.tokens), run)
             return answer
 
@@ -156,17 +139,11 @@ class TransformersEngine:
         finally:
             del self._imported[id(cache)]
 
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """See Detokenizes."""
-        return text_of(self._token_bytes, tokens)
-
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._info.require_room(len(tokens) + 1)
-        if cache is not None:
-            self._check_covers(cache, len(tokens))
+        self._check_asked(tokens, cache, 1)
         with self._slot(self._slots, stop) as model:
             run = self._kept(cache, tokens) or self._begin(model, cache)
             scores = self._read_prompt(model, run, tokens, partial(self._check_running, stop))
@@ -204,33 +181,27 @@ class TransformersEngine:
             raise KVTransferFailed(f"this transformers engine transfers no KV cache: {self._no_kv_transfer}")
         return self._layout, self._exporter
 
-    def _check_covers(self, cache: KVCache, tokens: int) -> None:
-        layout, _ = self._require_kv_transfer()
-        require_same_shape(cache.layout, layout)
-        if cache.num_tokens >= tokens:
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {tokens:,}: none is left")
+    def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self._info.require_room(len(tokens) + max_tokens)
+        if cache is not None:
+            layout, _ = self._require_kv_transfer()
+            cache.require_layout(layout)
+            cache.require_part_of(len(tokens))
 
     def _check_running(self, stop: threading.Event | None = None) -> None:
-        if self._closed.is_set():
-            raise EngineUnavailable("the transformers engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
+        check_running("transformers", self._closed, stop)
 
     @contextmanager
     def _slot(self, slots: threading.Semaphore, stop: threading.Event | None) -> Iterator[TorchModel]:
         """The model, as soon as a slot is free."""
-        self._check_running(stop)
-        while not slots.acquire(timeout=_POLL_S):
-            self._check_running(stop)
         try:
-            model = self._model
-            if model is None:
-                raise EngineUnavailable("the transformers engine was closed")
-            yield model
+            with held(slots, partial(self._check_running, stop)):
+                model = self._model
+                if model is None:
+                    raise EngineUnavailable("the transformers engine was closed")
+                yield model
         except torch.OutOfMemoryError as error:
             raise EngineUnavailable(f"{self._info.device} has too little memory left for this sequence") from error
-        finally:
-            slots.release()
 
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()
@@ -309,34 +280,6 @@ class TransformersEngine:
             if count < sampling.max_tokens:
                 scores = model.scores(run, (token,), check)
 
-    def _answer(
-        self,
-        tokens: Iterator[int],
-        sampling: Sampling,
-        on_text: Callable[[str], None] | None,
-        evaluated: int,
-        first_token_s: float,
-        called: float,
-    ) -> Answer:
-        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
-        sampled: list[int] = []
-        for token in tokens:
-            sampled.append(token)
-            _give(stream.push(token), on_text)
-            if stream.stopped:
-                break
-        _give(stream.finish(), on_text)
-        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
-        return Answer(
-            text=stream.text,
-            tokens=tuple(sampled),
-            completion_tokens=len(sampled),
-            finish_reason="length" if cut_off else "stop",
-            evaluated_tokens=evaluated,
-            first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class _Imported:
@@ -344,8 +287,3 @@ class _Imported:
 
     past: DynamicCache
     runs: dict[int, tuple[Sequence[int], ModelRun]] = field(default_factory=dict)
-
-
-def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
-    if piece and on_text:
-        on_text(piece)

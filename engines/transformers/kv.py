@@ -52,18 +52,12 @@ def layout_of(past: DynamicCache) -> KVLayout:
         raise KVTransferFailed(str(error)) from None
 
 
-def require_same_shape(given: KVLayout, own: KVLayout) -> None:
-    """Raises KVTransferFailed unless the two differ at most in their dtype."""
-    if replace(given, dtype=own.dtype) != own:
-        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
-
-
 def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.device) -> None:
     """Fill `past`, which is empty, from a canonical cache: cast once to this model's dtype.
 
-    Raises KVTransferFailed if the cache has other shapes, lacks rows of its windows, or holds inf or nan.
+    Raises KVTransferFailed if the cache has other shapes, or holds inf or nan.
     """
-    require_same_shape(cache.layout, layout)
+    cache.require_layout(layout)
     finite = []
     for state in cache.states:
         finite.append(_set_state(past.layers[state.layer], state, layout, device))
@@ -206,7 +200,7 @@ def _rows(cache: KVCache, index: int, device: torch.device) -> torch.Tensor:
     """K and V of one layer as they were stored, (2, tokens, kv_heads, head_dim), on the device."""
     layout = cache.layout
     if index in layout.window_layers:
-        parts = [_window_rows(cache, layout.window_layers.index(index))]
+        parts = [cache.window_rows[layout.window_layers.index(index)]]
     else:
         row = layout.full_layers.index(index)
         parts = [block.data[row] for block in cache.blocks]
@@ -214,15 +208,3 @@ def _rows(cache: KVCache, index: int, device: torch.device) -> torch.Tensor:
     host = torch.empty(shape, dtype=TORCH_TYPES[layout.dtype], pin_memory=device.type == "cuda")
     np.concatenate(parts, axis=1, out=as_numpy(host))
     return host.to(device, non_blocking=True)
-
-
-def _window_rows(cache: KVCache, row: int) -> Array:
-    """The rows that PyTorch would have kept."""
-    assert cache.window is not None  # KVCache refuses to be without
-    layout, data = cache.layout, cache.window.data
-    rows, needed = int(data.shape[2]) if data.ndim == 5 else 0, min(layout.window - 1, cache.num_tokens)
-    if data.shape != (len(layout.window_layers), 2, rows, layout.kv_heads, layout.head_dim):
-        raise KVTransferFailed(f"a record of the sliding-window layers of shape {data.shape}")
-    if rows < needed or data.dtype != layout.numpy_type:
-        raise KVTransferFailed(f"{rows} rows ({data.dtype}) of the sliding-window layers; {needed} are needed")
-    return data[row, :, rows - needed :]

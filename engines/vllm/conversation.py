@@ -17,7 +17,8 @@ from typing import Any
 
 from engines.llamacpp.start import make_slot_folder
 from engines.vllm.host.kvasir_vllm.wire import Message
-from messages.errors import Cancelled, EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
+from engines.waiting import check_running
+from messages.errors import EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
 from messages.kv import KVLayout
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -95,10 +96,7 @@ class Conversation(ABC):
 
     def check(self, stop: threading.Event | None) -> None:
         """Raises EngineUnavailable once it is closed, and Cancelled once `stop` is set."""
-        if self._closing.is_set():
-            raise EngineUnavailable("the vllm engine was closed")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
+        check_running("vllm", self._closing, stop)
 
     def file(self, name: object) -> Path:
         """A file that it speaks of: one in the folder, whatever it says."""

@@ -9,7 +9,6 @@ wants text only has the `openai` engine.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -19,16 +18,18 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, Prefilled
+from engines.guidance import styled
 from engines.harmony import thoughts_then
-from engines.huggingface.constrain import JSON_STYLE, Constrainer
+from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
-from engines.huggingface.text import TextStream, final_channel, text_of, token_bytes
+from engines.huggingface.text import final_channel
 from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
@@ -37,12 +38,12 @@ from engines.vllm.attached import reach
 from engines.vllm.conversation import Conversation, layout_seen
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
+from engines.waiting import held
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
-from messages.jobs import Part, Sampling
-from messages.kv import Array, Block, KVCache, KVLayout, Record, Window, cast
+from messages.jobs import Sampling
+from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.1
 _INTERVAL_TOKENS = 16  # come at once where nobody reads along: each message wakes three threads
 _PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
 _CPU_CHUNK_TOKENS = 512
@@ -113,19 +114,17 @@ def _context(folder: HFFolder, options: EngineOptions) -> int:
     return options.context or int(folder.text.get("max_position_embeddings") or 4096)
 
 
-class VLLMEngine:
+class VLLMEngine(FolderEngine):
     """Both protocols of `engines.base` on one vLLM host."""
 
     def __init__(
         self, folder: HFFolder, prompt: HFPrompt, host: Conversation, layout: KVLayout, options: EngineOptions
     ) -> None:
         _require_same_shape(host.loaded["shape"], layout)
-        self._prompt = prompt
+        num_logits = int(folder.text["vocab_size"])
+        super().__init__(prompt, num_logits)
         self._host = host
         self._layout = layout
-        self._token_bytes = token_bytes(prompt)
-        self._num_logits = int(folder.text["vocab_size"])
-        self._constrainer = Constrainer(prompt, self._num_logits)
         self._imported: dict[int, str] = {}
         self._prefill_slots = threading.Semaphore(options.prefill_slots)
         self._info = EngineInfo(
@@ -139,17 +138,12 @@ class VLLMEngine:
             ropes=_ropes(folder),
             capabilities=Capabilities(True, True, True, True, True, True),
             chars_per_token=prompt.chars_per_token,
-            vocabulary=min(len(prompt.token_texts()), self._num_logits),
+            vocabulary=min(len(prompt.token_texts()), num_logits),
             rounding=rounding(folder, layout.dtype),
             # Whoever starts a server may give it other weights: then nothing that was seen of it before counts.
             build=" ".join(filter(None, ("vllm", host.loaded["vllm"], host.loaded.get("instance")))),
             prefill_slots=options.prefill_slots,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
 
     @property
     def host(self) -> Conversation:
@@ -160,14 +154,6 @@ class VLLMEngine:
     def away(self) -> str:
         """See engines.base.why_away."""
         return self._host.away
-
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        """See Tokenizes. Control tokens spelled in the text stay text."""
-        return self._prompt.tokenize(prompt, clock)
-
-    def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
-        return self._prompt.count_tokens(text)
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -182,12 +168,11 @@ class VLLMEngine:
         stop: threading.Event | None = None,
     ) -> Prefilled:
         """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
-        self._check_prompt(tokens, 1)
-        # vLLM computes the last token again. A window that ends behind it lacks the row that this one looks back at.
-        most = len(tokens) - bool(self._layout.window)
-        if resume is not None and resume.num_tokens > most:
-            raise KVTransferFailed(f"the KV cache covers {resume.num_tokens:,} tokens of {len(tokens):,}")
-        with self._prefill_slot(stop), ExitStack() as stack:
+        self._info.require_room(len(tokens) + 1)
+        if resume is not None:
+            # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
+            resume.require_part_of(len(tokens), left=1 if self._layout.window else 0)
+        with held(self._prefill_slots, partial(self._host.check, stop)), ExitStack() as stack:
             started = time.monotonic()
             inject = self._injected(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
@@ -230,10 +215,6 @@ class VLLMEngine:
             finally:
                 del self._imported[id(cache)]
 
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """See Detokenizes."""
-        return text_of(self._token_bytes, tokens)
-
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
@@ -259,7 +240,7 @@ class VLLMEngine:
     ) -> Generator[Message, None, None]:
         constraint: dict[str, Any] = {}
         if sampling.json_schema:
-            schema = {"x-guidance": JSON_STYLE} | json.loads(sampling.json_schema)
+            schema = styled(sampling.json_schema)
             constraint = {"grammar": thoughts_then(schema)} if final_channel(self._prompt) else {"json": schema}
         return self._host.ask(
             stop,
@@ -282,36 +263,25 @@ class VLLMEngine:
         stop: threading.Event | None,
         called: float,
     ) -> Answer:
-        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
-        sampled: list[int] = []
-        first_token_s, evaluated = 0.0, 0
-        for message in replies:
-            evaluated = int(message.get("evaluated", evaluated))
-            for token in message.get("tokens", ()):  # several, if we were slow to read
-                self._host.check(stop)
-                first_token_s = first_token_s or time.monotonic() - called
-                if token not in self._prompt.end_ids and not stream.stopped:
-                    sampled.append(token)
-                    _give(stream.push(token), on_text)
-            if stream.stopped:
-                break
-        _give(stream.finish(), on_text)
-        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
-        return Answer(
-            text=stream.text,
-            tokens=tuple(sampled),
-            completion_tokens=len(sampled),
-            finish_reason="length" if cut_off else "stop",
-            evaluated_tokens=evaluated,
-            first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
-        )
+        evaluated = 0
+
+        def sampled() -> Iterator[int]:
+            nonlocal evaluated
+            for message in replies:
+                evaluated = int(message.get("evaluated", evaluated))
+                for token in message.get("tokens", ()):  # several, if we were slow to read
+                    self._host.check(stop)
+                    if token not in self._prompt.end_ids:
+                        yield token
+
+        answer = self._answered(sampled(), sampling, on_text, called)
+        return replace(answer, evaluated_tokens=evaluated)
 
     def _injected(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:
         """A file with the cache, for as long as the stack lives, and the tokens that it covers."""
         if cache is None or not cache.blocks:
             return None
-        _require_same_layout(cache.layout, self._layout)
+        cache.require_layout(self._layout)
         if name := self._imported.get(id(cache)):
             return name, cache.num_tokens
         path = self._host.folder / f"{uuid.uuid4().hex}.kv"
@@ -333,8 +303,7 @@ class VLLMEngine:
         path.unlink()
         layout = self._layout
         if message["op"] == "window":
-            shape = (len(layout.window_layers), 2, -1, layout.kv_heads, layout.head_dim)
-            yield Window(message["position"], data.reshape(shape))
+            yield Window(message["position"], data.reshape(layout.window_shape(-1)))
             return
         at = 0
         for start in range(message["start"], message["end"], layout.block_tokens):  # the prompt's last may be shorter
@@ -343,24 +312,10 @@ class VLLMEngine:
             yield Block(start, data[at : at + size].reshape(shape))
             at += size
 
-    @contextmanager
-    def _prefill_slot(self, stop: threading.Event | None) -> Iterator[None]:
-        while True:
-            self._host.check(stop)
-            if self._prefill_slots.acquire(timeout=_POLL_S):
-                break
-        try:
-            yield
-        finally:
-            self._prefill_slots.release()
-
     def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._check_prompt(tokens, max_tokens)
-        if cache is not None and cache.num_tokens >= len(tokens):
-            raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens of {len(tokens):,}: none is left")
-
-    def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
         self._info.require_room(len(tokens) + max_tokens)
+        if cache is not None:
+            cache.require_part_of(len(tokens))
 
 
 def _private(path: str, flags: int) -> int:
@@ -373,7 +328,6 @@ def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
     Into a mapping this would take twice as long, and end the process where shared memory is full (SIGBUS). Raises
     OSError, KVTransferFailed.
     """
-    rows = _window_rows(cache, layout)
     layers, halves, num_tokens, *position = layout.block_shape(cache.num_tokens)
     stride = math.prod(position) * np.dtype(layout.numpy_type).itemsize
     for block in cache.blocks:
@@ -382,18 +336,7 @@ def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
             file.seek((number * num_tokens + block.start) * stride)
             file.write(part.data)
     file.seek(layers * halves * num_tokens * stride)
-    file.write(np.ascontiguousarray(cast(rows, cache.layout.dtype, layout.dtype)).data)
-
-
-def _window_rows(cache: KVCache, layout: KVLayout) -> Array:
-    """The rows that the sliding-window layers look back at, oldest first; none where there are no such layers."""
-    if cache.window is None:
-        return np.empty(0, cache.layout.numpy_type)
-    data, needed = cache.window.data, min(layout.window - 1, cache.num_tokens)
-    shape = (len(layout.window_layers), 2, data.shape[2], layout.kv_heads, layout.head_dim)
-    if data.shape != shape or data.shape[2] < needed or data.dtype != cache.layout.numpy_type:
-        raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
-    return data[:, :, data.shape[2] - needed :]
+    file.write(np.ascontiguousarray(cast(cache.window_rows, cache.layout.dtype, layout.dtype)).data)
 
 
 def in_a_row(replies: Iterable[Message], first: int, length: int, window: bool = False) -> Iterator[Message]:
@@ -493,13 +436,3 @@ def _require_same_shape(seen: dict[str, Any], stated: KVLayout) -> None:
         raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
     if found != stated:
         raise ConfigError(f"vLLM keeps {found}, where config.json states {stated}")
-
-
-def _require_same_layout(given: KVLayout, own: KVLayout) -> None:
-    if replace(given, dtype=own.dtype) != own:
-        raise KVTransferFailed(f"the KV cache has the layout {given}, this model {own}")
-
-
-def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
-    if piece and on_text:
-        on_text(piece)

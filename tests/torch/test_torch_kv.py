@@ -202,13 +202,10 @@ def test_a_value_too_large_for_the_models_dtype_is_refused(cache: KVCache) -> No
         restored(cache, replace(LAYOUT, dtype="f16"))
 
 
-def test_too_few_rows_of_a_window_are_refused_and_more_are_welcome(cache: KVCache) -> None:
+def test_more_rows_of_a_window_than_are_needed_are_welcome(cache: KVCache) -> None:
     assert cache.window is not None
     data = cache.window.data
-    short, long = data[:, :, 1:], np.concatenate([data[:, :, :3], data], axis=2)
-
-    with pytest.raises(KVTransferFailed, match="6 rows"):
-        restored(replace(cache, window=Window(40, short)), LAYOUT)
+    long = np.concatenate([data[:, :, :3], data], axis=2)
 
     from_long = export(restored(replace(cache, window=Window(40, long)), LAYOUT), LAYOUT)
     assert from_long.window is not None

@@ -158,13 +158,6 @@ def test_a_cache_of_another_layout_is_refused(other: KVLayout) -> None:
         mlx_kv.fill(empty_caches(layout_of()), layout_of(), cache)
 
 
-def test_a_window_record_with_too_few_rows_is_refused() -> None:
-    layout = layout_of(window=16)
-    cache = cache_of(layout, numbers(4, 3, 2, 40, 2, 4), rows=14)
-    with pytest.raises(KVTransferFailed, match="15 are needed"):
-        mlx_kv.fill(empty_caches(layout), layout, cache)
-
-
 def test_read_only_blocks_can_be_put_in_and_blocks_read_back_own_their_memory() -> None:
     # Given blocks that lie in received bytes
     layout = layout_of()

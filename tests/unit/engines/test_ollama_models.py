@@ -104,7 +104,7 @@ def test_a_manifest_can_not_point_outside_the_blobs(tmp_path: Path) -> None:
     ],
 )
 def test_files_in_ollamas_own_dialect_are_refused_with_the_way_out(metadata: dict[str, object], refused: str) -> None:
-    gguf = GGUFFile(Path("sha256-1"), metadata, num_tensors=1, data_start=64, size=128)
+    gguf = GGUFFile(Path("sha256-1"), metadata, data_start=64, size=128)
     if not refused:
         return check_dialect(gguf)
     with pytest.raises(ConfigError, match=refused):

@@ -192,15 +192,6 @@ def test_a_cache_that_covers_other_tokens_is_refused() -> None:
         build((1, 2), random_cache(shape.layout, 3), shape, 1)
 
 
-def test_a_window_record_with_too_few_rows_is_refused() -> None:
-    shape = shape_of(2, window=16)
-    cache = random_cache(shape.layout, 40)
-    assert cache.window is not None
-    short = KVCache(cache.layout, cache.blocks, Window(40, cache.window.data[:, :, 2:]))
-    with pytest.raises(KVTransferFailed, match="14 rows of the sliding-window layers; 15 are needed"):
-        build(range(40), short, shape, 1)
-
-
 # States of recurrent layers
 
 

@@ -20,7 +20,7 @@ from engines.vllm.engine import in_a_row, launch_for, write_cache
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.process import surroundings
 from kvasir import cli
-from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import ConfigError, EngineUnavailable
 from messages.kv import Block, KVCache, KVLayout, Window
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
@@ -124,13 +124,6 @@ def test_a_cache_for_which_there_is_no_room_is_an_error_and_no_end_of_the_proces
     cache = KVCache(layout, (Block(0, np.zeros(layout.block_shape(64), np.float32)),))
     with pytest.raises(OSError, match="No space left"), open("/dev/full", "wb") as file:
         write_cache(file, cache, layout)
-
-
-def test_a_window_record_of_another_shape_is_not_written() -> None:
-    layout = KVLayout(2, 2, 4, "f32")
-    cache = KVCache(layout, (Block(0, np.zeros(layout.block_shape(64), np.float32)),))
-    with pytest.raises(KVTransferFailed):
-        write_cache(io.BytesIO(), replace(cache, window=Window(64, np.zeros((1, 2, 3, 2, 4), np.float32))), layout)
 
 
 def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,34 @@ def test_a_sliding_cache_needs_its_window_where_it_ends() -> None:
             KVCache(lay, (block,), state)
 
 
+def test_a_window_of_another_shape_or_with_too_few_rows_is_refused() -> None:
+    lay = layout(window=16)
+    block = Block(0, np.zeros(lay.block_shape(20), lay.numpy_type))
+    rows = np.zeros((2, 2, 15, 2, 8), lay.numpy_type)
+
+    for data in (rows[:1], rows[..., :4], rows.astype(np.float32)):
+        with pytest.raises(KVTransferFailed, match="a record of the sliding-window layers of"):
+            KVCache(lay, (block,), Window(20, data))
+    with pytest.raises(KVTransferFailed, match="14 rows of the sliding-window layers; 15 are needed"):
+        KVCache(lay, (block,), Window(20, rows[:, :, 1:]))
+    # And a model without such layers has no record of them
+    plain = layout()
+    with pytest.raises(KVTransferFailed, match="a record of the sliding-window layers of"):
+        KVCache(plain, (Block(0, np.zeros(plain.block_shape(20), plain.numpy_type)),), Window(20, rows))
+
+
+def test_what_a_window_looks_back_at_is_its_last_rows() -> None:
+    lay = layout(window=16)
+    rows = np.arange(2 * 2 * 18 * 2 * 8).reshape(2, 2, 18, 2, 8).astype(lay.numpy_type)
+
+    def cache_of(tokens: int) -> KVCache:
+        block = Block(0, np.zeros(lay.block_shape(tokens), lay.numpy_type))
+        return KVCache(lay, (block,), Window(tokens, rows))
+
+    np.testing.assert_array_equal(cache_of(20).window_rows, rows[:, :, 3:])
+    np.testing.assert_array_equal(cache_of(4).window_rows, rows[:, :, 14:])
+
+
 def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() -> None:
     lay = hybrid("bf16")
     block = Block(0, np.zeros(lay.block_shape(20), lay.numpy_type))
@@ -173,6 +201,27 @@ def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() 
     for data in (whole[1].data[:-1], whole[1].data.astype("<f2")):
         with pytest.raises(KVTransferFailed, match="a recurrent state of another size"):
             KVCache(lay, (block,), states=(whole[0], RecurrentState(20, 1, data), whole[2]))
+
+
+def test_a_cache_fits_models_of_its_layout_whatever_their_dtype() -> None:
+    lay = layout()
+    cache = KVCache(lay, (Block(0, np.zeros(lay.block_shape(20), lay.numpy_type)),))
+
+    cache.require_layout(dataclasses.replace(lay, dtype="f32"))
+    with pytest.raises(KVTransferFailed, match="has the layout"):
+        cache.require_layout(dataclasses.replace(lay, num_layers=lay.num_layers + 1))
+
+
+def test_a_cache_leaves_a_prompt_s_last_token_unless_none_has_to_be_left() -> None:
+    lay = layout()
+    cache = KVCache(lay, (Block(0, np.zeros(lay.block_shape(20), lay.numpy_type)),))
+
+    cache.require_part_of(21)
+    cache.require_part_of(20, left=0)
+    with pytest.raises(KVTransferFailed, match="covers 20 tokens of 20: none is left"):
+        cache.require_part_of(20)
+    with pytest.raises(KVTransferFailed, match=r"covers 20 tokens of 19$"):
+        cache.require_part_of(19, left=0)
 
 
 def test_a_state_is_its_convolution_and_then_its_matrix() -> None:

@@ -1,0 +1,80 @@
+"""What engines share that load a Hugging Face folder, whatever computes: its tokenizer, and the texts of its ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from engines.base import Answer, EngineInfo, Tokenized
+from engines.huggingface.constrain import Constrainer
+from engines.huggingface.prompt import HFPrompt
+from engines.huggingface.text import TextStream, final_channel, token_bytes
+from messages.jobs import Part, Sampling
+
+
+class FolderEngine:
+    """The half of an engine that knows ids and texts. The other half sets `_info`."""
+
+    _info: EngineInfo
+
+    def __init__(self, prompt: HFPrompt, num_logits: int) -> None:
+        """`num_logits`: the width of the model's logits. Raises ConfigError if the tokenizer can't be used."""
+        self._prompt = prompt
+        self._token_bytes = token_bytes(prompt)
+        self._constrainer = Constrainer(prompt, num_logits)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        return self._info
+
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+        """See Tokenizes. Control tokens spelled in the text stay text."""
+        return self._prompt.tokenize(prompt, clock)
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a bare text is."""
+        return self._prompt.count_tokens(text)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """See Detokenizes. A model may have more outputs than its tokenizer has tokens: those stand for nothing."""
+        known = (self._token_bytes[id] for id in tokens if id < len(self._token_bytes))
+        return b"".join(known).decode(errors="replace")
+
+    def _answered(
+        self,
+        tokens: Iterable[int],
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None,
+        called: float,
+    ) -> Answer:
+        """The answer of sampled tokens as they come, none that ends it among them; a stop word ends it here.
+
+        `called`: when decode was (monotonic seconds). `evaluated_tokens` is left for the engine to fill in.
+        """
+        stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
+        sampled: list[int] = []
+        first_token_s = 0.0
+        for token in tokens:
+            first_token_s = first_token_s or time.monotonic() - called
+            sampled.append(token)
+            _give(stream.push(token), on_text)
+            if stream.stopped:
+                break
+        _give(stream.finish(), on_text)
+        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
+        seconds = time.monotonic() - called
+        return Answer(
+            text=stream.text,
+            tokens=tuple(sampled),
+            completion_tokens=len(sampled),
+            finish_reason="length" if cut_off else "stop",
+            evaluated_tokens=0,
+            first_token_s=first_token_s or seconds,
+            seconds=seconds,
+        )
+
+
+def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
+    if piece and on_text:
+        on_text(piece)
