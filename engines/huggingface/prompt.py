@@ -75,7 +75,7 @@ class HFPrompt(ChatPrompt):
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a bare text; no control tokens."""
-        return tuple(self.piece_ids(text, False, False))
+        return tuple(self.piece_ids(text, begins=False, control=False))
 
     def count_tokens(self, text: str) -> int:
         """How many tokens a bare text is."""
@@ -98,7 +98,7 @@ class HFPrompt(ChatPrompt):
         """Refuse a tokenizer that treats the start of a piece unlike the middle of a text."""
         sample = SAMPLE.strip()
         whole = self.rendered([{"role": "user", "content": sample}], 0.0)
-        if tuple(self.piece_ids(whole, True, True)) != self.tokenize(user_prompt("", sample), 0.0).ids:
+        if tuple(self.piece_ids(whole, begins=True, control=True)) != self.tokenize(user_prompt("", sample), 0.0).ids:
             raise ConfigError(f"the tokenizer of {folder} can't be used: cut at control tokens, a text has other ids")
 
     def _find_end_ids(self, folder: Path, settings: dict[str, Any]) -> frozenset[int]:

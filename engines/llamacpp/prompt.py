@@ -40,7 +40,7 @@ class LlamaPrompt(ChatPrompt):
 
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt."""
-        return self._tokens(text, begins, True) if control else self._plain(text, begins)
+        return self._tokens(text, add_special=begins, parse_special=True) if control else self._plain(text, begins)
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a bare text; no control tokens."""
@@ -91,17 +91,17 @@ class LlamaPrompt(ChatPrompt):
         cuts = [match.start() + 1 for match in _MARK.finditer(text) if self._always_one_token(match[0])]
         ids: list[int] = []
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            ids += self._tokens(text[start:end], add_special and not start, False)
+            ids += self._tokens(text[start:end], add_special=add_special and not start, parse_special=False)
         return tuple(ids)
 
     def _always_one_token(self, mark: str) -> bool:
         with self._lock:
             known = self._marks.get(mark)
         if known is None:
-            known = len(self._tokens(mark, False, False)) == 1
+            known = len(self._tokens(mark, add_special=False, parse_special=False)) == 1
             self._remember(self._marks, mark, known)
         return known
 
-    def _tokens(self, text: str, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+    def _tokens(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         body = {"content": text, "add_special": add_special, "parse_special": parse_special}
         return tuple(self._server.post("/tokenize", body)["tokens"])

@@ -136,7 +136,7 @@ class VLLMEngine(FolderEngine):
             tokenizer=prompt.tokenizer_hash,
             layout=layout,
             ropes=_ropes(folder),
-            capabilities=Capabilities(True, True, True, True, True, True),
+            capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
             chars_per_token=prompt.chars_per_token,
             vocabulary=min(len(prompt.token_texts()), num_logits),
             rounding=rounding(folder, layout.dtype),
