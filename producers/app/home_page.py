@@ -96,13 +96,13 @@ def _check(uploads: Any, place: str, rubric: Any, home: Path) -> None:
     if uploads:
         assignments.check_uploads([upload.name for upload in uploads])
     else:
-        check_apart(assignments.existing(place, "submissions"), home, "kvasir ui --home")
+        check_apart(assignments.existing(place), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())
 
 
 def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:
     files = [(upload.name, upload.getvalue()) for upload in uploads]
-    work = assignments.save_submissions(folder, files) if files else assignments.existing(place, "submissions")
+    work = assignments.save_submissions(folder, files) if files else assignments.existing(place)
     kept = str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else ""
     return replace(inputs, submissions=str(work), rubric=kept)

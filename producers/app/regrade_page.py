@@ -13,13 +13,14 @@ from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, tabl
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
-from producers.desk.rounds import adopt_round, changes, rounds, start_round, version, versions
+from producers.desk.rounds import adopt_round, changes, rounds, start_round, versions
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.files.private import read_ordinary
 from producers.grading.points import Grade
 from producers.prompts.prompt import prefix
 from producers.prompts.questions import questions_of
+from producers.report.graded import load_graded
 from producers.report.grades import outcome_of
 from producers.rubric.form import touched
 from producers.rubric.rubric import KINDS, ROLES
@@ -217,7 +218,7 @@ def _take_over(desk: Desk, folder: Path, before: dict[str, Grade], after: list[G
 
 def _version(view: BatchView, place: Path) -> None:
     with st.expander(escaped(f"Before the rubric changed: version {place.name.partition('-')[0]}")):
-        old = {grade.submission: grade for grade in version(place).grades}
+        old = {grade.submission: grade for grade in load_graded(place).grades}
         _show_differences(differences(old, view.grades))
 
 
