@@ -11,7 +11,6 @@ from decimal import ROUND_HALF_UP, Decimal
 
 from messages.errors import UsageError
 from producers.files.cells import csv_text, plain_cell
-from producers.files.cells import safe_cell as safe_cell
 from producers.rubric.rubric import Points, exact
 
 MAX_BYTES = 32 << 20
