@@ -32,8 +32,6 @@ _WHAT = ("river", "ferry", "bridge", "market", "garden", "school", "library", "h
 _WHERE = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
 _HOW = ("total", "mean", "largest", "smallest", "median", "spread", "count", "first")
 
-Pair = tuple[str, str]  # worker ids: prefill, decode
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:
