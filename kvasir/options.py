@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -14,24 +13,13 @@ from typing import Any, TypeVar
 import click
 
 from infra.config.settings import Settings, load_settings
-from messages.lifecycle import Event
 from monitoring import logs
-from monitoring.events import fan_out
+from monitoring.events import Observer, fan_out
 from monitoring.server import LOOPBACK
 from producers.batch.grade import ASK_FORMS, AskForm
 from producers.words import names_in
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-Observer = Callable[[Event], None]
-
-
-def account() -> str:
-    """Who is logged in; "" where that has no name, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +100,9 @@ class Number(click.FloatRange):
 path = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
+ssh_config_option = click.option(
+    "--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Given to ssh as -F."
+)
 wait_option = click.option("--max-wait", type=Number(0), metavar="SECONDS", help="Stop waiting after this long.")
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from kvasir.commands.export import bytes_of, write
-from kvasir.options import account, json_option, path
+from kvasir.options import json_option, path
 from kvasir.terminal import say, say_json, stderr, table
 from messages.errors import UsageError
 from producers import export as out
+from producers.desk.decisions import account
 from producers.export import FinalGrade, Request
 from producers.report.grades import one_line, show_points
 from producers.words import plural
