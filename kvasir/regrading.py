@@ -30,9 +30,7 @@ class Regrade:
     Until then nothing that the batch has is touched.
     """
 
-    def __init__(
-        self, settings: Settings, folder: Path, criteria: Sequence[str] = (), rubric: Path | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, folder: Path, criteria: Sequence[str], rubric: Path | None) -> None:
         """Read the batch and its class.
 
         Args:

@@ -16,7 +16,7 @@ PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 
 
-def fleet_of(settings: Settings, models: Sequence[str], steal: bool = True) -> Fleet:
+def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     """The workers of these models on the configured machines. Raises ConfigError if a worker or a rate is missing."""
     if not settings.machines:
         raise ConfigError(

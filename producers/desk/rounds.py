@@ -87,7 +87,7 @@ def adopt_round(
     grading(folder).start(grade_command(backend, inputs, folder))
 
 
-def note_change(folder: Path, place: Path, who: str = "") -> None:
+def note_change(folder: Path, place: Path, who: str) -> None:
     """Write down that the class is graded as in this round from now on: when, by whom, and which criteria were asked.
 
     One line of JSON in changes.jsonl, with their texts, since a rubric that is edited in place keeps none.
