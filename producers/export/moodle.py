@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from producers.export.feedback import EPOCH, FeedbackKind, feedback_fragment, feedback_text
 from producers.export.final import Exported, FinalGrade, by_user, changes, final_grades, left_blank
 from producers.export.tables import (
+    PARTICIPANT,
     ExportError,
     Sheet,
     cell,
@@ -33,7 +34,6 @@ from producers.rubric.rubric import Points
 from producers.submissions.lms_names import moodle_id
 from producers.words import plural
 
-_IDENTIFIER = re.compile(r"\D*(\d+)\s*\Z")
 _NEEDED = ("Identifier", "Grade", "Last modified (grade)")
 _NO_ID = "its folder's name holds no Moodle participant number, so it is not in the file"
 _NOT_LISTED = "its participant number is not in the worksheet, so it is not in the file"
@@ -65,7 +65,7 @@ def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> lis
         return list(by_id.values())
     sheet = _read(worksheet)
     who, where = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
-    rows = {match[1]: row for row in sheet.rows[1:] if (match := _IDENTIFIER.match(cell(row, who)))}
+    rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, who)))}
     return [
         final
         for user, final in by_id.items()
@@ -129,7 +129,7 @@ def _filled(
         said = cell(row, at["Feedback comments"])
         if safe_cell(said) != said:  # students read it: no apostrophe of ours belongs there
             row = with_cell(row, at["Feedback comments"], safe_html(said))
-        match = _IDENTIFIER.match(cell(row, at["Identifier"]))
+        match = PARTICIPANT.match(cell(row, at["Identifier"]))
         final = by_id.get(match[1]) if match else None
         if final is not None and match:
             met.add(match[1])
