@@ -43,7 +43,7 @@ def requests(
     if (answered is None) != (reply is None):
         raise UsageError("--answer names the request, and --reply says what the student is told: give both")
     _, grades = out.final_grades(batch)
-    by_item = {final.grade.item_id or final.submission: final for final in grades}
+    by_item = {final.grade.id: final for final in grades}
     who = by or account()
     data = bytes_of(read)
     if data is not None:

@@ -88,6 +88,11 @@ class Grade:
     versions: Mapping[str, str] = field(default_factory=dict)  # of what graded it; empty if that is not known
 
     @property
+    def id(self) -> str:
+        """What files about the class call the submission: its pseudonym, or its name where it has none."""
+        return self.item_id or self.submission
+
+    @property
     def needs_review(self) -> bool:
         """Whether it is exported blank until a person has looked."""
         return bool(self.doubts)
