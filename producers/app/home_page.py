@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from producers.app.address import go
-from producers.app.shared import Desk, sentences
+from producers.app.shared import Desk, say_problem, sentences
 from producers.desk import assignments
 from producers.desk.assignments import Inputs
 from producers.desk.dry_runs import found_by
@@ -45,8 +45,7 @@ def _one(desk: Desk, folder: Path) -> None:
         labels = {"Submissions": counted.total, "Ungraded": counted.ungraded, "Graded": counted.graded}
         for column, (label, value) in zip(figures, (labels | {"Reviewed": counted.reviewed}).items(), strict=True):
             column.metric(label, value)
-        if view.problem:
-            st.error(escaped(view.problem))
+        say_problem(view)
         if button.button("Open", key=f"open {folder}"):
             go("Results" if counted.graded else "Grade", str(folder))
 

@@ -9,7 +9,7 @@ import streamlit as st
 from messages.errors import RubricError
 from producers.app import review_page, rubric_form
 from producers.app.rubric_form import RubricDraft
-from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, table, text, wait_for
+from producers.app.shared import REFRESH_S, Desk, decider, live, say_problem, sentences, table, text, wait_for
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
@@ -30,8 +30,7 @@ from producers.words import listed, plural
 def show(desk: Desk, folder: Path) -> None:
     """Draw it."""
     view = desk.views.of(folder)
-    if view.problem:
-        st.error(escaped(view.problem))
+    say_problem(view)
     if assignments.grading(folder).alive:
         wait_for(assignments.grading(folder), "The class is being graded …")
     with sentences():

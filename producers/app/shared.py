@@ -235,6 +235,12 @@ def sentences() -> Iterator[None]:
         st.error(escaped(str(error)))
 
 
+def say_problem(view: BatchView) -> None:
+    """What is wrong with the batch, if anything is."""
+    if view.problem:
+        st.error(escaped(view.problem))
+
+
 def arrive() -> None:
     """Know the browser, and the name that it keeps, by its cookie."""
     state = st.session_state
