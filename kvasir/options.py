@@ -191,14 +191,19 @@ def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -
     return number
 
 
-# What to grade, for `grade` and `submit`.
-grading_options = together(
-    click.argument("folder", type=path),
-    click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
+# What goes with a class's work, and who grades it: for what grades it, and what plans that.
+class_options = together(
     click.option("--solution", type=path, help="Reference solution."),
     click.option("--template", type=path, help="What the students were given to start from."),
     click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration]."),
     click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
+)
+
+# What to grade, for `grade` and `submit`.
+grading_options = together(
+    click.argument("folder", type=path),
+    click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
+    class_options,
     click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),
     click.option(
