@@ -8,10 +8,10 @@ from pathlib import Path
 from infra.config.settings import Settings, load_settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
-from kvasir.connect import Observer
 from kvasir.options import BatchPlace, Chosen, ClassFiles
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress
+from monitoring.events import Observer
 from producers.batch.grade import AskForm
 from producers.words import names_in
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -12,10 +12,11 @@ from typing import Any
 
 from engines.proof import outside_in
 from infra.config.settings import ModelSettings, Settings
-from kvasir.connect import Observer, connect, is_cluster
+from kvasir.connect import connect, is_cluster
 from kvasir.options import ALL, BatchPlace, Chosen, ClassFiles, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
+from monitoring.events import Observer
 from producers.batch import grade
 from producers.batch.batch import Batch, Counts, older_form
 from producers.batch.grade import Assignment, GradeRequest, RoleModel
@@ -209,18 +210,7 @@ def look(settings: Settings, batch: Batch) -> Outcome:
         if kept is None:
             raise
         note = f"the grades are those last written, because {error}"
-        grades = list(kept.grades)
-        return Outcome(
-            batch_id=batch.batch_id,
-            folder=batch.folder,
-            counts=batch.counts(),
-            grades=grades,
-            whole=grades,
-            worked=True,
-            alarms=kept.alarms,
-            note=note,
-            go_on=_go_on(batch),
-        )
+        return _outcome(batch, kept, kept.grades, worked=True, note=note)
     return report(batch, assignment, worked=True, notice=settings.grading.notice)
 
 
@@ -289,20 +279,22 @@ def report(batch: Batch, assignment: Assignment, worked: bool, notice: str = "")
     )
     write_atomically(batch.folder / "report.html", page)
     mine = [one for one in made if assignment.request.again or one.item_id in (assignment.chosen or ())]
+    return _outcome(batch, graded, mine, worked)
+
+
+def _outcome(batch: Batch, graded: GradedClass, mine: Iterable[Grade], worked: bool, note: str = "") -> Outcome:
+    go_on = f"go on with: kvasir watch {batch.folder}" if batch.may_publish else older_form(batch.folder)
     return Outcome(
-        batch_id=batch.batch_id,
-        folder=batch.folder,
-        counts=batch.counts(),
-        grades=mine,
-        whole=made,
-        worked=worked,
-        alarms=graded.alarms,
-        go_on=_go_on(batch),
+        batch.batch_id,
+        batch.folder,
+        batch.counts(),
+        list(mine),
+        list(graded.grades),
+        worked,
+        graded.alarms,
+        note,
+        go_on,
     )
-
-
-def _go_on(batch: Batch) -> str:
-    return f"go on with: kvasir watch {batch.folder}" if batch.may_publish else older_form(batch.folder)
 
 
 def _kept(batch: Batch) -> GradedClass | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import kvstore.connect
@@ -11,13 +11,11 @@ from kvasir.pipeline import LocalPipeline
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.connect import Stores
 from messages.errors import BatchError, ConfigError
-from messages.lifecycle import Event
+from monitoring.events import Observer
 from producers.client import Client
 
 if TYPE_CHECKING:
     from infra.broker.rabbitmq import RabbitMQBroker
-
-Observer = Callable[[Event], None]
 
 
 def connect(

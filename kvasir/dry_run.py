@@ -13,10 +13,10 @@ from kvasir.class_run import left_out
 from kvasir.connect import connect
 from kvasir.terminal import say, say_json, table
 from messages.errors import ConfigError, Retry
+from producers.attacks.detection import instruction_flags
 from producers.batch import grade
 from producers.batch.grade import Assignment, GradeRequest, Item
 from producers.client import Client
-from producers.grading.points import instruction_flags
 from producers.prompts.prompt import cut_summary
 from producers.report.grades import one_line
 from producers.submissions.lms_names import student_id

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -14,24 +13,13 @@ from typing import Any, TypeVar
 import click
 
 from infra.config.settings import Settings, load_settings
-from messages.lifecycle import Event
 from monitoring import logs
-from monitoring.events import fan_out
+from monitoring.events import Observer, fan_out
 from monitoring.server import LOOPBACK
 from producers.batch.grade import ASK_FORMS, AskForm
 from producers.words import names_in
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-Observer = Callable[[Event], None]
-
-
-def account() -> str:
-    """Who is logged in; "" where that has no name, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +100,9 @@ class Number(click.FloatRange):
 path = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
+ssh_config_option = click.option(
+    "--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Given to ssh as -F."
+)
 wait_option = click.option("--max-wait", type=Number(0), metavar="SECONDS", help="Stop waiting after this long.")
 
 
@@ -200,14 +191,19 @@ def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -
     return number
 
 
-# What to grade, for `grade` and `submit`.
-grading_options = together(
-    click.argument("folder", type=path),
-    click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
+# What goes with a class's work, and who grades it: for what grades it, and what plans that.
+class_options = together(
     click.option("--solution", type=path, help="Reference solution."),
     click.option("--template", type=path, help="What the students were given to start from."),
     click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration]."),
     click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
+)
+
+# What to grade, for `grade` and `submit`.
+grading_options = together(
+    click.argument("folder", type=path),
+    click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
+    class_options,
     click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),
     click.option(

@@ -9,14 +9,14 @@ from pathlib import Path
 from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
-from kvasir.connect import Observer
-from kvasir.options import account
 from messages.errors import BatchError
+from monitoring.events import Observer
 from producers.batch import grade
 from producers.batch.batch import Batch
 from producers.batch.cost import cost_of
 from producers.batch.runner import Progress
 from producers.desk.agreement import Difference, differences
+from producers.desk.decisions import account
 from producers.desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
 from producers.grading import rulings
 from producers.grading.reviews import read_overrides
@@ -30,9 +30,7 @@ class Regrade:
     Until then nothing that the batch has is touched.
     """
 
-    def __init__(
-        self, settings: Settings, folder: Path, criteria: Sequence[str] = (), rubric: Path | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, folder: Path, criteria: Sequence[str], rubric: Path | None) -> None:
         """Read the batch and its class.
 
         Args:

@@ -39,7 +39,7 @@ _NEAR: dict[str, str | int | None] = {
 class TerminalProgress:
     """A bar with counts and time left where stderr is a terminal, else a plain line now and then."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._bar: Progress | None = None
         self._task: TaskID | None = None

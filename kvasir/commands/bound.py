@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from kvasir.options import Number, account, gathered, json_option, path
+from kvasir.options import Number, gathered, json_option, path
 from kvasir.terminal import say, say_json, table
 from producers import bound as bounds
 from producers.bound import SHEET, Bound, BoundError, Draw, Plan
+from producers.desk.decisions import account
 from producers.export.tables import MAX_BYTES
 from producers.files.private import open_ordinary
 from producers.grading.bound import SIGNALS, Release, percent, plural_points

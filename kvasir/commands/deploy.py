@@ -37,7 +37,7 @@ from kvasir.commands.engines import print_findings
 from kvasir.commands.logs import logs, named_machines
 from kvasir.connect import open_broker
 from kvasir.doctor.cluster import examine
-from kvasir.options import Globals, gathered
+from kvasir.options import Globals, gathered, ssh_config_option
 from messages.errors import UsageError
 
 CHECKOUT = Path(kvasir.__file__).resolve().parents[1]
@@ -81,7 +81,7 @@ class Site:
 @click.command("deploy")
 @click.argument("verb", type=click.Choice(VERBS), default="install")
 @click.option("--machine", "names", multiple=True, metavar="NAME", help="Only this machine; may be repeated.")
-@click.option("--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Given to ssh as -F.")
+@ssh_config_option
 @click.option(
     "--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of Kvasir [default: build one]."
 )

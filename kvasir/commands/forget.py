@@ -11,7 +11,7 @@ import click
 
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
-from kvasir.options import Globals
+from kvasir.options import Globals, path
 from kvasir.terminal import confirmed, say, stderr
 from kvstore.redis.forget import forget_named
 from messages.errors import BatchError
@@ -22,8 +22,6 @@ from producers.client import Client, Replies
 from producers.desk.assignments import FILE, dry_run, grading, uploaded_documents
 from producers.files.private import kept_in
 from producers.words import plural
-
-path = click.Path(path_type=Path)
 
 
 @click.command()

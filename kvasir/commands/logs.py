@@ -14,7 +14,7 @@ from infra.config.settings import MachineSettings, Settings
 from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.services import service_units
 from infra.deploy.units import Unit, supervisor_of, units_of
-from kvasir.options import Globals
+from kvasir.options import Globals, ssh_config_option
 from messages.errors import UsageError
 
 # One of several: what a role said, why there is nothing more to come, or that it has said all.
@@ -25,7 +25,7 @@ Said = tuple[str, list[str] | DeployFailed | None]
 @click.argument("machines", nargs=-1, metavar="[MACHINE]...")
 @click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each role's log.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
-@click.option("--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Given to ssh as -F.")
+@ssh_config_option
 @click.pass_obj
 def logs(given: Globals, machines: tuple[str, ...], lines: int, follow: bool, ssh_config: Path | None) -> int:
     """Show the last lines of each role's log on MACHINE, or on all machines of kvasir.toml; over ssh, all at once.

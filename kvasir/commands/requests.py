@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from kvasir.commands.export import bytes_of, write
-from kvasir.options import account, json_option, path
+from kvasir.options import json_option, path
 from kvasir.terminal import say, say_json, stderr, table
 from messages.errors import UsageError
 from producers import export as out
+from producers.desk.decisions import account
 from producers.export import FinalGrade, Request
 from producers.report.grades import one_line, show_points
 from producers.words import plural
@@ -42,7 +43,7 @@ def requests(
     if (answered is None) != (reply is None):
         raise UsageError("--answer names the request, and --reply says what the student is told: give both")
     _, grades = out.final_grades(batch)
-    by_item = {final.grade.item_id or final.submission: final for final in grades}
+    by_item = {final.grade.id: final for final in grades}
     who = by or account()
     data = bytes_of(read)
     if data is not None:

@@ -216,12 +216,12 @@ def _setting(client: Any, name: str, **where: Any) -> str:
     return ""
 
 
-def check_link(url: str, size_bytes: int = LINK_BYTES) -> Finding:
+def check_link(url: str) -> Finding:
     """Put random bytes into the store, get them back, delete them. Raises StoreUnavailable."""
     client: Any = open_client(url)
     try:
         with errors_mapped(place(url)):
-            put_s, get_s = _time_link(client, size_bytes)
+            put_s, get_s = _time_link(client)
     except StoreUnavailable as refused:
         if "is full" in str(refused):
             return error("store", str(refused), "kvasir status says what is in it; redis-cli CONFIG SET maxmemory")
@@ -231,12 +231,12 @@ def check_link(url: str, size_bytes: int = LINK_BYTES) -> Finding:
         raise
     finally:
         client.close()
-    return link_finding(size_bytes / put_s, size_bytes / get_s)
+    return link_finding(LINK_BYTES / put_s, LINK_BYTES / get_s)
 
 
-def _time_link(client: Any, size_bytes: int) -> tuple[float, float]:
-    """Seconds to put and to get so many bytes. The keys have a TTL, so that a cut connection leaves none for long."""
-    data = os.urandom(size_bytes // _LINK_VALUES)
+def _time_link(client: Any) -> tuple[float, float]:
+    """Seconds to put and to get LINK_BYTES. The keys have a TTL, so that a cut connection leaves none for long."""
+    data = os.urandom(LINK_BYTES // _LINK_VALUES)
     keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(_LINK_VALUES)]
     client.exists(*keys)  # connecting and logging in, of a cluster to each node, are not what is measured
     try:

@@ -32,8 +32,6 @@ _WHAT = ("river", "ferry", "bridge", "market", "garden", "school", "library", "h
 _WHERE = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
 _HOW = ("total", "mean", "largest", "smallest", "median", "spread", "count", "first")
 
-Pair = tuple[str, str]  # worker ids: prefill, decode
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -80,7 +78,7 @@ def served(client: Client) -> list[str]:
     return [m for m in client.models if _live(registrations, m, "prefill") and _live(registrations, m, "decode")]
 
 
-def try_model(client: Client, model: str, wait_s: float, registrations_within_s: float = 0.0) -> Tried:
+def try_model(client: Client, model: str, wait_s: float, registrations_within_s: float) -> Tried:
     """Send jobs of the `now` lane until every live pair was met; `wait_s` bounds the wait for each round.
 
     Workers that have just been started may take `registrations_within_s` to register. Leaves nothing behind at the

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decode_worker.stealing.models import FIRST_LOAD_BYTES_PER_S
 from infra.config.settings import MachineSettings, ModelSettings, Role, Settings
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
+from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
 
 # What a job takes of a prefill worker's time, and of a slot's, beyond the engine at its rate: a few milliseconds of
@@ -14,10 +15,8 @@ from messages.errors import ConfigError
 PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 
-_SHARE_FOR_WEIGHTS = 0.8  # of a machine's memory; a decode worker's own rule
 
-
-def fleet_of(settings: Settings, models: Sequence[str], steal: bool = True) -> Fleet:
+def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     """The workers of these models on the configured machines. Raises ConfigError if a worker or a rate is missing."""
     if not settings.machines:
         raise ConfigError(
@@ -77,7 +76,7 @@ def _fit(machine: MachineSettings, home: ModelSettings, other: ModelSettings) ->
     if not machine.memory_gb:
         return True
     store = sum(role.memory_gb for role in machine.roles)
-    return home.memory_gb + other.memory_gb <= _SHARE_FOR_WEIGHTS * (machine.memory_gb - store)
+    return home.memory_gb + other.memory_gb <= SHARE_FOR_WEIGHTS * (machine.memory_gb - store)
 
 
 def _byte_s(settings: Settings) -> float:

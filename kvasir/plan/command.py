@@ -11,7 +11,7 @@ import click
 
 from infra.config.settings import Settings
 from kvasir import class_run
-from kvasir.options import ClassFiles, Globals, Models, gathered
+from kvasir.options import ClassFiles, Globals, Models, class_options, gathered, path
 from kvasir.plan import report, workload
 from kvasir.plan.chart import write_chart
 from kvasir.plan.cluster import fleet_of
@@ -48,13 +48,10 @@ class _Draw:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.argument("folder", type=path, required=False)
 @click.option("--submissions", type=click.IntRange(1, 100_000), metavar="N", help="Plan for N drawn ones instead.")
-@click.option("--rubric", type=click.Path(path_type=Path), help="Rubric, with FOLDER.")
-@click.option("--solution", type=click.Path(path_type=Path), help="Reference solution.")
-@click.option("--template", type=click.Path(path_type=Path), help="What the students were given to start from.")
-@click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration].")
-@click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback.")
+@click.option("--rubric", type=path, help="Rubric, with FOLDER.")
+@class_options
 @click.option(
     "--code-answer", type=click.IntRange(1, 1_000_000), metavar="TOKENS", help="Mean answer of the code model."
 )
@@ -63,9 +60,7 @@ class _Draw:
 )
 @click.option("--no-steal", is_flag=True, help="Decode workers serve their own model alone.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
-@click.option(
-    "--chart", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw who works when, as an SVG picture."
-)
+@click.option("--chart", type=path, metavar="FILE.svg", help="Draw who works when, as an SVG picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @gathered(work=_Work, models=Models, draw=_Draw)
 @click.pass_obj

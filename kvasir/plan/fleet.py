@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from messages.jobs import Lane
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
@@ -18,8 +16,6 @@ class PlannedJob:
     shared_tokens: int  # the class-wide part: computed once for each model
     own_tokens: int
     answer_tokens: int
-    lane: Lane = "bulk"
-    submitted_s: float = 0.0
     prefix: str = ""  # names the class-wide part, where one model has several
 
     @property

@@ -1,9 +1,9 @@
 """The pipeline as a discrete-event simulation: two stages, the policies of the real one, and no waiting for nothing.
 
-A prefill worker takes its model's jobs in order, `now` before `bulk`, computes the class-wide part once and then each
-job's suffix. A decode slot that is free takes the job that the policy names; the policy sees what a decode worker
-sees: how many jobs wait, how long those took that are done, and who else is there. A slot fetches the KV cache while
-the job before it is still running, so a transfer costs time only where the job had just arrived.
+A prefill worker takes its model's jobs in order, computes the class-wide part once and then each job's suffix. A decode
+slot that is free takes the job that the policy names; the policy sees what a decode worker sees: how many jobs wait,
+how long those took that are done, and who else is there. A slot fetches the KV cache while the job before it is still
+running, so a transfer costs time only where the job had just arrived.
 
 A worker that dies loses what it was doing; those jobs go to the front of their queue at once.
 """
@@ -18,24 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
-from messages.jobs import Lane
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One job's way: when it was handed in, when its KV cache was stored, when a slot took it, when it was answered."""
+    """One job's way: when a slot took it, and when it was answered."""
 
     job: PlannedJob
-    prefilled_s: float
     started_s: float
     ended_s: float
     machine: str
     stolen: bool
-
-    @property
-    def latency_s(self) -> float:
-        """From submission to answer, queues included."""
-        return self.ended_s - self.job.submitted_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +104,8 @@ class SimulationState:
         self._policy = policy
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
-        self._queued: dict[tuple[str, Lane], deque[PlannedJob]] = defaultdict(deque)  # for prefill
-        self._ready: dict[tuple[str, Lane], deque[tuple[PlannedJob, float]]] = defaultdict(deque)  # for decode
+        self._queued: dict[str, deque[PlannedJob]] = defaultdict(deque)  # for prefill
+        self._ready: dict[str, deque[tuple[PlannedJob, float]]] = defaultdict(deque)  # for decode
         self._idle = list(fleet.prefillers)
         self._shared_at: dict[tuple[str, str], float] = {}
         self._busy: dict[tuple[str, str], float] = defaultdict(float)
@@ -121,12 +114,12 @@ class SimulationState:
 
     def waiting(self, model: str) -> int:
         """Prefilled jobs of a model that no slot has taken."""
-        return len(self._ready[model, "now"]) + len(self._ready[model, "bulk"])
+        return len(self._ready[model])
 
     def run(self, jobs: Sequence[PlannedJob]) -> SimulatedRun:
         """To the last answer."""
         for job in jobs:
-            self._at(job.submitted_s, self._queued[job.model, job.lane].append, job)
+            self._at(0.0, self._queued[job.model].append, job)
         for decoder in self.decoders:
             self._at(decoder.worker.joins_s, self._join, decoder)
             if decoder.worker.dies_s < math.inf:
@@ -149,8 +142,7 @@ class SimulationState:
 
     def _start_prefills(self) -> None:
         for worker in list(self._idle):
-            lanes: tuple[Lane, ...] = ("now", "bulk")
-            queue = next((self._queued[worker.model, lane] for lane in lanes if self._queued[worker.model, lane]), None)
+            queue = self._queued[worker.model]
             if queue:
                 self._idle.remove(worker)
                 self._prefill(worker, queue.popleft())
@@ -167,7 +159,7 @@ class SimulationState:
 
     def _prefilled(self, worker: Prefiller, job: PlannedJob) -> None:
         self._idle.append(worker)
-        self._ready[job.model, job.lane].append((job, self.now))
+        self._ready[job.model].append((job, self.now))
 
     def _fill_slots(self) -> None:
         """Workers ask in turn, each for one job at a time, until nobody takes any."""
@@ -179,7 +171,7 @@ class SimulationState:
         model = self._policy.choose(self, decoder)
         if model is None or not self.waiting(model):
             return False
-        job, prefilled_s = (self._ready[model, "now"] or self._ready[model, "bulk"]).popleft()
+        job, prefilled_s = self._ready[model].popleft()
         running = Running(job, prefilled_s, self.now, self.now + self._decode_s(decoder, job, prefilled_s))
         decoder.resident.add(model)
         decoder.running.append(running)
@@ -199,9 +191,7 @@ class SimulationState:
         decoder.running.remove(running)
         decoder.busy_s += self.now - running.started_s
         job, stolen = running.job, running.job.model != decoder.worker.model
-        self._timings.append(
-            Timing(job, running.prefilled_s, running.started_s, self.now, decoder.worker.machine, stolen)
-        )
+        self._timings.append(Timing(job, running.started_s, self.now, decoder.worker.machine, stolen))
         self._policy.answered(self, decoder, running)
 
     def _join(self, decoder: DecoderState) -> None:
@@ -212,7 +202,7 @@ class SimulationState:
         for running in reversed(decoder.running):
             running.lost = True
             decoder.busy_s += self.now - running.started_s
-            self._ready[running.job.model, running.job.lane].appendleft((running.job, running.prefilled_s))
+            self._ready[running.job.model].appendleft((running.job, running.prefilled_s))
         decoder.running.clear()
 
     def _all_busy(self) -> dict[tuple[str, str], float]:

@@ -59,10 +59,10 @@ def longest_first(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
     return sorted(jobs, key=lambda job: -job.prompt_tokens)
 
 
-def around(mean: int, source: random.Random, spread: float = ANSWER_SPREAD) -> int:
-    """A length about `mean`, uniform, the longest `spread` times the shortest."""
-    shortest = 2 * mean / (1 + spread)
-    return max(1, round(source.uniform(shortest, spread * shortest)))
+def around(mean: int, source: random.Random) -> int:
+    """A length about `mean`, uniform."""
+    shortest = 2 * mean / (1 + ANSWER_SPREAD)
+    return max(1, round(source.uniform(shortest, ANSWER_SPREAD * shortest)))
 
 
 def draw(quantiles: Quantiles, share: float) -> float:

@@ -92,9 +92,10 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         stack.callback(engine.close)
         kv, state = _kv(stores.kv, options), stores.cluster_state
         loaded = _checked(state, options.model, engine)
+        configured = settings.models.get(options.model)
         worker: Worker
         if options.role == "prefill":
-            short = _short_tokens(settings, options.model)
+            short = configured.short_prompt_tokens if configured else SHORT_PROMPT_TOKENS
             worker = PrefillWorker(options.model, loaded, broker, kv, state, observe, short)
         else:
             home = CachedModel(options.model, weights_bytes(weights), loaded)
@@ -102,7 +103,8 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
             if not loaded.why_no_kv:
                 stores.kv.prepare()
             cache = ModelCache(home, others, memory_bytes(options.decode.memory_gb))
-            worker = DecodeWorker(cache, broker, kv, state, observe, _kv_check_every(settings, options.model))
+            check_every = configured.kv_check_every if configured else KV_CHECK_EVERY
+            worker = DecodeWorker(cache, broker, kv, state, observe, check_every)
         page.loaded(worker.registration, broker, state)
         with _stopped_by_signals(worker, options.grace_s):
             log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
@@ -127,16 +129,6 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
         slots = options.decode.slots or (configured.slots if configured else 4)
     engine = open_engine(name, engine_options(configured, name, weights, context, slots, prefill_slots))
     return in_family(engine, options.model, configured.same_weights if configured else ()), weights
-
-
-def _short_tokens(settings: Settings, model: str) -> int:
-    configured = settings.models.get(model)
-    return configured.short_prompt_tokens if configured else SHORT_PROMPT_TOKENS
-
-
-def _kv_check_every(settings: Settings, model: str) -> int:
-    configured = settings.models.get(model)
-    return configured.kv_check_every if configured else KV_CHECK_EVERY
 
 
 def _others(settings: Settings, options: WorkerOptions, engine: Engine, cluster_state: ClusterState) -> list[Stealable]:

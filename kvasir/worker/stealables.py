@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 ALL = "all"
 # Of a machine's memory: what is left is for KV caches in slots, the store if it lives here, and the system.
-_SHARE_FOR_WEIGHTS = 0.8
+SHARE_FOR_WEIGHTS = 0.8
 
 # (model, engine, weights) -> the engine, checked against who serves the model already.
 Load = Callable[[ModelSettings, str, str], Loaded[Engine]]
@@ -69,4 +69,4 @@ def memory_bytes(given_gb: float) -> int:
     """What the weights of all models together may take: as given, else a share of this machine's memory."""
     if given_gb:
         return int(given_gb * 1e9)
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE_FOR_WEIGHTS)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARE_FOR_WEIGHTS)

@@ -17,7 +17,7 @@ from producers import bound as bounds
 from producers.app import review_page
 from producers.app.address import keep
 from producers.app.markup import Markup
-from producers.app.shared import Desk, decider, live, sentences, table, wait_for
+from producers.app.shared import Desk, decider, live, say_problem, sentences, table, wait_for
 from producers.batch.grade import Item
 from producers.bound import SHEET, Bound, BoundError, Draw, Plan, SheetConflict
 from producers.desk import assignments
@@ -52,8 +52,7 @@ def show(desk: Desk, folder: Path) -> None:
 
 def _bound(desk: Desk, folder: Path) -> None:
     view = desk.views.of(folder)
-    if view.problem:
-        st.error(escaped(view.problem))
+    say_problem(view)
     counts = view.counts()
     if not counts.total:
         st.caption("Nothing is graded yet.")

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from producers import export
-from producers.app.shared import Desk, sentences, text
+from producers.app.shared import Desk, say_problem, sentences, text
 from producers.desk.rounds import graded_class
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
@@ -25,8 +25,7 @@ _SHOWN = 50
 def show(desk: Desk, folder: Path) -> None:
     """Draw it."""
     view = desk.views.of(folder)
-    if view.problem:
-        st.error(escaped(view.problem))
+    say_problem(view)
     if not view.grades:
         st.caption("Nothing is graded yet.")
         return

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from producers.app.address import go
-from producers.app.shared import REFRESH_S, Desk, live, sentences, wait_for
+from producers.app.shared import REFRESH_S, Desk, live, say_problem, sentences, wait_for
 from producers.desk import assignments, dry_runs
 from producers.desk.assignments import Inputs
 from producers.desk.estimate import duration, forecast_s, remaining_s
@@ -140,8 +140,7 @@ def _progress(desk: Desk, folder: Path) -> None:
 
 def _figures(desk: Desk, folder: Path, work: Work) -> None:
     view, rows, _ = desk.rows(folder)
-    if view.problem:
-        st.error(escaped(view.problem))
+    say_problem(view)
     counts = view.counts()
     if not counts.total:
         _why_nothing(work)

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from producers.app.address import go
-from producers.app.shared import Desk, sentences
+from producers.app.shared import Desk, say_problem, sentences
 from producers.desk import assignments
 from producers.desk.assignments import Inputs
 from producers.desk.dry_runs import found_by
@@ -45,8 +45,7 @@ def _one(desk: Desk, folder: Path) -> None:
         labels = {"Submissions": counted.total, "Ungraded": counted.ungraded, "Graded": counted.graded}
         for column, (label, value) in zip(figures, (labels | {"Reviewed": counted.reviewed}).items(), strict=True):
             column.metric(label, value)
-        if view.problem:
-            st.error(escaped(view.problem))
+        say_problem(view)
         if button.button("Open", key=f"open {folder}"):
             go("Results" if counted.graded else "Grade", str(folder))
 
@@ -96,13 +95,13 @@ def _check(uploads: Any, place: str, rubric: Any, home: Path) -> None:
     if uploads:
         assignments.check_uploads([upload.name for upload in uploads])
     else:
-        check_apart(assignments.existing(place, "submissions"), home, "kvasir ui --home")
+        check_apart(assignments.existing(place), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())
 
 
 def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:
     files = [(upload.name, upload.getvalue()) for upload in uploads]
-    work = assignments.save_submissions(folder, files) if files else assignments.existing(place, "submissions")
+    work = assignments.save_submissions(folder, files) if files else assignments.existing(place)
     kept = str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else ""
     return replace(inputs, submissions=str(work), rubric=kept)

@@ -38,21 +38,21 @@ class Markup:
 
     def title(self, text: str) -> None:
         """A line that stands out."""
-        self._add("p", _BOLD, text)
+        self._add(_BOLD, text)
 
     def figures(self, values: Mapping[str, str]) -> None:
         """Large figures side by side, each under its label."""
         self._pieces.append('<div style="display:flex;gap:3rem">')
         for label, value in values.items():
             self._pieces.append("<div>")
-            self._add("p", _FAINT, label)
-            self._add("p", _LARGE, value)
+            self._add(_FAINT, label)
+            self._add(_LARGE, value)
             self._pieces.append("</div>")
         self._pieces.append("</div>")
 
     def caption(self, text: str) -> None:
         """A line that stands back."""
-        self._add("p", _FAINT, text)
+        self._add(_FAINT, text)
 
     def states(self, states: Mapping[str, str]) -> None:
         """Words side by side, each behind a dot in the colour of its state: open, settled, missing or waiting."""
@@ -126,8 +126,8 @@ class Markup:
         # HTML drops a line break right after <pre>: one more keeps the text's own.
         self._pieces.append("\n".join([f"<pre {look}>", *drawn]) + "</pre>")
 
-    def _add(self, tag: str, style: str, text: str) -> None:
-        self._pieces.append(f'<{tag} style="{style}">{escape(text)}</{tag}>')
+    def _add(self, style: str, text: str) -> None:
+        self._pieces.append(f'<p style="{style}">{escape(text)}</p>')
 
 
 def _cell(value: object) -> str:

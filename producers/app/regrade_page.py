@@ -9,17 +9,18 @@ import streamlit as st
 from messages.errors import RubricError
 from producers.app import review_page, rubric_form
 from producers.app.rubric_form import RubricDraft
-from producers.app.shared import REFRESH_S, Desk, decider, live, sentences, table, text, wait_for
+from producers.app.shared import REFRESH_S, Desk, decider, live, say_problem, sentences, table, text, wait_for
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
-from producers.desk.rounds import adopt_round, changes, rounds, start_round, version, versions
+from producers.desk.rounds import adopt_round, changes, rounds, start_round, versions
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.files.private import read_ordinary
 from producers.grading.points import Grade
 from producers.prompts.prompt import prefix
 from producers.prompts.questions import questions_of
+from producers.report.graded import load_graded
 from producers.report.grades import outcome_of
 from producers.rubric.form import touched
 from producers.rubric.rubric import KINDS, ROLES
@@ -29,8 +30,7 @@ from producers.words import listed, plural
 def show(desk: Desk, folder: Path) -> None:
     """Draw it."""
     view = desk.views.of(folder)
-    if view.problem:
-        st.error(escaped(view.problem))
+    say_problem(view)
     if assignments.grading(folder).alive:
         wait_for(assignments.grading(folder), "The class is being graded …")
     with sentences():
@@ -217,7 +217,7 @@ def _take_over(desk: Desk, folder: Path, before: dict[str, Grade], after: list[G
 
 def _version(view: BatchView, place: Path) -> None:
     with st.expander(escaped(f"Before the rubric changed: version {place.name.partition('-')[0]}")):
-        old = {grade.submission: grade for grade in version(place).grades}
+        old = {grade.submission: grade for grade in load_graded(place).grades}
         _show_differences(differences(old, view.grades))
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from producers import export
 from producers.app.address import REVIEWED, go, keep
-from producers.app.shared import REFRESH_S, Desk, decider, live, pictures, sentences, table
+from producers.app.shared import REFRESH_S, Desk, decider, live, pictures, say_problem, sentences, table
 from producers.desk import assignments
 from producers.desk.agreement import agreement
 from producers.desk.pictures import of_class, of_criteria
@@ -48,8 +48,7 @@ def show(desk: Desk, folder: Path) -> None:
 
 def _table(desk: Desk, folder: Path) -> None:
     view, rows, _ = desk.rows(folder)
-    if view.problem:
-        st.error(escaped(view.problem))
+    say_problem(view)
     if not rows:
         st.caption("Nothing is graded yet.")
         return

@@ -11,7 +11,7 @@ import streamlit as st
 from messages.errors import KvasirError
 from producers.app.address import keep
 from producers.app.markup import Markup
-from producers.app.shared import COOKIE, Desk, decider, live, sentences, text
+from producers.app.shared import COOKIE, Desk, decider, live, say_problem, sentences, text
 from producers.app.unsaved import asks_about_unsaved, can_undo, discard, draft_of, save, undo
 from producers.app.work import MOST_CHARS, drawn_work
 from producers.batch.grade import Item
@@ -92,8 +92,7 @@ def _submission(desk: Desk, folder: Path) -> None:
     view, rows, decided = desk.rows(folder)
     if desk.by_people(folder) != st.session_state["counted"]:  # the side bar says how many still wait
         st.rerun()
-    if view.problem:
-        st.error(escaped(view.problem))
+    say_problem(view)
     if not rows:
         st.caption("Nothing is graded yet.")
         return

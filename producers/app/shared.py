@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import getpass
 import importlib
 import threading
 import time
@@ -23,7 +22,7 @@ from producers.app.rubric_form import RubricDraft
 from producers.charts.drawing import Picture
 from producers.desk.assignments import FILE, find_folders, read_inputs
 from producers.desk.backend import Backend
-from producers.desk.decisions import Decided, Decisions, Draft
+from producers.desk.decisions import Decided, Decisions, Draft, account
 from producers.desk.estimate import ModelRate, model_rates
 from producers.desk.fleet import FleetWatch
 from producers.desk.progress import Stages
@@ -236,6 +235,12 @@ def sentences() -> Iterator[None]:
         st.error(escaped(str(error)))
 
 
+def say_problem(view: BatchView) -> None:
+    """What is wrong with the batch, if anything is."""
+    if view.problem:
+        st.error(escaped(view.problem))
+
+
 def arrive() -> None:
     """Know the browser, and the name that it keeps, by its cookie."""
     state = st.session_state
@@ -246,12 +251,7 @@ def arrive() -> None:
 
 def decider() -> str:
     """The name under which a decision is kept: the one that the person gave, else that of the account."""
-    if st.session_state.get("me"):
-        return str(st.session_state["me"])
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return ""
+    return str(st.session_state.get("me") or account())
 
 
 def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iterable[Picture]]) -> str:

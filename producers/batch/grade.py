@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -84,7 +84,6 @@ class GradeRequest:
     template: Path | None = None
     only: tuple[str, ...] = ()
     limit: int = 0
-    limits: Limits = field(default_factory=Limits)
     samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
     ask: AskForm = "together"
     beside: tuple[str, ...] | None = ()  # names of the class's submissions that this run leaves alone; None: all others
@@ -203,7 +202,7 @@ def assign(
     succeeded: Container[str] = (),
     form: int = QUESTION_FORM,
 ) -> Assignment:
-    """The prompts of submissions that have been read; of `request` its models, limits, samples and form are used.
+    """The prompts of submissions that have been read; of `request` its models, samples and form are used.
 
     `form` is that of the questions, where it asks any.
     """
@@ -527,8 +526,8 @@ class _PromptMaker:
         )
 
     def _fitting_limits(self) -> Limits:
-        """The wanted limits, scaled down where a model's context has no room for them."""
-        wanted = self._made.request.limits
+        """The usual limits, scaled down where a model's context has no room for them."""
+        wanted = Limits()
         total = wanted.code_tokens + wanted.text_tokens + wanted.output_tokens
         share = min([1.0, *(self._room(role) / total for role in self._roles)])
         return replace(
@@ -583,7 +582,7 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
         asks = bool(task.asked)
         answers[role] = _answers(rubric, item, answered) if asks else _answer(rubric, item, task, result)
     name = item.submission.name
-    made = grade_submission(name, rubric, answers, item.submission, item.cuts, (), item.findings, hidden, item.copied)
+    made = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copied)
     return replace(made, item_id=item.item_id)
 
 

@@ -12,7 +12,7 @@ from messages.jobs import Question, Sampling
 from producers.prompts.prompt import Prompt
 
 
-def answer_tokens(sampling: Sampling, questions: Sequence[Question] = ()) -> int:
+def answer_tokens(sampling: Sampling, questions: Sequence[Question]) -> int:
     """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
     wanted = [one.sampling for one in questions] or [sampling]
     return sum(each.max_tokens * each.answers for each in wanted)

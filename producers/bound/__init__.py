@@ -9,7 +9,6 @@
 
 from producers.bound.answer import (
     Bound,
-    SamplePart,
     agreement_row,
     as_json,
     bound_of,
@@ -22,7 +21,6 @@ from producers.bound.draw import (
     SHEET,
     Draw,
     Plan,
-    Stratum,
     changed,
     draw,
     drawn,
@@ -31,7 +29,7 @@ from producers.bound.draw import (
     strata_from,
     undecided,
 )
-from producers.bound.sheet import HandGrade, SheetConflict, give, given, read_sheet_of
+from producers.bound.sheet import SheetConflict, give, given
 from producers.grading.bound import BoundError
 
 __all__ = [
@@ -39,11 +37,8 @@ __all__ = [
     "Bound",
     "BoundError",
     "Draw",
-    "HandGrade",
     "Plan",
-    "SamplePart",
     "SheetConflict",
-    "Stratum",
     "agreement_row",
     "as_json",
     "bound_of",
@@ -55,7 +50,6 @@ __all__ = [
     "is_drawn",
     "more",
     "prospect",
-    "read_sheet_of",
     "sections",
     "strata_from",
     "undecided",

@@ -80,7 +80,7 @@ def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False
             f"drawn says nothing of them. Draw again: kvasir bound {folder} --draw {made.size}"
         )
     by_hand = _reviewed(folder, made, graded) if from_reviews else read_sheet_of(folder, made, graded, sheet)
-    grades = {grade.item_id or grade.submission: grade for grade in graded.grades}
+    grades = {grade.id: grade for grade in graded.grades}
     parts = tuple(_part(stratum, made, grades, by_hand) for stratum in made.strata)
     return Bound(graded.title, made, parts, not from_reviews, tuple(_warnings(folder, made, graded, from_reviews)))
 
@@ -127,7 +127,7 @@ def _of(grade: Grade, criterion: str) -> Any:
 def _reviewed(folder: Path, made: Draw, graded: GradedClass) -> dict[str, HandGrade]:
     """What was decided in the desk since the draw. Raises BoundError where a submission's review is not whole."""
     since = [override for override in read_overrides(folder) if override.time >= made.at]
-    by_id = {grade.item_id or grade.submission: grade for grade in graded.grades}
+    by_id = {grade.id: grade for grade in graded.grades}
     found, lacking = {}, []
     for id, one in made.sampled().items():
         decided = current(since, id, one.submission)
@@ -149,10 +149,10 @@ def _reviewed(folder: Path, made: Draw, graded: GradedClass) -> dict[str, HandGr
 
 def _warnings(folder: Path, made: Draw, graded: GradedClass, from_reviews: bool) -> list[str]:
     members = {one.item_id for stratum in made.strata for one in stratum.members}
-    ours = [grade for grade in graded.grades if (grade.item_id or grade.submission) in members]
+    ours = [grade for grade in graded.grades if grade.id in members]
     unseen = {one.item_id for one in undecided(folder, graded, made.plan.signal)}
-    new = [grade for grade in graded.grades if (grade.item_id or grade.submission) in unseen - members]
-    sampled = [grade for grade in ours if (grade.item_id or grade.submission) in made.sampled()]
+    new = [grade for grade in graded.grades if grade.id in unseen - members]
+    sampled = [grade for grade in ours if grade.id in made.sampled()]
     found = []
     if from_reviews:
         found.append(

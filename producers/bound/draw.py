@@ -209,9 +209,7 @@ def _begun(folder: Path) -> bool:
 
 def member(grade: Grade, signal: str) -> Member:
     """A submission as the record keeps it."""
-    return Member(
-        grade.item_id or grade.submission, one_line(grade.submission), SIGNALS[signal].of(grade), digest(grade)
-    )
+    return Member(grade.id, one_line(grade.submission), SIGNALS[signal].of(grade), digest(grade))
 
 
 def counts(grade: Grade) -> bool:

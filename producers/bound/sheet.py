@@ -24,7 +24,7 @@ class HandGrade:
     total: Points
 
 
-def read_sheet_of(folder: Path, made: Draw, graded: GradedClass, place: Path | None = None) -> dict[str, HandGrade]:
+def read_sheet_of(folder: Path, made: Draw, graded: GradedClass, place: Path | None) -> dict[str, HandGrade]:
     """The hand grades by item id: of all who were drawn, or none.
 
     Raises BoundError for a sheet that is half filled in, was changed, or holds others than were drawn.

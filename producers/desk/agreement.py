@@ -16,7 +16,6 @@ from producers.rubric.rubric import Criterion, Points, exact
 class Agreement:
     """One criterion over all reviewed submissions that the model gave points to."""
 
-    criterion: str
     title: str
     reviewed: int
     same: int
@@ -49,7 +48,6 @@ def _criterion(criterion: Criterion, reviewed: list[tuple[Grade, Decided]]) -> A
         if ai is not None and human is not None
     ]
     return Agreement(
-        criterion.id,
         criterion.title,
         reviewed=len(apart),
         same=sum(not difference for difference in apart),

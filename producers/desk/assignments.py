@@ -189,17 +189,19 @@ def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
     return saved[0] if len(saved) == 1 else place
 
 
-def existing(text: str, what: str) -> Path:
-    """A path that was typed. Raises InputError if nothing is there."""
+def existing(text: str) -> Path:
+    """The submissions' path as it was typed. Raises InputError if nothing is there."""
     if not text.strip():
-        raise InputError(f"{what}: nothing is uploaded yet, and no path typed; wait for an upload to end, or type one")
+        raise InputError(
+            "submissions: nothing is uploaded yet, and no path typed; wait for an upload to end, or type one"
+        )
     path = Path(text.strip()).expanduser()
     try:
         there = path.exists()
     except (OSError, ValueError):
         there = False
     if not there:
-        raise InputError(f"{what}: nothing is at {text.strip()}; type a path on this machine")
+        raise InputError(f"submissions: nothing is at {text.strip()}; type a path on this machine")
     return path.resolve()
 
 

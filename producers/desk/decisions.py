@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import math
 import threading
 from collections.abc import Mapping
@@ -25,6 +26,14 @@ TAKEN_OVER = "regraded in round"  # how the reason of a decision begins that a r
 
 class ReviewError(UsageError):
     """A decision that can't be kept as it is; the message says what to change."""
+
+
+def account() -> str:
+    """Who is logged in; "" where that has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 class Decisions:

@@ -50,10 +50,8 @@ def remaining_s(still_open: int, done: int, seconds: float) -> float | None:
     return still_open * seconds / done if done else None
 
 
-def duration(seconds: float | None) -> str:
-    """`40 s`, `12 min`, `3 h 05 min`, or `unknown`."""
-    if seconds is None:
-        return "unknown"
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 05 min`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)

@@ -25,7 +25,7 @@ from producers.files.journal import Lines
 from producers.files.private import make_folder
 from producers.files.shapes import shaped
 from producers.prompts.prompt import criterion_text
-from producers.report.graded import GradedClass, load_graded, save_graded
+from producers.report.graded import GradedClass, save_graded
 from producers.rubric.rubric import load_rubric
 from producers.words import plural
 
@@ -87,7 +87,7 @@ def adopt_round(
     grading(folder).start(grade_command(backend, inputs, folder))
 
 
-def note_change(folder: Path, place: Path, who: str = "") -> None:
+def note_change(folder: Path, place: Path, who: str) -> None:
     """Write down that the class is graded as in this round from now on: when, by whom, and which criteria were asked.
 
     One line of JSON in changes.jsonl, with their texts, since a rubric that is edited in place keeps none.
@@ -127,18 +127,18 @@ def _change(row: dict[str, Any]) -> Change:
     return made
 
 
-def keep_version(folder: Path, view: BatchView) -> Path | None:
-    """Keep the class's grades as they are now, to be compared with later; None if there are none."""
+def keep_version(folder: Path, view: BatchView) -> None:
+    """Keep the class's grades, if there are any, as they are now, to be compared with later."""
     graded = graded_class(view)
-    return keep_grades(folder, graded) if graded else None
+    if graded:
+        keep_grades(folder, graded)
 
 
-def keep_grades(folder: Path, graded: GradedClass) -> Path:
-    """Keep these as a version of the class's grades."""
+def keep_grades(folder: Path, graded: GradedClass) -> None:
+    """Keep these as a version of the class's grades: `load_graded` reads it again."""
     place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded.versions['rubric'][:8]}"
     make_folder(place)
     save_graded(place, graded)
-    return place
 
 
 def versions(folder: Path) -> list[Path]:
@@ -148,11 +148,6 @@ def versions(folder: Path) -> list[Path]:
 
 def _number(name: str) -> int:
     return int(name) if name.isascii() and name.isdigit() and len(name) < 10 else 0
-
-
-def version(place: Path) -> GradedClass:
-    """The grades that `keep_version` kept. Raises BatchError."""
-    return load_graded(place)
 
 
 def graded_class(view: BatchView) -> GradedClass | None:

@@ -80,7 +80,6 @@ class Counters:
     """Submissions of one assignment. `total` may be more than are planned: a trial plans a few."""
 
     total: int
-    waiting: int
     graded: int  # graded or empty: they have points
     reviewed: int
     need_review: int
@@ -117,7 +116,6 @@ def counters(found: Sequence[Row], total: int = 0) -> Counters:
     states = [row.state for row in found]
     return Counters(
         total=max(total, len(found)),
-        waiting=states.count("waiting"),
         graded=states.count("graded") + states.count("empty"),
         reviewed=sum(row.reviewed for row in found),
         need_review=sum(bool(row.needs_review) for row in found),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -200,9 +200,3 @@ class Views:
         with self._lock:
             view = self._views.setdefault(folder, BatchView(folder, self._request_of))
         return view.refresh()
-
-    def forget(self, folders: Iterable[Path]) -> None:
-        """Give up what is kept of these."""
-        with self._lock:
-            for folder in folders:
-                self._views.pop(folder, None)

@@ -193,10 +193,11 @@ def _began(pid: int) -> str:
         return ""
 
 
-def _end_of(path: Path, at_most: int = 16_384) -> str:
+def _end_of(path: Path) -> str:
+    """Its last 16 KiB as text."""
     try:
         with open_ordinary(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - at_most))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""

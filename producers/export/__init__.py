@@ -16,8 +16,8 @@ given out. Raises ExportError (a UsageError).
 """
 
 from producers.export.canvas import assignment_columns, export_canvas, held_by_canvas, matching
-from producers.export.feedback import FeedbackKind, export_feedback
-from producers.export.final import Exported, FinalGrade, LeftBlank, final_grades
+from producers.export.feedback import export_feedback
+from producers.export.final import Exported, FinalGrade, final_grades
 from producers.export.last import SinceLast, note_given, since_last
 from producers.export.late import keep_times, late_of
 from producers.export.moodle import export_moodle, export_moodle_feedback, held_by_moodle
@@ -36,9 +36,7 @@ from producers.export.tables import ExportError
 __all__ = [
     "ExportError",
     "Exported",
-    "FeedbackKind",
     "FinalGrade",
-    "LeftBlank",
     "Request",
     "SinceLast",
     "add_requests",

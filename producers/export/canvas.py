@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from producers.export.final import Exported, FinalGrade, changes, final_grades, left_blank
+from producers.export.final import Exported, FinalGrade, by_user, changes, final_grades, left_blank
 from producers.export.tables import (
     ExportError,
     Sheet,
@@ -105,7 +105,7 @@ def held_by_canvas(
     grades: Sequence[FinalGrade], gradebook: bytes | None, assignment: str = "", title: str = ""
 ) -> list[FinalGrade]:
     """Those of the grades, blank ones too, that the file would hold; arguments as for `export_canvas`. ExportError."""
-    by_id = _by_id(grades)
+    by_id = by_user(grades, canvas_id)
     if gradebook is None:
         return list(by_id.values())
     book = _read(gradebook, assignment.strip(), title)
@@ -117,10 +117,6 @@ def held_by_canvas(
 def _holds(final: FinalGrade, before: str) -> bool:
     """Whether the cell is ours: an excuse stays, and a grade that we have nothing to put in place of."""
     return before.upper() != _EXCUSED and (final.points is not None or not before)
-
-
-def _by_id(grades: Iterable[FinalGrade]) -> dict[str, FinalGrade]:
-    return {user: final for final in grades if (user := canvas_id(final.submission))}
 
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
@@ -217,7 +213,7 @@ def _filled(
     book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
 ) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
-    by_id = _by_id(grades)
+    by_id = by_user(grades, canvas_id)
     rows = list(book.sheet.rows)
     met: set[str] = set()
     excused = 0

@@ -16,7 +16,7 @@ from producers.report.grades import one_line, show_points
 FeedbackKind = Literal["md", "html"]
 
 WITHHELD = "(The feedback on this point is withheld; please ask your instructor.)"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same grades make the same bytes
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same grades make the same bytes
 _NAME_BYTES = 230  # file systems take names of 255
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~=-])")
 _STYLE = (
@@ -41,7 +41,7 @@ def export_feedback(
     with zipfile.ZipFile(data, "w") as archive:
         for final in grades:
             if final.points is not None:
-                place = zipfile.ZipInfo(_file_name(final.submission, kind, taken), _EPOCH)
+                place = zipfile.ZipInfo(_file_name(final.submission, kind, taken), EPOCH)
                 archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
     blank = left_blank(grades, _withheld)
     return Exported(f"feedback-{kind}.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)

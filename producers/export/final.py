@@ -140,6 +140,11 @@ def _open_doubts(grade: Grade, decided: Mapping[str | None, Override]) -> tuple[
     return tuple(doubt.why for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decided)
 
 
+def by_user(grades: Iterable[FinalGrade], id_of: Callable[[str], str]) -> dict[str, FinalGrade]:
+    """The grades by the id that an LMS has of their submissions' names; those without one are left out."""
+    return {user: final for final in grades if (user := id_of(final.submission))}
+
+
 def changes(place: str, found: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
     """What to ask before grades that stand in `place` are replaced: (student, old, new); () if none is."""
     shown = [one_line(f"{student}: {old} → {new}") for student, old, new in found[:_SHOWN_CHANGES]]

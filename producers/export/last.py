@@ -63,8 +63,8 @@ def since_last(
         grades: the class's.
         held: those of them that the file holds; None: all. Of the others nothing is compared, or noted as given out.
     """
-    now = {_item(final): final for final in grades}
-    given = ExportedPoints(kind, {_item(final): final.points for final in (grades if held is None else held)})
+    now = {final.grade.id: final for final in grades}
+    given = ExportedPoints(kind, {final.grade.id: final.points for final in (grades if held is None else held)})
     earlier = [each for each in _read(folder) if each.kind == kind]
     if not earlier:
         return SinceLast(given, None, ())
@@ -76,10 +76,6 @@ def since_last(
     return SinceLast(
         given, last, tuple((now[item].submission if item in now else item, then, here) for item, then, here in changed)
     )
-
-
-def _item(final: FinalGrade) -> str:
-    return final.grade.item_id or final.submission
 
 
 def note_given(folder: Path, given: ExportedPoints) -> None:

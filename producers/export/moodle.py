@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from producers.export.feedback import FeedbackKind, feedback_fragment, feedback_text
-from producers.export.final import Exported, FinalGrade, changes, final_grades, left_blank
+from producers.export.feedback import EPOCH, FeedbackKind, feedback_fragment, feedback_text
+from producers.export.final import Exported, FinalGrade, by_user, changes, final_grades, left_blank
 from producers.export.tables import (
+    PARTICIPANT,
     ExportError,
     Sheet,
     cell,
@@ -33,11 +34,9 @@ from producers.rubric.rubric import Points
 from producers.submissions.lms_names import moodle_id
 from producers.words import plural
 
-_IDENTIFIER = re.compile(r"\D*(\d+)\s*\Z")
 _NEEDED = ("Identifier", "Grade", "Last modified (grade)")
 _NO_ID = "its folder's name holds no Moodle participant number, so it is not in the file"
 _NOT_LISTED = "its participant number is not in the worksheet, so it is not in the file"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same grades make the same bytes
 
 
 def export_moodle(
@@ -61,12 +60,12 @@ def export_moodle(
 
 def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
     """Those of the grades, blank ones too, that the worksheet would hold, or for None the feedback zip. ExportError."""
-    by_id = _by_id(grades)
+    by_id = by_user(grades, moodle_id)
     if worksheet is None:
         return list(by_id.values())
     sheet = _read(worksheet)
     who, where = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
-    rows = {match[1]: row for row in sheet.rows[1:] if (match := _IDENTIFIER.match(cell(row, who)))}
+    rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, who)))}
     return [
         final
         for user, final in by_id.items()
@@ -78,10 +77,6 @@ def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> lis
 
 def _locked(sheet: Sheet, row: Sequence[str]) -> bool:
     return cell(row, column(sheet.rows[0], "Grade can be changed")).strip().casefold() == "no"
-
-
-def _by_id(grades: Sequence[FinalGrade]) -> dict[str, FinalGrade]:
-    return {user: final for final in grades if (user := moodle_id(final.submission))}
 
 
 def export_moodle_feedback(
@@ -96,7 +91,7 @@ def export_moodle_feedback(
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for final in grades:
             if final.points is not None and moodle_id(final.submission):
-                place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", _EPOCH)
+                place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", EPOCH)
                 archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
     blank = left_blank(grades, lambda final: "" if moodle_id(final.submission) else _NO_ID)
     return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
@@ -126,7 +121,7 @@ def _filled(
     """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
     header = sheet.rows[0]
     at = {name: column(header, name) for name in (*_NEEDED, "Full name", "Feedback comments")}
-    by_id = _by_id(grades)
+    by_id = by_user(grades, moodle_id)
     comma = uses_decimal_comma(sheet)
     rows, met, locked = [header], set(), 0
     replaced: list[tuple[str, str, str]] = []
@@ -134,7 +129,7 @@ def _filled(
         said = cell(row, at["Feedback comments"])
         if safe_cell(said) != said:  # students read it: no apostrophe of ours belongs there
             row = with_cell(row, at["Feedback comments"], safe_html(said))
-        match = _IDENTIFIER.match(cell(row, at["Identifier"]))
+        match = PARTICIPANT.match(cell(row, at["Identifier"]))
         final = by_id.get(match[1]) if match else None
         if final is not None and match:
             met.add(match[1])

@@ -74,7 +74,7 @@ class Request:
         if not text.strip():
             raise ExportError("a request needs the student's words")
         _require_short("request", text)
-        item_id = final.grade.item_id or final.submission
+        item_id = final.grade.id
         named = "\0".join((item_id, criterion_id or "", text.strip()))
         found = points_of(final, criterion_id)
         return cls(hashlib.sha256(named.encode()).hexdigest()[:12], item_id, criterion_id, text.strip(), found, by)
@@ -184,7 +184,7 @@ def _criterion(final: FinalGrade, named: str, row: int) -> str | None:
 def export_replies(folder: Path) -> Exported:
     """Each request beside its reply, the points then and now, and the evidence and feedback that stand. BatchError."""
     _, grades = final_grades(folder)
-    by_item = {final.grade.item_id or final.submission: final for final in grades}
+    by_item = {final.grade.id: final for final in grades}
     found = read_requests(folder)
     rows = [_reply(request, by_item.get(request.item_id)) for request in found]
     waiting = sum(request.answer is None for request in found)

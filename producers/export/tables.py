@@ -11,12 +11,11 @@ from decimal import ROUND_HALF_UP, Decimal
 
 from messages.errors import UsageError
 from producers.files.cells import csv_text, plain_cell
-from producers.files.cells import safe_cell as safe_cell
 from producers.rubric.rubric import Points, exact
 
 MAX_BYTES = 32 << 20
 _HEADER_CHARS = 1 << 16  # in which the header ends
-_NUMBER = re.compile(r"\D*(\d+)\s*\Z")
+PARTICIPANT = re.compile(r"\D*(\d+)\s*\Z")  # `Participant 11`, as Moodle identifies them
 _CENT = Decimal("0.01")  # LMSs keep two decimals
 
 
@@ -106,9 +105,9 @@ def students(sheet: Sheet) -> list[int]:
 
 
 def student(sheet: Sheet, row: int, place: int) -> str:
-    """What a row says in one of the `students` columns; of `Participant 11`, as Moodle identifies them, the number."""
+    """What a row says in one of the `students` columns; of a `PARTICIPANT` the number."""
     text, name = cell(sheet.rows[row], place), sheet.rows[0][place]
-    found = _NUMBER.match(text) if name.strip().casefold() == "identifier" else None
+    found = PARTICIPANT.match(text) if name.strip().casefold() == "identifier" else None
     return found[1] if found else text.strip()
 
 

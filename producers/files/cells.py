@@ -35,7 +35,7 @@ def safe_cell(text: str, number: bool = True) -> str:
     return _INNER.sub(r"\1'\2", _OUTER.sub(r"\1'\2", text))
 
 
-def plain_cell(text: str, number: bool = True) -> str:
+def plain_cell(text: str, number: bool) -> str:
     """The text of which `safe_cell` made this, or would leave this."""
     if number and _NUMBER.match(text.strip(" ")):
         return text

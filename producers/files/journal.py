@@ -60,11 +60,6 @@ class Lines:
             raise BatchError(f"{why}; nothing is lost: mend that, and run again to resume") from error
         return list(accumulate(map(len, lines[:-1]), initial=size))
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All rows so far. Raises BatchError on a line that is not a JSON object."""
-        for _, row in self.made(lambda row: row):
-            yield row
-
     def made(self, make: Callable[[dict[str, Any]], T], what: str = "line") -> Iterator[tuple[int, T]]:
         """What `make` makes of each row so far, with where it begins; `what` it makes is said in errors.
 
@@ -169,9 +164,6 @@ class Standings(Generic[L]):
     def job_ids(self) -> Iterable[str]:
         """Jobs that have a line."""
         return self._current
-
-    def __len__(self) -> int:
-        return len(self._current) + sum(map(len, self._others.values()))
 
 
 class Journal(Standings[JournalLine]):

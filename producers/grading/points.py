@@ -19,44 +19,13 @@ from typing import Literal
 
 from producers.attacks.detection import instruction_flags
 from producers.grading.quotes import Evidence, Private, Shown, evidence_state, leaks, shown_texts
-from producers.prompts.answers import (
-    EVIDENCE_CHARS,
-    FEEDBACK_CHARS,
-    SUMMARY_CHARS,
-    AnswerError,
-    CriterionAnswer,
-    ParsedAnswer,
-    Passage,
-    answer_schema,
-    max_answer_tokens,
-    parse_answer,
-)
+from producers.prompts.answers import ParsedAnswer, Passage
 from producers.prompts.prompt import cut_summary
 from producers.rubric.checks import CheckFinding
 from producers.rubric.rubric import Criterion, Points, Role, Rubric, add_points
 from producers.submissions.reading import Submission
 from producers.submissions.truncation import Cut
 from producers.words import plural
-
-# The one door to grading: who asks a model for a grade needs these and nothing else of `producers.prompts.answers`.
-__all__ = [
-    "EVIDENCE_CHARS",
-    "FEEDBACK_CHARS",
-    "SUMMARY_CHARS",
-    "AnswerError",
-    "CriterionAnswer",
-    "CriterionGrade",
-    "Doubt",
-    "Evidence",
-    "Grade",
-    "GradeState",
-    "ParsedAnswer",
-    "answer_schema",
-    "grade_submission",
-    "instruction_flags",
-    "max_answer_tokens",
-    "parse_answer",
-]
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "waiting"]
 WAITING = "no result yet"  # in place of an answer
@@ -117,6 +86,11 @@ class Grade:
     item_id: str = ""  # pseudonym: what reviews and queues call the submission
     doubts: tuple[Doubt, ...] = ()  # none of them is among the remarks
     versions: Mapping[str, str] = field(default_factory=dict)  # of what graded it; empty if that is not known
+
+    @property
+    def id(self) -> str:
+        """What files about the class call the submission: its pseudonym, or its name where it has none."""
+        return self.item_id or self.submission
 
     @property
     def needs_review(self) -> bool:
@@ -213,7 +187,6 @@ def grade_submission(
     answers: Mapping[Role, ParsedAnswer | str],
     submission: Submission,
     cuts: Sequence[Cut] = (),
-    remarks: Sequence[str] = (),
     findings: Sequence[CheckFinding] = (),
     hidden: Private = Private(),  # noqa: B008  frozen
     copied: str = "",
@@ -224,18 +197,17 @@ def grade_submission(
         name: how results call the submission; a pseudonym where the class uses them.
         answers: for each role its answer, or one sentence that says why there is none.
         submission: as it was handed in, before cuts; evidence is looked for in all of it.
-        remarks: sentences of the caller's own, put first.
         findings: what deterministic checks found.
         hidden: what feedback must not repeat.
         copied: why it looks like a copy of the solution.
     """
     if submission.problem:
-        return _without_answers(name, rubric, "failed", submission.problem, remarks)
+        return _without_answers(name, rubric, "failed", submission.problem)
     if submission.empty:
         what = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
         reason = "; ".join([what, *submission.notes])
         unseen = [*submission.lost, *([_unseen(submission)] if submission.images_left_out else [])]
-        nothing = _without_answers(name, rubric, "empty", reason, remarks)
+        nothing = _without_answers(name, rubric, "empty", reason)
         return replace(nothing, doubts=tuple(Doubt("", why) for why in unseen))
     shown = shown_texts(submission, hidden.given)
     criteria = tuple(_criterion_grade(criterion, answers, shown, hidden) for criterion in rubric.criteria)
@@ -246,7 +218,7 @@ def grade_submission(
     doubts = [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copied, cuts)
     doubts = [*passages, *doubts]
     failed = [f"check: {finding.text}" for finding in findings if not finding.passed]
-    known = [*remarks, *_submission_remarks(submission, cuts), *failed, *no_summary]
+    known = [*_submission_remarks(submission, cuts), *failed, *no_summary]
     return Grade(
         submission=name,
         state=state,
@@ -261,13 +233,13 @@ def grade_submission(
     )
 
 
-def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str, remarks: Sequence[str]) -> Grade:
+def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str) -> Grade:
     points, why = (0, "") if state == "empty" else (None, reason)
     criteria = tuple(
         CriterionGrade(criterion.id, criterion.title, criterion.points, points, reason=why)
         for criterion in rubric.criteria
     )
-    return Grade(name, state, points, rubric.total, criteria, remarks=tuple(remarks), reason=reason)
+    return Grade(name, state, points, rubric.total, criteria, reason=reason)
 
 
 def _criterion_grade(

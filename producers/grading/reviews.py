@@ -105,7 +105,7 @@ def _append(folder: Path, seen: Iterable[tuple[str, str | None]], rows: Iterable
         raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the decision is not kept") from None
 
 
-def undo_override(folder: Path, item_id: str, version: str, before: Iterable[Override], reviewer: str = "") -> None:
+def undo_override(folder: Path, item_id: str, version: str, before: Iterable[Override], reviewer: str) -> None:
     """Let `before` stand again about a submission, in place of the decisions that `version` names; no line is lost.
 
     Raises ReviewConflict where something else stands by now, and BatchError as `append_override`.

@@ -95,11 +95,6 @@ def written(form: RubricFields) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_FIRST_WIDTH)
 
 
-def parsed(form: RubricFields, file: str = "rubric.yaml") -> Rubric:
-    """The rubric that the fields make. Raises RubricError."""
-    return parse_rubric(file, written(form), ".yaml")
-
-
 def _criterion(each: CriterionFields) -> dict[str, Any]:
     made: dict[str, Any] = {"id": each.id, "title": each.title, "points": each.points}
     made |= {"step": each.step} if each.step != 1 else {}
@@ -120,16 +115,11 @@ def _checks(form: RubricFields) -> list[Any]:
     ]
 
 
-def with_criterion(form: RubricFields, at: int | None = None, **changes: Any) -> RubricFields:
-    """With one criterion changed, or, without `at`, a new one at the end, under an id that is free."""
-    criteria = list(form.criteria)
-    if at is None:
-        taken = {each.id.casefold() for each in criteria} | {each.was.casefold() for each in criteria}
-        free = next(f"criterion_{number}" for number in count(1) if f"criterion_{number}" not in taken)
-        criteria.append(CriterionFields(id=free, **changes))
-    else:
-        criteria[at] = replace(criteria[at], **changes)
-    return replace(form, criteria=tuple(criteria))
+def with_criterion(form: RubricFields) -> RubricFields:
+    """With a new criterion at the end, under an id that is free."""
+    taken = {id.casefold() for each in form.criteria for id in (each.id, each.was)}
+    free = next(f"criterion_{number}" for number in count(1) if f"criterion_{number}" not in taken)
+    return replace(form, criteria=(*form.criteria, CriterionFields(id=free)))
 
 
 def moved(form: RubricFields, at: int, to: int | None) -> RubricFields:

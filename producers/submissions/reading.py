@@ -27,7 +27,7 @@ from producers.submissions.archives import (
     shown,
 )
 from producers.submissions.handed_in import FileGroup, resolve
-from producers.submissions.lms_names import canvas_id, is_late
+from producers.submissions.lms_names import is_late
 from producers.submissions.notebooks import (
     Document,
     Part,
@@ -48,7 +48,6 @@ __all__ = [
     "Part",
     "PartKind",
     "Submission",
-    "canvas_id",
     "check_apart",
     "given_in",
     "read_document",

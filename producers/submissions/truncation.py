@@ -9,9 +9,8 @@ around a line that says how much is missing. Nothing is cut without a `Cut` that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from messages.errors import ConfigError
 from producers.submissions.notebooks import Part, PartKind, water_level
 from producers.submissions.reading import Submission
 
@@ -32,11 +31,6 @@ class Limits:
     text_tokens: int = 6_000
     output_tokens: int = 4_000
     part_tokens: int = 2_000
-
-    def __post_init__(self) -> None:
-        for spec in fields(self):
-            if getattr(self, spec.name) < 0:
-                raise ConfigError(f"{spec.name} must be 0 or more, not {getattr(self, spec.name)}")
 
     def of(self, kind: PartKind) -> int:
         """The budget of a kind."""

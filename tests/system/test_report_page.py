@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from producers.files.private import write_atomically
-from producers.grading.points import CriterionAnswer, Grade, ParsedAnswer, grade_submission
+from producers.grading.points import Grade, grade_submission
+from producers.prompts.answers import CriterionAnswer, ParsedAnswer
 from producers.report.page import render_page
 from producers.rubric.rubric import Criterion, Rubric
 from producers.submissions.reading import Part, Submission

@@ -16,7 +16,8 @@ import pytest
 
 from examples.homework import make
 from producers.rubric.rubric import Role, load_rubric
-from producers.submissions.reading import Submission, canvas_id, read_document, read_submissions
+from producers.submissions.lms_names import canvas_id
+from producers.submissions.reading import Submission, read_document, read_submissions
 
 HERE = Path(make.__file__).parent
 SUBMISSIONS = HERE / "submissions"

@@ -15,8 +15,8 @@ from examples.model.evaluate import make_exam
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, handed_in, write_class
 from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, HELD_OUT_WORDS, TRAINING, World
-from producers.grading.points import parse_answer
 from producers.grading.quotes import evidence_state, shown_texts
+from producers.prompts.answers import parse_answer
 from producers.rubric.rubric import ROLES, load_rubric
 from producers.submissions.reading import read_document, read_submissions
 

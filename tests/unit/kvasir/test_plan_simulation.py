@@ -109,17 +109,6 @@ def test_a_worker_that_joins_late_takes_nothing_before() -> None:
     assert [(timing.machine, timing.ended_s) for timing in run.timings][-1] == ("mac2", 25.0)
 
 
-def test_an_interactive_job_passes_the_queues() -> None:
-    fleet = _fleet(Decoder("mac", A, 1, {A: 100.0}))
-    urgent = PlannedJob("urgent", A, 0, 100, 100, lane="now", submitted_s=10.5)
-
-    run = simulate(fleet, [*_jobs(100, answer=200), urgent])
-
-    ended = next(timing for timing in run.timings if timing.job is urgent)
-    # The running prefill (to 11 s), its own (12 s), the running decode (13 s), its own.
-    assert ended.ended_s == 14.0
-
-
 def test_jobs_of_a_model_that_nobody_serves_stay_and_have_no_bound() -> None:
     fleet, jobs = _fleet(Decoder("mac", A, 1, {A: 10.0})), _jobs(1, B)
 

@@ -12,9 +12,9 @@ import pytest
 
 from kvasir import connect, load_settings
 from messages.jobs import JobResult, user_prompt
-from producers.attacks.detection import strongest
+from producers.attacks.detection import instruction_flags, strongest
 from producers.batch.grade import Assignment, GradeRequest, RoleModel, Task, grades, prepare
-from producers.grading.points import Grade, instruction_flags
+from producers.grading.points import Grade
 from producers.prompts.prompt import has_control_tokens
 from producers.submissions.notebooks import Part
 from producers.submissions.reading import Submission, read_submissions

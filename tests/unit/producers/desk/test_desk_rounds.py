@@ -12,8 +12,9 @@ from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.desk.assignments import InputError, Inputs, grading, read_inputs, save_inputs
-from producers.desk.rounds import adopt_round, rounds, start_round, version, versions
+from producers.desk.rounds import adopt_round, rounds, start_round, versions
 from producers.desk.view import BatchView
+from producers.report.graded import load_graded
 from tests.support.desk import answer, plan, planned, request_for, request_of
 from tests.support.homework import RUBRIC
 from tests.support.waiting import wait_until
@@ -73,7 +74,7 @@ def test_an_adopted_round_computes_nothing_twice_and_keeps_the_old_grades(tmp_pa
         assert not batch.open_jobs
     assert [grade.points for grade in view.refresh().grades] == [2, 2, 2]
     (kept,) = versions(out)
-    assert [grade.points for grade in version(kept).grades] == [4, 4, 4]
+    assert [grade.points for grade in load_graded(kept).grades] == [4, 4, 4]
     assert read_inputs(out).rubric == str(rubric)
 
 

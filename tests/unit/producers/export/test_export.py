@@ -21,7 +21,8 @@ from producers.export import (
     export_moodle,
     export_moodle_feedback,
 )
-from producers.export.tables import safe_cell, two_decimals
+from producers.export.tables import two_decimals
+from producers.files.cells import safe_cell
 from producers.grading.points import CriterionGrade, Doubt, Grade
 from producers.grading.reviews import Override, append_override, read_overrides
 from producers.report.graded import GradedClass, load_graded, save_graded

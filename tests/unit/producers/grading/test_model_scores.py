@@ -8,7 +8,8 @@ import pytest
 
 from examples.model.evaluate import assess, make_exam
 from examples.model.scores import Assessed, Judged, as_json, baseline, figures, kendall_tau, keyword_share
-from producers.grading.points import Grade, grade_submission, parse_answer
+from producers.grading.points import Grade, grade_submission
+from producers.prompts.answers import parse_answer
 from producers.rubric.rubric import ROLES
 from producers.submissions.reading import Submission
 

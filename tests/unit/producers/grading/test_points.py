@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.grading.points import (
+from producers.attacks.detection import instruction_flags
+from producers.grading.points import grade_submission
+from producers.grading.quotes import evidence_state, quoted_lines, shown_texts
+from producers.prompts.answers import (
     EVIDENCE_CHARS,
     FEEDBACK_CHARS,
     SUMMARY_CHARS,
@@ -20,12 +23,9 @@ from producers.grading.points import (
     CriterionAnswer,
     ParsedAnswer,
     answer_schema,
-    grade_submission,
-    instruction_flags,
     max_answer_tokens,
     parse_answer,
 )
-from producers.grading.quotes import evidence_state, quoted_lines, shown_texts
 from producers.prompts.repetition import is_repetition
 from producers.rubric.rubric import Criterion, Rubric
 from producers.submissions.reading import Part, Submission
@@ -259,7 +259,7 @@ def test_ordinary_homework_is_not_flagged(text: str) -> None:
 
 
 def test_a_complete_grade_is_the_sum_in_the_rubrics_order() -> None:
-    grade = grade_submission("s1", RUBRIC, {"code": code_answer(), "feedback": FEEDBACK}, WORK, (), ())
+    grade = grade_submission("s1", RUBRIC, {"code": code_answer(), "feedback": FEEDBACK}, WORK)
 
     assert (grade.state, grade.points, grade.max_points, grade.reason) == ("graded", 8.5, 9, "")
     assert [(item.id, item.points, item.evidence_state) for item in grade.criteria] == [
@@ -310,15 +310,12 @@ def test_an_empty_submission_has_no_points_and_says_so() -> None:
 
 
 def test_what_a_person_must_decide_is_no_remark_and_each_is_said_once() -> None:
-    submission = replace(WORK, images_left_out=1, notes=("3 cells were never run",))
+    submission = replace(WORK, images_left_out=1, notes=("3 cells were never run", "3 cells were never run"))
     answers = code_answer(loops=entry(1, "nowhere to be found"), runs=entry(2, ""))
     cuts = (Cut("cell 1", "output", 10, 90),)
-    grade = grade_submission(
-        "s1", RUBRIC, {"code": answers, "feedback": FEEDBACK}, submission, cuts, ("low agreement", "low agreement")
-    )
+    grade = grade_submission("s1", RUBRIC, {"code": answers, "feedback": FEEDBACK}, submission, cuts)
 
     assert grade.remarks == (
-        "low agreement",
         "truncated: 90 tokens of output in 1 place not shown to the models",
         "1 image not shown to the models",
         "3 cells were never run",

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from monitoring.logs import ROOMS
 from producers.files.private import write_atomically
-from producers.grading.points import CriterionAnswer, Grade, ParsedAnswer, grade_submission
+from producers.grading.points import Grade, grade_submission
+from producers.prompts.answers import CriterionAnswer, ParsedAnswer
 from producers.report.grades import FIXED_COLUMNS, LAST_COLUMNS, count_states, summary_rows, write_grades_csv
 from producers.report.page import render_page
 from producers.rubric.rubric import RESERVED_IDS, Criterion, Rubric
@@ -38,7 +39,7 @@ def graded(name: str, text: str = "Clear.") -> Grade:
         "feedback": ParsedAnswer({"words": CriterionAnswer(0, text, text)}, text),
     }
     submission = Submission(name, "R", (Part("text", text, text),), 1, (text,))
-    return grade_submission(name, RUBRIC, answers, submission, (Cut(text, "text", 1, 2),), (text,))  # type: ignore[arg-type]
+    return grade_submission(name, RUBRIC, answers, submission, (Cut(text, "text", 1, 2),))  # type: ignore[arg-type]
 
 
 WORK = Submission("s", "R", (Part("text", "I wrote this.", "cell 1"),))

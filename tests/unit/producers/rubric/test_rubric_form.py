@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messages.errors import RubricError
-from producers.rubric.form import has_comments, moved, parsed, read_fields, touched, with_criterion, written
-from producers.rubric.rubric import parse_rubric
+from producers.rubric.form import RubricFields, has_comments, moved, read_fields, touched, with_criterion, written
+from producers.rubric.rubric import Rubric, parse_rubric
 from tests.support.homework import EXAMPLE
 
 FULL = """\
@@ -38,6 +38,16 @@ CANVAS = (
     "Rating Name,Rating Description,Rating Points\n"
     "Loops,Uses a loop,Where it belongs,false,Full,,2,None,,0\n"
 )
+
+
+def parsed(form: RubricFields) -> Rubric:
+    return parse_rubric("rubric.yaml", written(form), ".yaml")
+
+
+def edited(form: RubricFields, at: int, **changes: Any) -> RubricFields:
+    criteria = [*form.criteria]
+    criteria[at] = replace(criteria[at], **changes)
+    return replace(form, criteria=tuple(criteria))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_edits_make_what_they_say_and_take_checks_along() -> None:
     before = parse_rubric("r", FULL, ".yaml")
     form = read_fields("r", FULL, ".yaml")
 
-    renamed = parsed(with_criterion(form, 0, id="iteration", points=7))
+    renamed = parsed(edited(form, 0, id="iteration", points=7))
     assert renamed.total == 11, "a total that is written is the sum"
     assert [check.criterion for check in renamed.checks] == ["iteration", ""]
     assert touched(before, renamed) == ["iteration (new)", "loops (removed)", "checks"]
@@ -100,10 +110,10 @@ def test_edits_make_what_they_say_and_take_checks_along() -> None:
     assert [each.id for each in swapped.criteria] == ["names", "loops"]
     assert touched(before, swapped) == ["the order of the criteria"]
 
-    more = with_criterion(with_criterion(form, title="One"), title="Two")
+    more = edited(edited(with_criterion(with_criterion(form)), 2, title="One"), 3, title="Two")
     assert [each.id for each in parsed(more).criteria[2:]] == ["criterion_1", "criterion_2"]
 
-    ruled = parsed(with_criterion(form, 1, rulings="First.\n\n  Second. \n"))
+    ruled = parsed(edited(form, 1, rulings="First.\n\n  Second. \n"))
     assert ruled.criteria[1].rulings == ("First.", "Second.")
     assert touched(before, ruled) == ["names"]
 

@@ -7,7 +7,8 @@ import pytest
 from messages.errors import SubmissionError
 from producers.submissions import archives
 from producers.submissions import reading as submissions
-from producers.submissions.reading import canvas_id, read_document, read_submissions
+from producers.submissions.lms_names import canvas_id
+from producers.submissions.reading import read_document, read_submissions
 
 NOTEBOOK = json.dumps(
     {"metadata": {"kernelspec": {"name": "ir"}}, "cells": [{"cell_type": "markdown", "source": "Sales rose."}]}

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messages.errors import ConfigError
 from producers.submissions.reading import Part, Submission
 from producers.submissions.truncation import Cut, Limits, count_parts, truncate
 
@@ -167,11 +166,6 @@ def test_a_submission_without_parts_has_nothing_to_cut():
     broken = Submission("a", "", (), problem="no")
 
     assert truncate(broken, Limits(0, 0, 0, 0), words) == (broken, ())
-
-
-def test_a_negative_limit_is_an_error_that_names_it():
-    with pytest.raises(ConfigError, match="text_tokens must be 0 or more, not -1"):
-        Limits(text_tokens=-1)
 
 
 PARTS = st.lists(
