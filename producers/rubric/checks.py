@@ -153,7 +153,7 @@ def _output(check: Check, shown: str, expected: str) -> CheckFinding:
         return CheckFinding(check.criterion, there, "outputs: present" if there else "outputs: none; was the work run?")
     wanted = _figures(expected)
     if not wanted:
-        return CheckFinding(check.criterion, True, "outputs: the solution shows no figures to compare with")
+        return CheckFinding(check.criterion, passed=True, text="outputs: the solution shows no figures to compare with")
     figures = _figures(shown)
     met = sum(any(_close(figure, other) for other in figures) for figure in wanted)
     passed = met >= _ENOUGH * len(wanted)

@@ -63,7 +63,7 @@ def _one(of_one: list[FileGroup]) -> FileGroup:
         return counted[0]
     entries = [entry for group in counted for entry in group.entries]
     newest = max(counted, key=lambda group: age(group.name))
-    return FileGroup(newest.name, True, entries, len(counted) - 1, before)
+    return FileGroup(newest.name, is_folder=True, entries=entries, joined=len(counted) - 1, superseded=before)
 
 
 def _kind(group: FileGroup) -> str:
