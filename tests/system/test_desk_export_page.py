@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -71,11 +72,14 @@ def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
 
 def choose(browser: Browser, option: str, nth: int = 0) -> None:
     """Take an option of a select box of the page. A page that is drawn anew meanwhile closes the box: open it again."""
+    boxes = "[data-testid=stMain] [data-testid=stSelectbox] input"
+    holds = f"document.querySelectorAll({json.dumps(boxes)})[{nth}]?.value === {json.dumps(option)}"
 
     def taken() -> bool:
-        browser.press("css", "[data-testid=stMain] [data-testid=stSelectbox] input", nth)
-        with suppress(BrowserFailed):
+        browser.press("css", boxes, nth)
+        with suppress(BrowserFailed, AssertionError):
             browser.click(option, timeout_s=4)
+            wait_until(lambda: browser.evaluate(holds), f"{option!r} is shown", 4)  # or the box closed before the click
             return True
         return False
 
