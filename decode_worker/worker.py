@@ -125,7 +125,6 @@ class DecodeWorker:
     ) -> None:
         """Deliveries of one model, from arrival to answers on their way out, one after the other in a slot's thread."""
         if self._aborting or self._why_away():
-            leave_slot()
             return self._settler.hand_back_all(deliveries)
         attempts: list[DecodeAttempt] = []
         begun = 0

@@ -51,7 +51,7 @@ def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) ->
         kind, covered, shape = _BLOCK, (record.start, record.end), layout.block_shape(record.num_tokens)
     elif isinstance(record, Window):
         kind, covered = _WINDOW, (record.position, record.position)
-        shape = _window_shape(layout, record.data.shape[2])
+        shape = layout.window_shape(record.data.shape[2])
     else:
         kind, covered, dtype, layer = _STATE, (record.position, record.position), _STATE_DTYPE, record.layer
         shape, data = _state_shape(layout), data.reshape(1, 1, 1, 1, -1)
@@ -77,7 +77,7 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     least = min(ref.end, layout.window - 1)
     if type(rows) is not int or not least <= rows <= ref.end:
         raise _failed(ref, f"has {_shown(rows)} rows; {least} to {ref.end} are needed")
-    shape = _window_shape(layout, rows)
+    shape = layout.window_shape(rows)
     _check(header, _header(_WINDOW, fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))
 
@@ -89,10 +89,6 @@ def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, 
     _check(header, expected, value, payload, ref)
     assert ref.layer is not None  # see snapshot_refs
     return RecurrentState(ref.end, ref.layer, np.ndarray((layout.state_size,), STATE_TYPE, buffer=payload))
-
-
-def _window_shape(layout: KVLayout, rows: int) -> Shape:
-    return (len(layout.window_layers), 2, rows, layout.kv_heads, layout.head_dim)
 
 
 def _state_shape(layout: KVLayout) -> Shape:
