@@ -17,7 +17,7 @@ from producers import bound as bounds
 from producers.app import review_page
 from producers.app.address import keep
 from producers.app.markup import Markup
-from producers.app.shared import Desk, decider, live, say_problem, sentences, table, wait_for
+from producers.app.shared import Desk, act, decider, live, say_problem, sentences, table, wait_for
 from producers.batch.grade import Item
 from producers.bound import SHEET, Bound, BoundError, Draw, Plan, SheetConflict
 from producers.desk import assignments
@@ -329,10 +329,8 @@ def _answer(folder: Path) -> None:
         args=(back,),
         help="You know the agreement by now: mend slips of the pen, and nothing else.",
     )
-    if found and found.drawn.looks < len(found.drawn.plan.sizes) and st.button("The next look that was planned"):
-        with sentences():
-            bounds.more(folder)
-            st.rerun()
+    if found and found.drawn.looks < len(found.drawn.plan.sizes):
+        act("The next look that was planned", lambda: bounds.more(folder))
 
 
 def _said(found: Bound) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from producers.app.address import go
-from producers.app.shared import REFRESH_S, Desk, live, say_problem, sentences, wait_for
+from producers.app.shared import REFRESH_S, Desk, act, live, say_problem, sentences, wait_for
 from producers.desk import assignments, dry_runs
 from producers.desk.assignments import Inputs
 from producers.desk.estimate import duration, forecast_s, remaining_s
@@ -54,10 +54,12 @@ def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
     st.subheader("1. Look before you grade", anchor=False)
     work = assignments.dry_run(folder)
     running = work.alive
-    if st.button("Dry run", disabled=running, help="Reads everything and calls no model."):
-        with sentences():
-            work.start(assignments.dry_run_command(desk.backend, inputs))
-            st.rerun()
+    act(
+        "Dry run",
+        lambda: work.start(assignments.dry_run_command(desk.backend, inputs)),
+        disabled=running,
+        help="Reads everything and calls no model.",
+    )
     if running:
         wait_for(work, "Reading the submissions and counting tokens …")
         return
@@ -104,18 +106,21 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
     running = work.alive
     size, trial, everything, stop = st.columns([2, 1, 1, 1], vertical_alignment="bottom")
     least, most = assignments.TRIAL_SIZES
-    number = size.slider("Submissions in the trial", least, most, least)
-    with sentences():
-        if trial.button("Trial", disabled=running, help="Grade a few, look at them, mend the rubric, then grade all."):
-            work.start(assignments.grade_command(desk.backend, inputs, folder, limit=number), limit=number)
-            st.rerun()
-        if everything.button("Grade all", disabled=running, type="primary", help="What is graded already stays."):
-            work.start(assignments.grade_command(desk.backend, inputs, folder))
-            st.rerun()
-        label, means = ("Stop listening", _STOP_CLUSTER) if desk.backend.is_cluster else ("Pause", _STOP_LOCAL)
-        if stop.button(label, disabled=not running, help=means):
-            work.stop()
-            st.rerun()
+    size.slider("Submissions in the trial", least, most, least, key="trial size")
+
+    def grade(limit: int = 0) -> None:
+        work.start(assignments.grade_command(desk.backend, inputs, folder, limit=limit), limit=limit)
+
+    act(
+        "Trial",
+        lambda: grade(st.session_state["trial size"]),
+        at=trial,
+        disabled=running,
+        help="Grade a few, look at them, mend the rubric, then grade all.",
+    )
+    act("Grade all", grade, at=everything, disabled=running, type="primary", help="What is graded already stays.")
+    label, means = ("Stop listening", _STOP_CLUSTER) if desk.backend.is_cluster else ("Pause", _STOP_LOCAL)
+    act(label, work.stop, at=stop, disabled=not running, help=means)
 
 
 _STOP_LOCAL = "What is done is kept; 'Grade all' goes on from there."
@@ -159,9 +164,9 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
     else:
         all_of_it = "The submission" if len(rows) == 1 else f"All {len(rows):,} submissions"
         st.success(f"{all_of_it} of this run {'has' if len(rows) == 1 else 'have'} a grade or a reason why not.")
-        if counts.failed and st.button("Try the failed ones again"):
-            work.start(desk.backend.command("retry", str(folder), "--quiet", "--json"), "retry")
-            st.rerun()
+        if counts.failed:
+            again = desk.backend.command("retry", str(folder), "--quiet", "--json")
+            act("Try the failed ones again", lambda: work.start(again, "retry"))
 
 
 def _stages(desk: Desk, folder: Path, total: int) -> None:

@@ -9,7 +9,7 @@ import streamlit as st
 from messages.errors import RubricError
 from producers.app import review_page, rubric_form
 from producers.app.rubric_form import RubricDraft
-from producers.app.shared import REFRESH_S, Desk, decider, live, say_problem, sentences, table, text, wait_for
+from producers.app.shared import REFRESH_S, Desk, act, decider, live, say_problem, sentences, table, text, wait_for
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
@@ -148,9 +148,12 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
     st.subheader("Regrade", anchor=False)
     if not view.counts().total:
         st.caption("Nothing is graded yet, so nothing is compared: the class is graded with the version in use.")
-        if st.button("Use this version", type="primary", disabled=Path(used) == rubric or draft.unsaved):
-            assignments.use_rubric(folder, rubric)
-            st.rerun()
+        act(
+            "Use this version",
+            lambda: assignments.use_rubric(folder, rubric),
+            type="primary",
+            disabled=Path(used) == rubric or draft.unsaved,
+        )
         return
     names = [grade.submission for grade in view.grades]
     wanted = [name for name in st.session_state.pop("regrade names", []) if name in names]
@@ -161,9 +164,11 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
         st.caption("Save what is edited as a new version first: a round is graded with a version that is kept.")
     elif view.assignment:
         st.caption(escaped(desk.cost(folder, draft.rubric(), chosen)))
-    if st.button("Regrade beside the present grades", type="primary", disabled=draft.unsaved):
-        start_round(desk.backend, folder, view, rubric, chosen)
-        st.rerun()
+
+    def regrade() -> None:
+        start_round(desk.backend, folder, desk.views.of(folder), rubric, st.session_state["regrade which"])
+
+    act("Regrade beside the present grades", regrade, type="primary", disabled=draft.unsaved)
 
 
 def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
@@ -196,13 +201,16 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, running: 
     _show_differences(differences(before, [grade for grade in tried.grades if outcome_of(grade) != "waiting"]))
     if counts.open or running:  # a click on what is about to be drawn anew would be lost
         return
-    take, adopt, _ = st.columns([2, 2, 4])
-    if take.button("Take over these points", key=f"take {place}", help="As reviews. What a person has decided stays."):
+    left, right, _ = st.columns([2, 2, 4])
+
+    def take_over() -> None:
         _take_over(desk, folder, before, tried.grades, place)
-        st.rerun()
-    if adopt.button("Use this rubric for the class", key=f"adopt {place}"):
-        adopt_round(desk.backend, folder, view, place, tried.results, decider())
-        st.rerun()
+
+    def adopt() -> None:
+        adopt_round(desk.backend, folder, desk.views.of(folder), place, tried.results, decider())
+
+    act("Take over these points", take_over, f"take {place}", left, help="As reviews. What a person has decided stays.")
+    act("Use this rubric for the class", adopt, f"adopt {place}", right)
 
 
 def _take_over(desk: Desk, folder: Path, before: dict[str, Grade], after: list[Grade], place: Path) -> None:

@@ -204,15 +204,39 @@ _cached = st.cache_resource(_new_desk, show_spinner=False)  # an argument with a
 
 def live(draw: Callable[[], None], every_s: float | None) -> None:
     """Draw a part of the page that draws itself anew every so often, without the rest; None: only with the rest."""
-    here = {name: st.session_state.get(name) for name in ("assignment", "section")}
+    here = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
 
     def draw_here() -> None:
-        # Streamlit may answer a click on the side bar together with one in here, and then draws this part alone.
+        # Streamlit may answer a click on the side bar together with one in here, and then draws this part alone; and
+        # what a button in here has done may change the rest.
         if any(st.session_state.get(name) != value for name, value in here.items()):
             st.rerun()
         draw()
 
     st.fragment(draw_here, run_every=every_s)()
+
+
+def act(label: str, do: Callable[[], object], key: str = "", at: Any = st, **look: Any) -> None:
+    """Draw a button, in `at`, for what has to be done even if its reader is in another section by then.
+
+    Streamlit may answer two quick clicks by one run, which draws the second one's section alone: there an `if` around
+    the button is never reached. A callback runs first. Why it failed is said here, below the columns if `at` is one.
+    """
+    state, id = st.session_state, f"{key or label} {st.session_state['assignment']}"
+
+    def run() -> None:
+        state["acted"] = state.get("acted", 0) + 1
+        state.pop("failed", None)
+        try:
+            do()
+        except KvasirError as error:
+            state["failed"] = id, str(error)
+
+    at.button(label, key=id, on_click=run, **look)
+    failed, why = state.get("failed", ("", ""))
+    if failed == id:
+        st.error(escaped(why))
+        del state["failed"]
 
 
 def wait_for(work: Work, message: str) -> None:
