@@ -136,14 +136,14 @@ def test_each_part_of_a_class_has_its_sample_and_its_bound(browser: Browser, des
     choose_first(browser, "15")
 
     # When the table lacks somebody, nothing is drawn; then 15 of each part
-    browser.upload(0, short)
+    browser.upload("Parts", short)
     browser.wait_for("Read: lab (1).")
     browser.click("Draw")
     browser.wait_for("35 submissions belong to no part, the first")
     assert not is_drawn(folder)
     browser.reload()
     choose_first(browser, "15")
-    browser.upload(0, parts)
+    browser.upload("Parts", parts)
     browser.wait_for("Read: <b>lab 0</b> (18) and <b>lab 1</b> (18).")
     browser.click("Draw")
     browser.wait_for("drew 30 of 36 grades")

@@ -88,6 +88,11 @@ function (e) {
 }
 """
 
+_FILE_FIELD = """
+((label) => [...document.querySelectorAll("[data-testid=stFileUploader]")]
+  .find((field) => field.innerText.trim().startsWith(label))?.querySelector("input[type=file]"))
+"""
+
 
 class BrowserFailed(AssertionError):
     """The page did not do what was asked of it; the message has what it shows."""
@@ -208,16 +213,19 @@ class Browser:
         for event in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=event, key=name, code=name, windowsVirtualKeyCode=code)
 
-    def upload(self, nth: int, *files: Path) -> None:
-        """Give files to the page's `nth` file field; on return they have arrived. For pages of Streamlit."""
-        script = f"document.querySelectorAll('input[type=file]')[{nth}]"
-        self._until(lambda: self.evaluate(f"!!{script}"), f"file field {nth} is there", PATIENCE_S)
+    def upload(self, label: str, *files: Path) -> None:
+        """Give files to the field whose label begins so; on return they have arrived. For pages of Streamlit.
+
+        Not by its place: file fields may appear in any order while the page is drawn.
+        """
+        script = f"{_FILE_FIELD}({json.dumps(label)})"
+        self._until(lambda: self.evaluate(f"!!{script}"), f"file field {label!r} is there", PATIENCE_S)
         found = self.call("Runtime.evaluate", expression=script)["result"]["objectId"]
         self.evaluate("performance.clearResourceTimings()")
         self.call("DOM.setFileInputFiles", objectId=found, files=[str(path) for path in files])
         # Their names are shown while they are still on their way; the browser lists an answer once it has it whole.
         sent = "performance.getEntriesByType('resource').filter(entry => entry.name.includes('/upload_file/')).length"
-        self._until(lambda: self.evaluate(sent) >= len(files), f"file field {nth} is uploaded", PATIENCE_S)
+        self._until(lambda: self.evaluate(sent) >= len(files), f"file field {label!r} is uploaded", PATIENCE_S)
 
     def downloaded(self, name: str) -> Path:
         """The file that the page downloads under this name, once it is whole."""

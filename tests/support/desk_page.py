@@ -31,6 +31,7 @@ from tests.support.processes import ROOT, Model, command, config_text, environme
 from tests.support.waiting import wait_until
 
 START_S = 60.0
+UPLOADS = ("Submissions", "Rubric", "Solution", "Template")  # how the file fields of a new assignment begin
 GRADED_S = 200.0
 
 # Sideways: what does not fit the screen. Overlaps: pairs of buttons and fields that share more than their border.

@@ -14,7 +14,7 @@ from producers.bound import drawn, give
 from producers.desk.rounds import changes
 from producers.grading.reviews import read_overrides
 from tests.support.browser import PATIENCE_S, Browser
-from tests.support.desk_page import GRADED_S, DeskPage, choose_first, quick_model, type_key, wait_until_holds
+from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, choose_first, quick_model, type_key, wait_until_holds
 from tests.support.homework import EXAMPLE, journal
 from tests.support.waiting import wait_until
 
@@ -34,8 +34,8 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         browser.open(desk.url)
         browser.wait_for("New assignment")
         browser.fill("Name", "Riverside")
-        for number, path in enumerate([work, *(EXAMPLE / name for name in FILES)]):
-            browser.upload(number, path)
+        for label, path in zip(UPLOADS, [work, *(EXAMPLE / name for name in FILES)], strict=True):
+            browser.upload(label, path)
             browser.wait_for(path.name[-6:])
         browser.click("Ask about each criterion by itself")
         browser.click("Create")

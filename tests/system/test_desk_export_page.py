@@ -102,7 +102,7 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     gradebook.write_text(GRADEBOOK, "utf-8")
 
     choose(browser, "Canvas gradebook")
-    browser.upload(0, gradebook)
+    browser.upload("Gradebook", gradebook)
     wait_until_chosen(browser, "means (701)")
     browser.wait_for("This would be the first export of this kind.")
     data = made(browser, "canvas-gradebook.csv")
@@ -130,7 +130,7 @@ def test_no_column_is_chosen_by_its_place_and_none_that_holds_grades_is_filled_u
     )  # fmt: skip
 
     choose(browser, "Canvas gradebook")
-    browser.upload(0, gradebook)
+    browser.upload("Gradebook", gradebook)
     browser.wait_for("Scale the points to Canvas")
     disabled = "[...document.querySelectorAll('button')].find((b) => b.innerText.includes('Make the file')).disabled"
     assert browser.evaluate(disabled), "nothing is chosen, so nothing can be made"
@@ -161,7 +161,7 @@ def test_moodle_takes_back_the_worksheet_and_the_feedback_that_the_browser_downl
     worksheet.write_text(WORKSHEET, "utf-8")
 
     choose(browser, "Moodle worksheet")
-    browser.upload(0, worksheet)
+    browser.upload("Grading worksheet", worksheet)
     browser.wait_for(worksheet.name)
     data = made(browser, "moodle-worksheet.csv")
 

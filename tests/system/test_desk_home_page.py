@@ -42,7 +42,7 @@ def test_two_uploads_of_one_name_are_refused_and_no_empty_assignment_stays(brows
         browser.open(desk.url)
         browser.fill("Name", "Means")
         for student in ("ann", "ben"):
-            browser.upload(0, tmp_path / student / "hw.py")
+            browser.upload("Submissions", tmp_path / student / "hw.py")
         browser.click("Create")
         browser.wait_for("two uploaded files are called 'hw.py': rename one")
         assert not desk.home.exists() or not list(desk.home.iterdir())
@@ -58,9 +58,9 @@ def test_what_a_folder_may_hold_can_be_uploaded_too(browser: Browser, tmp_path: 
     with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
         browser.open(desk.url)
         browser.fill("Name", "Means")
-        browser.upload(0, page)
+        browser.upload("Submissions", page)
         browser.wait_for("xt.html")
-        browser.upload(1, tiny_class(tmp_path / "class", 1) / "rubric.yaml")
+        browser.upload("Rubric", tiny_class(tmp_path / "class", 1) / "rubric.yaml")
         browser.wait_for("c.yaml")
         browser.click("Create")
         browser.click("Dry run")
@@ -70,7 +70,7 @@ def test_what_a_folder_may_hold_can_be_uploaded_too(browser: Browser, tmp_path: 
 
         browser.open(desk.at(folder, "Regrade"))
         browser.press("css", "[data-testid=stExpander]:has([data-testid=stFileUploader]) summary")
-        browser.upload(0, rubric)
+        browser.upload("Rubric", rubric)
         browser.wait_for("as.csv")
         browser.click("Keep the uploaded one")
         wait_until(lambda: list(folder.glob("rubrics/*.csv")), "the uploaded version is kept")

@@ -12,7 +12,7 @@ import pytest
 
 from producers.grading.reviews import read_overrides
 from tests.support.browser import Browser
-from tests.support.desk_page import GRADED_S, DeskPage, cut_off, quick_model, steps
+from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, cut_off, quick_model, steps
 from tests.support.homework import EXAMPLE, assert_each_once, journal, tiny_class
 from tests.support.processes import Model, config_text
 from tests.support.waiting import wait_until
@@ -37,8 +37,8 @@ def create(browser: Browser, desk: DeskPage, title: str, work: Path, rubric: Pat
     browser.open(desk.url)
     browser.wait_for("New assignment")
     browser.fill("Name", title)
-    for number, path in enumerate([work, rubric, *more]):
-        browser.upload(number, path)
+    for label, path in zip(UPLOADS, [work, rubric, *more], strict=False):
+        browser.upload(label, path)
         browser.wait_for(path.name[-6:])  # a long name is shown shortened
     browser.click("Create")
     browser.wait_for("Look before you grade")
@@ -139,7 +139,7 @@ def test_hostile_work_stays_text_and_mistakes_become_sentences(browser: Browser,
         browser.open(desk.url)
         browser.wait_for("New assignment")
         browser.fill("Name", "Means")
-        browser.upload(1, broken)
+        browser.upload("Rubric", broken)
         browser.wait_for("broken.yaml")
         browser.fill("… or a folder, zip or file on this machine", str(tmp_path / "nowhere"))
         browser.click("Create")
