@@ -339,6 +339,7 @@ def test_discarding_leaves_nothing_behind(browser: Browser, desk: DeskPage) -> N
     open_review(browser, desk, folder)
     change(browser, 1, "too much")
     browser.click("Next")
+    browser.wait_for("are not saved")  # before it the form is there still, with a "Discard" of its own
     browser.click("Discard")
     wait_until_shown(browser, 1)
     browser.click("Previous")

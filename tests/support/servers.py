@@ -64,6 +64,9 @@ _SMALL_REDIS_NODE = (
 )
 
 
+_GIVEN: set[int] = set()  # ports that this process has been given
+
+
 class ServerFailed(RuntimeError):
     """A server did not start, or did not end; the message has the last lines of its log."""
 
@@ -71,16 +74,19 @@ class ServerFailed(RuntimeError):
 def free_port(below: int = 32000) -> int:
     """A loopback port nobody listens on, below the range that outgoing connections take theirs from.
 
-    So a server that was killed finds it free again.
+    So a server that was killed finds it free again. None is given twice: several are asked for before one is bound.
     """
     for port in random.SystemRandom().sample(range(20000, below), 200):
+        if port in _GIVEN:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
             except OSError:
                 continue
-            return port
+        _GIVEN.add(port)
+        return port
     raise ServerFailed(f"no free port between 20000 and {below} in 200 tries")
 
 
