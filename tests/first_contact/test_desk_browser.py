@@ -517,43 +517,47 @@ def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: Desk
         wait_until_shown(browser, 3)
 
 
-def test_the_fleet_says_what_is_in_hand_and_names_nobody(browser: Browser, tmp_path: Path) -> None:
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[DeskPage, Path]]:
+    """A desk, and an assignment of six that takes seconds to grade."""
     config = tmp_path / "kvasir.toml"
-    slow = Model("simulated", "sim:prefill=600,decode=20,scale=1,answer=120", 32768)
-    config.write_text(config_text({"slow": slow}), "utf-8")
+    model = Model("simulated", "sim:prefill=600,decode=20,scale=1,answer=120", 32768)
+    config.write_text(config_text({"slow": model}), "utf-8")
     with DeskPage(tmp_path, config) as desk:
-        folder = new_assignment(desk, "Means", tiny_class(tmp_path / "class", 6) / "submissions", RUBRIC)
+        yield desk, new_assignment(desk, "Means", tiny_class(tmp_path / "class", 6) / "submissions", RUBRIC)
+
+
+def test_the_fleet_says_what_is_in_hand_and_names_nobody(browser: Browser, slow: tuple[DeskPage, Path]) -> None:
+    desk, folder = slow
+    browser.open(desk.at(folder, "Grade"))
+    browser.click("Grade all")  # while the page is still being drawn: Streamlit answers both clicks by one run
+    browser.click("Fleet")
+    browser.wait_for("on this machine is grading")
+    for words in ("in decode", "from a transferred KV cache"):
+        browser.wait_for(words)
+    assert "student" not in browser.text()
+    assert axe_finds(browser) == []
+    assert "Traceback" not in desk.text()
+
+
+def test_a_second_tab_is_told_that_the_class_is_being_graded_already(
+    browser: Browser, slow: tuple[DeskPage, Path]
+) -> None:
+    desk, folder = slow
+    for tab in (0, 1):
+        browser.tab(tab)
         browser.open(desk.at(folder, "Grade"))
-        browser.click("Grade all")  # while the page is still being drawn: Streamlit answers both clicks by one run
-        browser.click("Fleet")
-        browser.wait_for("on this machine is grading")
-        for words in ("in decode", "from a transferred KV cache"):
-            browser.wait_for(words)
-        assert "student" not in browser.text()
-        assert axe_finds(browser) == []
-        assert "Traceback" not in desk.text()
-
-
-def test_a_second_tab_is_told_that_the_class_is_being_graded_already(browser: Browser, tmp_path: Path) -> None:
-    config = tmp_path / "kvasir.toml"
-    slow = Model("simulated", "sim:prefill=600,decode=20,scale=1,answer=120", 32768)
-    config.write_text(config_text({"slow": slow}), "utf-8")
-    with DeskPage(tmp_path, config) as desk:
-        folder = new_assignment(desk, "Means", tiny_class(tmp_path / "class", 6) / "submissions", RUBRIC)
-        for tab in (0, 1):
-            browser.tab(tab)
-            browser.open(desk.at(folder, "Grade"))
-            browser.wait_for("Nothing is graded yet")
-        browser.tab(0)
-        browser.click("Grade all")
-        browser.wait_for("This page may be closed")
-        browser.tab(1)
-        browser.click("Grade all")
-        for words in ("this is running already; wait for it, or stop it first", "This page may be closed"):
-            browser.wait_for(words)
-        browser.click("Pause")
-        browser.wait_for("'Grade all' goes on")
-        assert "this is running already" not in browser.text()
+        browser.wait_for("Nothing is graded yet")
+    browser.tab(0)
+    browser.click("Grade all")
+    browser.wait_for("This page may be closed")
+    browser.tab(1)
+    browser.click("Grade all")
+    for words in ("this is running already; wait for it, or stop it first", "This page may be closed"):
+        browser.wait_for(words)
+    browser.click("Pause")
+    browser.wait_for("'Grade all' goes on")
+    assert "this is running already" not in browser.text()
 
 
 # --- a phone
