@@ -1,12 +1,22 @@
-"""The demo's own prompts, with the schema: the same answer from every engine, and through every pair of them."""
+"""The demo's own prompts, with the schema: the same answer from every engine, and through every pair of them.
+
+Each run has other prompts: what marks a submission's end is a secret of its batch. Now and then the model finds two
+digits as likely as each other, and an answer turns on the last digits of a sum, which differ between engines and
+processors (llama.cpp rounds activations to float16). Only there may two answers part: over 325 such prompts llama.cpp's
+leads were within 0.023 of those in float32, and 5 of the smallest ones in an answer below 0.02.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import permutations, product
+from math import inf
 
 import pytest
 
+from benchmarks.matrix_forced import first_difference
+from benchmarks.matrix_real import MARGIN
+from engines.base import Answer
 from engines.registry import Engine, EngineOptions, open_engine
 from infra.config.settings import load_settings
 from kvasir.class_run import open_assignment, request_from
@@ -61,13 +71,29 @@ def transferred(sender: Engine, tokens: tuple[int, ...]) -> KVCache:
     return KVCache(sender.info.layout, tuple(blocks))
 
 
+def parted(engine: Engine, tokens: tuple[int, ...], mine: Answer, other: Answer) -> float:
+    """How far `engine` puts its own answer's token, of logits, before another's that first differs; 0: none does."""
+    at = first_difference(mine.tokens, other.tokens)
+    if at is None:
+        return 0.0
+    assert at < min(len(mine.tokens), len(other.tokens)), (mine.text, other.text)
+    expected = engine.top_logprobs(tokens + mine.tokens[:at], None)
+    return expected[mine.tokens[at]] - expected.get(other.tokens[at], -inf)
+
+
 def test_every_engine_answers_every_prompt_of_the_demo_alike(engines: dict[str, Engine], tasks: list[Task]) -> None:
     assert len(tasks) == 28
+    leads: dict[str, float] = {}
     for task in tasks:
         tokens = tokens_of(engines["llamacpp"], task)
         if len(tokens) < LONG_TOKENS:
-            answers = {name: engine.decode(tokens, None, task.sampling).text for name, engine in engines.items()}
-            assert len(set(answers.values())) == 1, (task.item_id, answers)
+            answers = {name: engine.decode(tokens, None, task.sampling) for name, engine in engines.items()}
+            for (name, mine), (_, other) in permutations(answers.items(), 2):
+                if mine.text != other.text:
+                    lead = parted(engines[name], tokens, mine, other)
+                    leads[task.item_id] = max(lead, leads.get(task.item_id, 0))
+    assert max(leads.values(), default=0) <= MARGIN, leads
+    assert len(leads) <= 2, leads
 
 
 @pytest.mark.parametrize(("sender", "receiver"), list(product(WEIGHTS, WEIGHTS)))
@@ -79,4 +105,4 @@ def test_a_kv_transfer_changes_no_answer(
         cold = engines["llamacpp"].decode(tokens, None, task.sampling)
         warm = engines[receiver].decode(tokens, transferred(engines[sender], tokens), task.sampling)
         assert warm.evaluated_tokens == 1
-        assert warm.text == cold.text
+        assert warm.text == cold.text or parted(engines["llamacpp"], tokens, cold, warm) <= MARGIN
