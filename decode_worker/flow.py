@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from decode_worker.generate import Attempts, Fetched, fetch_ahead
+from decode_worker.generate import Fetched, RunningJobs, fetch_ahead
 from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
@@ -38,7 +38,7 @@ class DecodeFlow:
         self,
         broker: Broker,
         slots: Slots,
-        running: Attempts,
+        running: RunningJobs,
         choice: QueueChoice,
         kv: KVStore,
         hand_back: Callable[[list[Delivery]], None],

@@ -87,8 +87,8 @@ class DecodeAttempt(Attempt[DecodeJob]):
         return self.job.job.job_id, self.job.job.run
 
 
-class Attempts:
-    """What runs now. A redelivery of something that runs is adopted by it instead of being decoded twice."""
+class RunningJobs:
+    """The attempts at jobs that run now. A redelivery of such a job is adopted by its attempt, not decoded twice."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

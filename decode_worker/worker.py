@@ -16,7 +16,7 @@ from functools import partial
 
 from decode_worker.fallback import Fallback
 from decode_worker.flow import DecodeFlow
-from decode_worker.generate import Attempts, DecodeAttempt, Fetched, Generator, stored_refs
+from decode_worker.generate import DecodeAttempt, Fetched, Generator, RunningJobs, stored_refs
 from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import why_away
@@ -83,7 +83,7 @@ class DecodeWorker:
             kv, broker, self._cluster_state, self._slots, self.worker_id, observe, kv_check_every
         )
         self._choice = QueueChoice(broker, self._cluster_state, model_cache, self.worker_id, observe)
-        self._running = Attempts()
+        self._running = RunningJobs()
         self._flow: DecodeFlow | None = None
         model = model_cache.home.model
         self._why_away = partial(why_away, model_cache.home.loaded.engine)

@@ -1,4 +1,4 @@
-"""How a worker's deliveries are settled, and where they are acked (one adopted too late: in `Attempts.end`).
+"""How a worker's deliveries are settled, and where they are acked (one adopted too late: in `RunningJobs.end`).
 
 Each way is a confirmed publish followed by an ack, in that order: a crash between the two makes a duplicate, the
 other order would lose a job. Publishing waits as long as the broker is away; a job is never dropped for that.

@@ -10,7 +10,7 @@ import pytest
 
 from decode_worker import flow as flow_module
 from decode_worker.flow import DecodeFlow
-from decode_worker.generate import Attempts, DecodeAttempt
+from decode_worker.generate import DecodeAttempt, RunningJobs
 from decode_worker.stealing.forecast import FIRST_TOKENS_PER_S
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.stealing.thief import QueueChoice
@@ -64,7 +64,7 @@ class Bench:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.broker = EmbeddedBroker(pipeline.server)
-        self.slots, self.running = Slots(1), Attempts()
+        self.slots, self.running = Slots(1), RunningJobs()
         self.loaded = Loaded(WatchedEngine())
         model_cache = ModelCache(CachedModel(MODEL, 0, self.loaded))
         choice = QueueChoice(self.broker, pipeline.cluster_state, model_cache, "me", pipeline.observe)
