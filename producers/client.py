@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from messages.workers import WorkerInfo
 log = logging.getLogger(__name__)
 
 _PUT_BACK_S = 5.0
-_PUT_BACK_AT_ONCE = 500
+_PARKED_AT_ONCE = 500
 _PARKED_WAIT_S = 1.0
 
 
@@ -61,27 +61,36 @@ class Replies:
         """Let the `take` that waits now return at once. From any thread."""
         self._consumer.nudge()
 
-    def parked(self) -> list[Reply]:
-        """This batch's results that found no reply queue and were parked; others' are put back."""
+    def parked(self) -> Generator[list[Reply]]:
+        """This batch's results that found no reply queue and were parked, some at a time; others' are put back.
+
+        Ack each group before you ask for the next: the broker brings no more than two groups that are unacked.
+        """
         _, parked = topology.parked(self._queue)
         depth = self._broker.depth(parked)
         if not depth or not depth.ready:
-            return []
-        consumer = self._broker.consume(parked, prefetch=2 * _PUT_BACK_AT_ONCE)
+            return
+        consumer = self._broker.consume(parked, prefetch=2 * _PARKED_AT_ONCE)
         mine: list[Reply] = []
         others: list[Delivery] = []
-        for _ in range(depth.ready):
-            delivery = consumer.receive(_PARKED_WAIT_S)
-            if delivery is None:
-                break
-            if delivery.message.correlation_id != self._batch_id:
-                others.append(delivery)
-            elif reply := read_reply(delivery):
-                mine.append(reply)
-            if len(others) >= _PUT_BACK_AT_ONCE:
-                self._park_again(others)
-        self._park_again([*others, *consumer.close()])
-        return mine
+        try:
+            for _ in range(depth.ready):
+                delivery = consumer.receive(_PARKED_WAIT_S)
+                if delivery is None:
+                    break
+                if delivery.message.correlation_id != self._batch_id:
+                    others.append(delivery)
+                elif reply := read_reply(delivery):
+                    mine.append(reply)
+                if len(others) >= _PARKED_AT_ONCE:
+                    self._park_again(others)
+                if len(mine) >= _PARKED_AT_ONCE:
+                    yield mine
+                    mine = []
+        finally:
+            self._park_again([*others, *consumer.close()])
+        if mine:
+            yield mine
 
     def _park_again(self, deliveries: list[Delivery]) -> None:
         """Many at once: somebody else's 50,000 results must not hold up our start."""
@@ -194,7 +203,8 @@ class Client:
         """
         wanted = set(job_ids)
         replies = Replies(self.broker, batch_id)
-        arrived = deque(replies.parked())  # those that were faster than this call
+        parked = replies.parked()  # those that were faster than this call
+        arrived: deque[Reply] = deque()
         try:
             silent_since = time.monotonic()
             while wanted and (timeout_s is None or time.monotonic() - silent_since < timeout_s):
@@ -204,8 +214,10 @@ class Client:
                     wanted.discard(arrived[0].result.job_id)
                     arrived.popleft().delivery.ack()
                     silent_since = time.monotonic()
-                arrived += replies.take(0.5) if wanted else ()
+                if wanted:
+                    arrived += next(parked, []) or replies.take(0.5)
         finally:
+            parked.close()
             replies.close(delete=not wanted, unread=arrived)
 
     def ask(self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0) -> JobResult:

@@ -105,11 +105,13 @@ def _forget_in_cluster(given: Globals, settings: Settings, batch_id: str, job_id
 def _results(client: Client, batch_id: str) -> int:
     """Delete the reply queue, and take what was parked."""
     replies = Replies(client.broker, batch_id)
-    parked = replies.parked()
-    for reply in parked:
-        reply.delivery.ack()
+    count = replies.backlog
+    for parked in replies.parked():
+        for reply in parked:
+            reply.delivery.ack()
+        count += len(parked)
     replies.close(delete=True)
-    return replies.backlog + len(parked)
+    return count
 
 
 COMMANDS = (forget,)

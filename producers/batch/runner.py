@@ -177,11 +177,15 @@ class Runner:
 
     def _catch_up(self, replies: Replies) -> None:
         """Journal what came while nobody listened: a job with a result there must not be taken for lost."""
-        self._record(replies.parked())
+        self._record_parked(replies)
         left = replies.backlog
         while left > 0 and (arrived := replies.take(_BACKLOG_WAIT_S, self._at_a_time)):
             self._record(arrived)
             left -= len(arrived)
+
+    def _record_parked(self, replies: Replies) -> None:
+        for arrived in replies.parked():
+            self._record(arrived)
 
     def _missing(self) -> set[str]:
         """Open jobs that the broker never confirmed, or lost since."""
@@ -205,7 +209,7 @@ class Runner:
     def _look_around(self, replies: Replies) -> None:
         if replies.reopen():
             log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
-            self._record(replies.parked())
+            self._record_parked(replies)
         if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
             log.info("results wait for batch %s, and none has come for a while: listening anew", self._batch.batch_id)
             self._record(replies.listen_anew())
@@ -237,7 +241,7 @@ class Runner:
         seen, self._gone = self._gone, self._batch.open_jobs.keys() - self._under_way()
         if not self._gone or self._gone - seen:
             return
-        self._record(replies.parked())
+        self._record_parked(replies)
         self._quiet_looks, self._gone = 0, set()
         self._client.broker.declare(self._client.models)  # somebody may have deleted a queue
         if count := self.submit():

@@ -268,7 +268,7 @@ def test_an_owner_sweeps_its_own_parked_results_and_puts_the_others_back(pipelin
         pipeline.broker.publish(Address(topology.PARKED, ""), result_of(batch))
 
     mine = Replies(pipeline.broker, "mine")
-    swept = mine.parked()
+    swept = [reply for group in mine.parked() for reply in group]
     for reply in swept:
         reply.delivery.ack()
     mine.close()
@@ -278,6 +278,40 @@ def test_an_owner_sweeps_its_own_parked_results_and_puts_the_others_back(pipelin
         "nobodys",
         "theirs",
     ]
+
+
+def test_more_parked_results_than_the_broker_brings_unacked_are_all_swept_among_those_of_others(
+    pipeline: Pipeline,
+) -> None:
+    park(pipeline, 2_400)
+
+    mine = Replies(pipeline.broker, "batch")
+    swept: list[str] = []
+    for group in mine.parked():
+        for reply in group:
+            swept.append(reply.result.job_id)
+            reply.delivery.ack()
+    mine.close(delete=True)
+
+    assert sorted(swept) == sorted(f"job{number}" for number in range(2_400) if number % 3)
+    left = [message.correlation_id for message in pipeline.lying_in(topology.RESULTS_PARKED)]
+    assert left == ["theirs"] * 800
+
+
+def test_more_parked_results_than_the_broker_brings_unacked_are_all_gathered(pipeline: Pipeline) -> None:
+    park(pipeline, 2_400)
+
+    wanted = [f"job{number}" for number in range(2_400) if number % 3]
+    assert sorted(one.job_id for one in pipeline.client.gather("batch", wanted, timeout_s=3)) == sorted(wanted)
+    assert len(pipeline.lying_in(topology.RESULTS_PARKED)) == 800
+
+
+def park(pipeline: Pipeline, count: int) -> None:
+    """Results of the batch `batch`, one of another one before every two of them."""
+    for number in range(count):
+        batch = "batch" if number % 3 else "theirs"
+        body = codec.encode(JobResult(f"job{number}", 1, batch, "i", MODEL, "cancelled"))
+        pipeline.broker.publish(Address(topology.PARKED, ""), Message(body, f"job{number}", batch))
 
 
 def test_what_is_no_result_is_dropped_and_what_is_of_a_newer_version_is_left(pipeline: Pipeline) -> None:
@@ -327,7 +361,7 @@ def test_thousands_of_parked_results_of_others_are_all_there_afterwards(pipeline
         pipeline.broker.publish(address, Message(b"x", f"job{number}", f"batch{number % 3}"))
 
     replies = Replies(pipeline.broker, "none of them")
-    assert replies.parked() == []
+    assert list(replies.parked()) == []
     replies.close(delete=True)
 
     left = pipeline.lying_in(topology.RESULTS_PARKED)
