@@ -19,7 +19,7 @@ _COMPARED = 16  # the likeliest of one's own: further down rounding alone reorde
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:
     """The `TOP` likeliest ids with their natural log-probabilities, likeliest first. `scores`: every token's logit."""
     scores = scores.astype(np.float64)
-    highest = scores.max()
+    highest = np.max(scores)
     total = highest + np.log(np.exp(scores - highest).sum())
     ids = np.argsort(-scores, kind="stable")[:TOP]
     return {int(id): float(scores[id] - total) for id in ids}

@@ -22,7 +22,7 @@ class Sampler:
     def choose(self, scores: Scores) -> int:
         """A token id, given every token's logit; -inf rules one out."""
         if self._sampling.temperature == 0:
-            return int(scores.argmax())
+            return int(np.argmax(scores))
         ids = self._candidates(scores)
         chances = np.cumsum(_softmax(scores[ids] / self._sampling.temperature))
         place = np.searchsorted(chances, self._random.random() * chances[-1], side="right")
@@ -41,5 +41,5 @@ class Sampler:
 
 
 def _softmax(scores: Scores) -> NDArray[np.float64]:
-    raised = np.exp(np.asarray(scores, np.float64) - scores.max())
+    raised = np.exp(np.asarray(scores, np.float64) - np.max(scores))
     return np.asarray(raised / raised.sum())

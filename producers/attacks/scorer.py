@@ -106,12 +106,12 @@ def buckets(text: str) -> tuple[Integers, Floats]:
     first, second = np.triu_indices(len(held), 1)
     pairs = BUCKETS + held[first] * meanings() + held[second]
     worth = np.bincount(which, counts) / np.sqrt(SHORT + (counts * counts).sum())
-    return np.append(grams, pairs), np.append(worth, np.full(len(pairs), _pair_worth(np.array(len(pairs)))))
+    return np.append(grams, pairs), np.append(worth, np.full(len(pairs), _pair_worth(len(pairs))))
 
 
-def _pair_worth(count: Floats) -> Floats:
+def _pair_worth(count: npt.ArrayLike) -> Floats:
     """What each pair is worth in passages that hold so many."""
-    return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + count), np.float32)
+    return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + np.asarray(count)), np.float32)
 
 
 def scores(text: str, passages: Sequence[tuple[int, int]], using: ScorerWeights | None = None) -> Floats:
