@@ -624,16 +624,21 @@ class RabbitMQCluster:
         """Cut a node's links to all others, as a network does: neither side lets the other in, clients reach both.
 
         In one step, from the node itself: cut one after the other, the links would for a while be a partition that is
-        not the same for all, from which RabbitMQ may come back in two halves that only a restart joins.
+        not the same for all, from which RabbitMQ may come back in two halves that only a restart joins. Each side
+        expects another cookie: with the same one they would let each other in again within milliseconds.
         """
-        strange = "'of another cluster'"
         node.control(
             "eval",
             f"Others = {self._others(node)},"
-            f"[erpc:call(Other, erlang, set_cookie, [node(), {strange}]) || Other <- Others],"
-            f"[erlang:set_cookie(Other, {strange}) || Other <- Others],"
+            "[erpc:call(Other, erlang, set_cookie, [node(), 'theirs']) || Other <- Others],"
+            "[erlang:set_cookie(Other, 'ours') || Other <- Others],"
             "[erlang:disconnect_node(Other) || Other <- Others].",
         )
+
+    def is_separate(self, node: RabbitMQServer) -> bool:
+        """Whether no link of the node leads to another one."""
+        linked = node.control("eval", f"[Other || Other <- {self._others(node)}, net_adm:ping(Other) =:= pong].")
+        return linked.strip() == "[]"
 
     def rejoin(self, node: RabbitMQServer) -> None:
         """Let it in again; the node comes last, and lets all others in at once."""

@@ -366,6 +366,7 @@ def separate_node(stage: Stage) -> None:
         cluster.separate(node)
         stage.over(in_hand_s=IN_HAND_S)
         time.sleep(stage.random.uniform(12, 18))
+        assert cluster.is_separate(node), "its links were not cut all the time"
         cluster.rejoin(node)
         cluster.wait_until_whole()
         time.sleep(AFTER_A_NODE_S)
@@ -381,6 +382,7 @@ def separate_node_of_each(stage: Stage) -> None:
         cluster.separate(node)
         stage.over(in_hand_s=IN_HAND_S)
         time.sleep(stage.random.uniform(12, 18))
+        assert cluster.is_separate(node), "its links were not cut all the time"
         redis_cluster.rejoin()
         cluster.rejoin(node)
         cluster.wait_until_whole()
