@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -31,7 +32,7 @@ def check_members(url: str, nodes: int) -> Iterator[Finding]:
     quorum = [queue for queue in queues if queue.get("type") == "quorum"]
     few = [queue["name"] for queue in quorum if len(queue.get("members", ())) < wanted]
     away = [queue["name"] for queue in quorum if len(queue.get("online", ())) < len(queue.get("members", ()))]
-    if apart := _apart(_read(url, "nodes?columns=name,partitions") or []):
+    if apart := outside(_read(url, "nodes?columns=name,partitions") or []):
         todo = "restart RabbitMQ there: a node that was frozen, or cut off, does not always join again by itself"
         yield warn("broker", f"apart from the rest of the cluster: {_names(apart)}", todo)
     if few:
@@ -42,10 +43,17 @@ def check_members(url: str, nodes: int) -> Iterator[Finding]:
         yield ok("broker", f"all {len(quorum)} quorum queues have enough members, and all are up")
 
 
-def _apart(nodes: list[dict[str, Any]]) -> list[str]:
-    """The smaller part of a cluster in two: a node says whom it lost sight of, and it may itself be the one outside."""
-    lost = {other for node in nodes for other in node.get("partitions", ())}
-    return [node["name"] for node in nodes if node.get("partitions")] if 2 * len(lost) > len(nodes) else [*lost]
+def outside(nodes: list[dict[str, Any]]) -> list[str]:
+    """All nodes but those of the largest part. Each says whom it lost sight of; at first only one may have noticed."""
+    cut = {frozenset((node["name"], other)) for node in nodes for other in node.get("partitions", ())}
+    parts: list[list[str]] = []
+    for node in nodes:
+        name = node["name"]
+        joined = [part for part in parts if any({name, other} not in cut for other in part)]
+        parts = [part for part in parts if part not in joined] + [[name, *chain.from_iterable(joined)]]
+    largest = max(parts, key=len, default=[])
+    others = [name for part in parts if part is not largest for name in part]
+    return others or [other for node in nodes for other in node.get("partitions", ())]
 
 
 def _names(names: list[str]) -> str:

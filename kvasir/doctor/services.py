@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from infra.broker import topology
 from infra.broker.base import Broker, Message
@@ -166,30 +166,36 @@ def check_store_servers(url: str) -> Iterator[Finding]:
 
 def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     nodes = client.execute_command("CLUSTER NODES")
-    well = {name: node for name, node in nodes.items() if "fail" not in node["flags"]}
-    primaries = [primary for primary in client.get_primaries() if primary.name in well]
-    have_replicas = {node["master_id"] for node in well.values() if "slave" in node["flags"]}
-    infos = [client.info(target_nodes=primary) for primary in primaries]
-    products = " and ".join(sorted(set(map(product, infos))))
-    size = f"{plural(len(nodes), 'node')}, {len(primaries)} of them primaries that answer"
+    away = {name: "the other nodes" for name, node in nodes.items() if "fail" in node["flags"]}
+    infos = {}
+    for primary in client.get_primaries():
+        try:
+            infos[primary] = {} if primary.name in away else client.info(target_nodes=primary)
+        except (ConnectionError, TimeoutError):  # the others will know in a moment, or it is a matter of the network
+            away[primary.name] = "this machine"
+    infos = {primary: info for primary, info in infos.items() if info}
+    have_replicas = {node["master_id"] for name, node in nodes.items() if name not in away and "slave" in node["flags"]}
+    products = " and ".join(sorted(set(map(product, infos.values()))))
+    size = f"{plural(len(nodes), 'node')}, {len(infos)} of them primaries that answer"
     yield ok("store", f"reached; a cluster of {products}: {size}")
-    for primary, info in zip(primaries, infos, strict=True):
+    for primary, info in infos.items():
         for found in check_redis(info, _setting(client, "save", target_nodes=primary)):
             yield replace(found, what=f"{primary.name}: {found.what}")
-    yield from _check_slots(client, nodes)
+    asked = {"target_nodes": next(iter(infos))} if infos else {}  # one that answers, now
+    yield from _check_slots(int(client.cluster_info(**asked)["cluster_slots_ok"]), away)
     if alone := sorted(name for name, node in nodes.items() if node["slots"] and node["node_id"] not in have_replicas):
         yield warn(
             "store",
             f"without a replica: {', '.join(alone)}; while one of them is away, most jobs go without KV transfer",
             "give each one: redis-cli --cluster add-node NEW ANY --cluster-slave",
         )
-    if _setting(client, "cluster-require-full-coverage") == "yes":
+    if _setting(client, "cluster-require-full-coverage", **asked) == "yes":
         yield warn(
             "store",
             "cluster-require-full-coverage is yes: with one primary all of the cluster is away",
             "on each node: redis-cli CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
         )
-    timeout_s = int(_setting(client, "cluster-node-timeout") or 0) / 1000
+    timeout_s = int(_setting(client, "cluster-node-timeout", **asked) or 0) / 1000
     if timeout_s > _SLOW_FAILOVER_S:
         yield warn(
             "store",
@@ -198,15 +204,13 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
         )
 
 
-def _check_slots(client: Any, nodes: Mapping[str, Any]) -> Iterator[Finding]:
-    served = int(client.cluster_info()["cluster_slots_ok"])
+def _check_slots(served: int, away: Mapping[str, str]) -> Iterator[Finding]:
+    """`away`: nodes by name, and whom they don't answer."""
     if served < _SLOTS:
         what = f"{_SLOTS - served:,} of {_SLOTS:,} slots are served by no node: jobs go without KV transfer"
         yield error("store", what, "start the node that had them, or: redis-cli --cluster fix HOST:PORT")
-    for name, node in sorted(nodes.items()):
-        if "fail" in node["flags"]:
-            todo = "start it, or take it out: redis-cli --cluster del-node"
-            yield warn("store", f"{name} does not answer the other nodes", todo)
+    for name, whom in sorted(away.items()):
+        yield warn("store", f"{name} does not answer {whom}", "start it, or take it out: redis-cli --cluster del-node")
 
 
 def _setting(client: Any, name: str, **where: Any) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -165,14 +166,21 @@ def test_a_broker_that_was_frozen_and_stays_apart_is_named_by_either_side() -> N
         with closing(RabbitMQBroker(cluster.url, nodes=3)) as broker:
             broker.declare([])
         assert not warned(*cluster.nodes)
-        # Given a node that was frozen until the others had given it up, and goes on
-        os.kill(frozen.pid, signal.SIGSTOP)
+        # Given a node that was frozen until the others had given it up, and goes on: about every other one stays apart
         running = "length(rabbit_nodes:all_running())."
-        wait_until(lambda: others[0].control("eval", running).strip() == "2", "the others go on without it", 60, 0.5)
-        os.kill(frozen.pid, signal.SIGCONT)
+
+        def stays_apart() -> bool:
+            cluster.wait_until_whole()
+            os.kill(frozen.pid, signal.SIGSTOP)
+            wait_until(lambda: others[0].control("eval", running).strip() == "2", "the others go on", 60, 0.5)
+            os.kill(frozen.pid, signal.SIGCONT)
+            time.sleep(15)  # it would have joined again by now
+            return frozen.control("eval", running).strip() == "1"
+
+        assert any(stays_apart() for _ in range(8))
         # When doctor looks, from the others or from that node alone, then it is named
         wait_until(lambda: frozen.node in warned(*cluster.nodes), "it is named", 60, 0.5)
-        assert others[0].node not in warned(*cluster.nodes)
+        assert not any(other.node in warned(*cluster.nodes) for other in others)
         wait_until(lambda: frozen.node in warned(frozen), "it names itself", 60, 0.5)
         # And once it was restarted, it is one of three again
         frozen.kill()

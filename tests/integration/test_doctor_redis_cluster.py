@@ -34,13 +34,13 @@ def test_a_cluster_is_looked_over_node_by_node_and_as_a_whole() -> None:
         said = _said(cluster)
         assert any("with one primary all of the cluster is away" in what for what in said["warn"])
         assert any("given up after 15 s" in what for what in said["warn"])
-        for node in cluster.nodes:
+
+        # With a primary lost, before the other nodes know it and after that
+        gone = f"{HOST}:{ports[0]} does not answer"
+        cluster.nodes[0].kill()
+        assert f"{gone} this machine" in _said(cluster)["warn"]
+        for node in cluster.nodes[1:]:
             cluster.configure(node, "cluster-require-full-coverage", "no")
             cluster.configure(node, "cluster-node-timeout", "1000")
-
-        # With a primary lost
-        cluster.nodes[0].kill()
-        wait_until(lambda: any("fail" in what for what in cluster.flags(cluster.nodes[1])), "its loss is known", 20)
-        said = _said(cluster)
-        assert f"{HOST}:{ports[0]} does not answer the other nodes" in said["warn"]
-        assert any("of 16,384 slots are served by no node" in what for what in said["error"])
+        wait_until(lambda: f"{gone} the other nodes" in _said(cluster)["warn"], "its loss is known", 20)
+        assert any("of 16,384 slots are served by no node" in what for what in _said(cluster)["error"])

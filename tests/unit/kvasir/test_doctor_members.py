@@ -1,0 +1,26 @@
+"""Which nodes doctor takes for those outside, by what RabbitMQ 3.10 answers after a node was frozen."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.doctor.members import outside
+
+
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [
+        ({"a": "", "b": "", "f": ""}, []),
+        ({"a": "", "b": "f", "f": ""}, ["f"]),  # at first only one has noticed
+        ({"a": "", "b": "f", "f": "ab"}, ["f"]),
+        ({"a": "f", "b": "f", "f": "ab"}, ["f"]),
+        ({"a": "", "b": "", "f": "ab"}, ["f"]),  # seen from the one outside
+        ({"a": "cde", "b": "cde", "c": "ab", "d": "ab", "e": "ab"}, ["a", "b"]),
+    ],
+)
+def test_the_nodes_outside_are_those_that_the_largest_part_does_not_see(lost: dict[str, str], named: list[str]) -> None:
+    assert sorted(outside([{"name": name, "partitions": list(others)} for name, others in lost.items()])) == named
+
+
+def test_nodes_that_say_nothing_are_all_inside() -> None:
+    assert outside([]) == outside([{"name": "a"}, {"name": "b"}]) == []
