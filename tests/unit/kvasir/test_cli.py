@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from messages.jobs import JobResult, TokenEvent
 from monitoring import logs
 from producers.batch.batch import Batch
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import SIMULATED, Model, config_text
+from tests.support.processes import ROOT, SIMULATED, Model, config_text, environment
 
 MODEL = "tiny:1b"
 COMMANDS = [command.name for module in (batch_commands, query_commands, worker_commands) for command in module.COMMANDS]
@@ -481,3 +482,26 @@ def test_closed_streams_are_no_reason_to_fail():
     done = subprocess.run(["/bin/sh", "-c", f"{command} --nonsense >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+CONSOLE_SCRIPT = "import sys\nfrom kvasir.cli import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("imported", ["infra.config.urls", "kvasir.class_run"])
+@pytest.mark.parametrize("script", [False, True])
+def test_ctrl_c_while_it_is_still_importing_is_a_quiet_end(tmp_path: Path, imported: str, script: bool) -> None:
+    (tmp_path / "kvasir").write_text(CONSOLE_SCRIPT, "utf-8")
+    how = [str(tmp_path / "kvasir")] if script else ["-m", "kvasir"]
+    config = tmp_path / "kvasir.toml"
+    config.write_text(config_text({MODEL: Model("simulated", "sim:scale=1,decode=1")}), "utf-8")
+    command = [sys.executable, "-X", "importtime", *how, "--config", str(config), "ask", "Why?", "--model", MODEL]
+    env = environment(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        lines = [next(line for line in process.stderr if line.rstrip().endswith(f" {imported}"))]
+        process.send_signal(signal.SIGINT)
+        lines += process.stderr
+
+    assert process.returncode == cli.INTERRUPTED
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert said in ([], ["interrupted\n"])  # the second if all was imported before the signal came
