@@ -166,7 +166,8 @@ def retry(
 def cancel(given: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
     settings = given.settings()
-    need_cluster(settings, "cancel", _WAITS)
+    _check_exists(batch)
+    need_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
     batch_id = batches.batch_id(batch)
     with connect(settings, (), given.observer(), "cancel") as client:
         client.cancel(batch_id)
@@ -180,9 +181,13 @@ def cancel(given: Globals, batch: Path) -> int:
 
 
 def _existing(folder: Path) -> Batch:
+    _check_exists(folder)
+    return Batch(folder)
+
+
+def _check_exists(folder: Path) -> None:
     if not batches.exists(folder):
         raise BatchError(f"{folder} holds no batch; name the folder given to --out")
-    return Batch(folder)
 
 
 def _named(batch: Batch, request: GradeRequest, only: tuple[str, ...]) -> set[str]:
