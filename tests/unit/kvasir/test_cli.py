@@ -264,10 +264,39 @@ def test_a_damaged_batch_is_a_usage_error_and_stays_as_it_is(
 
 @pytest.mark.parametrize("command", ["submit", "cancel"])
 def test_detached_commands_ask_for_a_broker(kvasir: Kvasir, homework: Path, tmp_path: Path, command: str) -> None:
-    ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path]))
+    kvasir("grade", *tiny(homework, tmp_path / "out"))
+    ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path / "out"]))
 
     assert ended.code == cli.USAGE
     assert "KVASIR_BROKER_URL" in ended.sentence()
+
+
+def test_cancel_without_a_broker_says_what_ends_a_grading_here(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert (
+        kvasir("cancel", tmp_path / "out")
+        .sentence()
+        .endswith("nothing runs but kvasir grade itself, which ends at Ctrl-C")
+    )
+    assert "holds no batch" in kvasir("cancel", homework).sentence()
+
+
+def test_a_command_to_type_next_has_the_configuration_and_can_be_pasted(
+    kvasir: Kvasir, homework: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kvasir.toml").rename(tmp_path / "mine.toml")
+    out = tmp_path / "my class"
+
+    given = kvasir("--config", "mine.toml", "grade", *tiny(homework, out), "--max-wait", "0")
+    damaged = out / "grades.json"
+    damaged.write_text("{", "utf-8")
+    asked = kvasir("--config", "mine.toml", "bound", out, "--draw", "1")
+    plain = kvasir("bound", out, "--draw", "1")
+
+    assert given.stderr.endswith(f"still open; go on with: kvasir --config mine.toml watch '{out}'\n")
+    assert f"kvasir --config mine.toml results '{out}'" in asked.sentence()
+    assert f"kvasir results '{out}'" in plain.sentence()
 
 
 @pytest.mark.parametrize("role", ["prefill-worker", "decode-worker"])
