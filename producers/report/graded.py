@@ -56,6 +56,8 @@ def load_graded(folder: Path) -> GradedClass:
             raise ValueError("the class has no points")
         return graded
     except FileNotFoundError:
+        if not (folder / "batch.json").is_file():
+            raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
         raise BatchError(f"{folder} has no {FILE} yet; write it {anew}") from None
     except (OSError, ValueError) as error:
         raise BatchError(f"{path} can't be read ({error}); write it anew {anew}") from None

@@ -155,7 +155,8 @@ def test_a_model_that_is_not_configured_is_named_with_those_that_are(
 
     assert ended.code == cli.USAGE
     assert "'tiny:2b' is not configured" in ended.sentence()
-    assert MODEL in ended.sentence()
+    assert ended.sentence().endswith(f"did you mean {MODEL!r}? (configured: {MODEL})")
+    assert kvasir("ask", "Why?", "--model", "nobody").sentence().endswith(f"is not configured; known: {MODEL}")
 
 
 def test_bad_toml_is_shown_with_its_line(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
@@ -232,13 +233,24 @@ def test_half_a_cluster_is_a_usage_error(
     assert missing in ended.sentence()
 
 
-@pytest.mark.parametrize("command", ["watch", "results", "retry"])
+@pytest.mark.parametrize("command", ["watch", "results", "retry", "regrade", "requests", "bound --draw 3"])
 def test_a_folder_without_a_batch_is_a_usage_error(kvasir: Kvasir, tmp_path: Path, command: str) -> None:
-    ended = kvasir(command, tmp_path)
+    ended = kvasir(*command.split(), tmp_path)
 
     assert ended.code == cli.USAGE
     assert "holds no batch" in ended.sentence()
     assert not (tmp_path / "batch.lock").exists()
+
+
+def test_the_desk_says_which_folder_it_has_nothing_to_show_of(
+    kvasir: Kvasir, homework: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("streamlit")
+    kvasir("grade", *tiny(homework, tmp_path / "out"))
+    monkeypatch.setattr("os.execv", lambda *_: None)  # the desk itself
+
+    assert kvasir("ui", "out", "typo").stderr == "typo holds no batch yet; it is shown when it does\n"
+    assert "is a file" in kvasir("ui", "--home", "kvasir.toml").stderr
 
 
 @pytest.mark.parametrize(
