@@ -13,6 +13,13 @@ with connect(load_settings(), ["qwen3-coder:30b"]) as client:
     print(client.ask("qwen3-coder:30b", "Explain RoPE in one sentence.", Sampling(max_tokens=80)).text)
 """
 
+import sys
+
+if sys.argv[0] == "-m" or sys.argv[0].endswith("/kvasir"):  # as a command, which a person may stop at once
+    from kvasir.early import leave_quietly
+
+    leave_quietly()
+
 from importlib.metadata import version
 
 from infra.config.settings import Settings, load_settings

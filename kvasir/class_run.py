@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.proof import outside_in
+from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import ALL, BatchPlace, Chosen, ClassFiles, default_folder
@@ -283,7 +284,7 @@ def report(batch: Batch, assignment: Assignment, worked: bool, notice: str = "")
 
 
 def _outcome(batch: Batch, graded: GradedClass, mine: Iterable[Grade], worked: bool, note: str = "") -> Outcome:
-    go_on = f"go on with: kvasir watch {batch.folder}" if batch.may_publish else older_form(batch.folder)
+    go_on = f"go on with: {next_command('watch', batch.folder)}" if batch.may_publish else older_form(batch.folder)
     return Outcome(
         batch.batch_id,
         batch.folder,

@@ -27,6 +27,7 @@ from kvasir.commands import run as run_commands
 from kvasir.commands import serve as serve_commands
 from kvasir.commands import ui as ui_commands
 from kvasir.commands import worker as worker_commands
+from kvasir.early import INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
 from kvasir.options import global_options
 from kvasir.plan import command as plan_command
@@ -36,7 +37,6 @@ from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUna
 FAILED = 1
 USAGE = 2
 UNREACHABLE = 3
-INTERRUPTED = 130
 
 GOES_ON = ("demo", "grade", "submit", "watch", "retry", "regrade", "run")  # where they stopped
 
@@ -89,6 +89,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. Errors of ours become one sentence on stderr."""
     print_what_the_locale_can()
     try:
+        interrupt()
         code = kvasir.main(args=arguments, prog_name="kvasir", standalone_mode=False)
     except click.exceptions.Exit as leave:
         return leave.exit_code

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from infra.config import next_command
 from infra.config.settings import Settings, load_settings
 from monitoring import logs
 from monitoring.events import Observer, fan_out
@@ -152,6 +153,7 @@ def global_options(function: F) -> F:
         context: click.Context, /, config: Path | None, log_level: str, log_style: str, **rest: Any
     ) -> object:
         context.obj = Globals(config, log_level, log_style)
+        next_command.keep(config)
         logs.configure(log_level, "json" if log_style == "json" else "console")
         return context.invoke(function, **rest)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from infra.config.next_command import next_command
 from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
@@ -46,7 +47,8 @@ class Regrade:
             batch.check_may_publish()
             if batch.open_jobs:
                 still = plural(len(batch.open_jobs), "job", "has", "have")
-                raise BatchError(f"{still} no result yet; go on with the grading first: kvasir watch {folder}")
+                go_on = next_command("watch", folder)
+                raise BatchError(f"{still} no result yet; go on with the grading first: {go_on}")
             request = class_run.request_again(settings, batch)
             self._request = replace(request, rubric=rubric.resolve()) if rubric else request
             self._assignment = class_run.read_class(batch, self._request)

@@ -274,9 +274,13 @@ def keys_of(table: str) -> list[str]:
     return list(ENGINES) if table == "models.weights" else [each.name for each in fields(TABLES[table])]
 
 
+def nearest(name: str, known: Collection[str]) -> str:
+    """The known name that this may be meant to be; "": none is near."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.6)), "")
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """The end of a sentence about an unknown name: the nearest known one, or all of them."""
-    close = difflib.get_close_matches(name, sorted(known), 1, 0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    if close := nearest(name, known):
+        return f"did you mean {close!r}?"
     return f"known: {', '.join(sorted(known))}" if known else "none is known"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infra.config.schema import Costs, Grading, MachineTable, ModelTable, ServiceTable, did_you_mean
+from infra.config.schema import Costs, Grading, MachineTable, ModelTable, ServiceTable, did_you_mean, nearest
 from infra.config.urls import Secret, put_option, put_password
 from messages.errors import ConfigError
 
@@ -117,7 +117,8 @@ def configured(name: str, models: Mapping[str, ModelSettings]) -> str:
     """The end of a sentence about a model that is not configured."""
     if not models:
         return f'none is: add a table [models."{name}"] to kvasir.toml'
-    return did_you_mean(name, models) + f" (configured: {', '.join(sorted(models))})"
+    all_of_them = f" (configured: {', '.join(sorted(models))})" if nearest(name, models) else ""
+    return did_you_mean(name, models) + all_of_them
 
 
 def _with_secret(url: str, secret: Secret | None) -> str:

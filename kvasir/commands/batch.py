@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from infra.config.next_command import next_command
 from kvasir import api, class_run, dry_run
 from kvasir.connect import connect, need_cluster
 from kvasir.deadline import deadline_option
@@ -105,7 +106,8 @@ def submit(
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
         published = class_run.submit(settings, batch, assignment, progress, given.observer(), deadline_s)
-    say(f"{plural(published, 'job')} queued as {batch.batch_id}; gather them with: kvasir watch {batch.folder}")
+    gather = next_command("watch", batch.folder)
+    say(f"{plural(published, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
     return 0
 
 
@@ -166,7 +168,8 @@ def retry(
 def cancel(given: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
     settings = given.settings()
-    need_cluster(settings, "cancel", _WAITS)
+    _check_exists(batch)
+    need_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
     batch_id = batches.batch_id(batch)
     with connect(settings, (), given.observer(), "cancel") as client:
         client.cancel(batch_id)
@@ -180,9 +183,13 @@ def cancel(given: Globals, batch: Path) -> int:
 
 
 def _existing(folder: Path) -> Batch:
+    _check_exists(folder)
+    return Batch(folder)
+
+
+def _check_exists(folder: Path) -> None:
     if not batches.exists(folder):
         raise BatchError(f"{folder} holds no batch; name the folder given to --out")
-    return Batch(folder)
 
 
 def _named(batch: Batch, request: GradeRequest, only: tuple[str, ...]) -> set[str]:
@@ -222,7 +229,7 @@ def show(outcome: class_run.Outcome, as_json: bool, more: Mapping[str, Any] = Ma
         stderr.print(outcome.note, soft_wrap=True, markup=False)
     if counts.open:
         still = plural(counts.open, "job", "is", "are")
-        stderr.print(f"{still} still open; {outcome.go_on}", soft_wrap=True)
+        stderr.print(f"{still} still open; {outcome.go_on}", soft_wrap=True, markup=False)
     incomplete = any(made.state in ("failed", "incomplete", "waiting") for made in outcome.grades)
     return 1 if incomplete or counts.done != counts.succeeded else 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from infra.config.next_command import next_command
 from kvasir.options import Number, gathered, json_option, path
 from kvasir.terminal import say, say_json, table
 from producers import bound as bounds
@@ -162,7 +163,7 @@ def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
     )
     for stratum in made.strata:
         say(bounds.prospect(made, stratum))
-    say(f"Then: kvasir bound {batch}")
+    say(f"Then: {next_command('bound', batch)}")
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from infra.config.next_command import next_command
 from kvasir.connect import connect, need_cluster
 from kvasir.options import Globals, gathered, json_option, together
 from kvasir.terminal import confirmed, say, say_json, stderr, table
@@ -123,7 +124,7 @@ def replay(given: Globals, said: _Filters, everything: bool, as_json: bool) -> i
             stderr.print(f"{letter.envelope.job_id}: stays: {why}", soft_wrap=True, markup=False, highlight=False)
         say(f"{plural(len(done.jobs), 'job')} run again, {plural(len(done.left), 'letter')} left where they were")
         for batch_id in sorted({job.batch_id for job in done.jobs}):
-            say(f"Fetch the results of {batch_id} with: kvasir watch {said.batch if owner else 'FOLDER'}")
+            say(f"Fetch the results of {batch_id} with: {next_command('watch', said.batch if owner else 'FOLDER')}")
     return 1 if done.left else 0
 
 

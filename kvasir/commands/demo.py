@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from engines.catalogue import BY_NAME
+from infra.config import next_command
 from infra.config.settings import Settings, load_settings
 from kvasir.commands import batch as batch_commands
 from kvasir.options import Globals, Models
@@ -60,6 +61,7 @@ def demo(context: click.Context, out: Path) -> int:
         say(f"      --{option} {_short(file)} \\")
     say(f"      --out {_short(out)}\n")
     context.obj = _Here(CONFIG, context.obj.log_level, context.obj.log_style)
+    next_command.keep(CONFIG)
     context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, only=())
     problems = list(_problems(load_graded(out).grades))
     for problem in problems:

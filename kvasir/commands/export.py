@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import Globals, gathered, path
 from kvasir.terminal import say, stderr
@@ -135,7 +136,7 @@ def _since_last(batch: Path, wanted: _Format, theirs: bytes | None, include_unre
 def _take(times: bytes, batch: Path) -> None:
     graded = load_graded(batch)
     if graded.late is None:
-        why = f"the rubric had no rule on lateness when the grades were written: kvasir results {batch}"
+        why = f"the rubric had no rule on lateness when the grades were written: {next_command('results', batch)}"
         raise out.ExportError(why)
     _, remark = out.keep_times(batch, times, graded)
     if remark:

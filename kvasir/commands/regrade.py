@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from infra.config.next_command import next_command
 from kvasir.commands.batch import json_option, show
 from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
@@ -55,7 +56,7 @@ def regrade(
     compared = again.differences
     if tried.counts.open:
         still = plural(tried.counts.open, "job", "is", "are")
-        stderr.print(f"{still} still open; go on with: kvasir regrade {batch}", soft_wrap=True, markup=False)
+        stderr.print(f"{still} still open; go on with: {next_command('regrade', batch)}", soft_wrap=True, markup=False)
         return 1
     if not as_json:
         _print(compared, again.decided)

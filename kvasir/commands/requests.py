@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from infra.config.next_command import next_command
 from kvasir.commands.export import bytes_of, write
 from kvasir.options import json_option, path
 from kvasir.terminal import say, say_json, stderr, table
@@ -70,7 +71,7 @@ def requests(
 def _answer(batch: Path, wanted: str, reply: str, by_item: dict[str, FinalGrade], who: str) -> None:
     request = next((one for one in out.read_requests(batch) if one.id == wanted), None)
     if request is None:
-        raise UsageError(f"there is no request {wanted!r}: kvasir requests {batch} lists them")
+        raise UsageError(f"there is no request {wanted!r}: {next_command('requests', batch)} lists them")
     final = by_item.get(request.item_id)
     out.answer(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, who)
     if request.answer:

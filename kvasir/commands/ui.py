@@ -12,7 +12,7 @@ import click
 from kvasir.desk.backend import DeskBackend
 from kvasir.options import Globals
 from messages.errors import ConfigError
-from producers.desk.assignments import resume_interrupted
+from producers.desk.assignments import find_folders, resume_interrupted
 
 _PAGE = Path(__file__).parents[1] / "desk" / "page.py"
 _UPLOAD_MB = 1024
@@ -22,7 +22,7 @@ _UPLOAD_MB = 1024
 @click.argument("folders", type=click.Path(path_type=Path), nargs=-1)
 @click.option(
     "--home",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, file_okay=False),
     default=Path("results/desk"),
     show_default=True,
     help="Folder of the assignments that the desk creates.",
@@ -38,6 +38,10 @@ def ui(given: Globals, folders: tuple[Path, ...], home: Path, port: int, host: s
     settings = given.settings()  # what is wrong with the configuration is said here, not in the browser
     if importlib.util.find_spec("streamlit") is None:
         raise ConfigError("kvasir ui needs Streamlit: install it with pip install 'kvasir-inference[ui]', or make ui")
+    shown = find_folders(home, folders)
+    for folder in folders:
+        if folder not in shown:
+            click.echo(f"{folder} holds no batch yet; it is shown when it does", err=True)
     config = str(given.config.absolute()) if given.config else ""
     more = [str(folder.absolute()) for folder in folders]
     arguments = [*_server(host, port), "--", str(home.absolute()), config, *more]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from infra.config import next_command
 from kvasir.desk.backend import open_desk
 from producers.app.page import show
 
@@ -12,7 +13,9 @@ from producers.app.page import show
 def main(arguments: list[str]) -> None:
     """HOME CONFIG [FOLDER…]; an empty CONFIG stands for none."""
     home, config, *more = arguments
-    show(lambda: open_desk(Path(config) if config else None, Path(home), [Path(folder) for folder in more]))
+    chosen = Path(config) if config else None
+    next_command.keep(chosen)
+    show(lambda: open_desk(chosen, Path(home), [Path(folder) for folder in more]))
 
 
 if __name__ == "__main__":

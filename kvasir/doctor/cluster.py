@@ -20,6 +20,7 @@ from engines.openai.engine import look_up
 from engines.vllm import environment
 from engines.vllm.attached import reach
 from infra.broker import topology
+from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.doctor.addresses import check_addresses
@@ -166,7 +167,7 @@ def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding
         yield ok("broker", f"reached; all {len(work)} work queues are there")
     parked = topology.RESULTS_PARKED_QUORUM if broker.clustered else topology.RESULTS_PARKED
     ends = {
-        topology.DEAD_LETTERS: ("dead letter", "", "read why they failed: kvasir dead list"),
+        topology.DEAD_LETTERS: ("dead letter", "", f"read why they failed: {next_command('dead', 'list')}"),
         parked: ("result", " that nobody has fetched", "run its batch's command again"),
     }
     for queue, (noun, which, todo) in ends.items():

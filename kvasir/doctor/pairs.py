@@ -9,6 +9,7 @@ from itertools import product
 from engines.catalogue import BY_NAME
 from engines.sketch import SketchAgreement, compare, read
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window
+from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, ModelSettings, Settings
 from kvasir.doctor.findings import Finding, error, ok, warn
 from messages.errors import KVTransferFailed
@@ -59,7 +60,7 @@ def _check_model(
 
 def _unserved(settings: Settings, model: ModelSettings, prefill: bool, decode: bool) -> Finding:
     absent = [role for role, there in (("prefill", prefill), ("decode", decode)) if not there]
-    todo = " and ".join(f"kvasir {role}-worker --model {model.name}" for role in absent)
+    todo = " and ".join(next_command(f"{role}-worker", "--model", model.name) for role in absent)
     grades = model.name in (settings.grading.code_model, settings.grading.feedback_model)
     level = error if grades or prefill or decode else warn
     return level(model.name, f"no {' and no '.join(absent)} worker serves it: its jobs wait for ever", f"start {todo}")

@@ -17,6 +17,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from infra.broker import topology
 from infra.broker.base import Broker, Message
+from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
 from messages.errors import BrokerUnavailable, ConfigError, NoQueue, StoreUnavailable
@@ -228,7 +229,9 @@ def check_link(url: str) -> Finding:
             put_s, get_s = _time_link(client)
     except StoreUnavailable as refused:
         if "is full" in str(refused):
-            return error("store", str(refused), "kvasir status says what is in it; redis-cli CONFIG SET maxmemory")
+            return error(
+                "store", str(refused), f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory"
+            )
         if "refused a command" in str(refused):
             todo = "try it as a user that may SET, GET and UNLINK doctor:*"
             return warn("store", f"its link was not timed: {refused}", todo)

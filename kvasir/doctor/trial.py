@@ -16,6 +16,7 @@ from itertools import product
 
 from engines.catalogue import BY_NAME
 from infra.broker import topology
+from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, Level, error, warn
 from messages.errors import BrokerUnavailable
 from messages.jobs import JobResult, KVTransfer, PrefillJob, Sampling, user_prompt
@@ -91,13 +92,13 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
         warn(
             model,
             f"{registration.worker_id} is left out: {registration.off}",
-            f"kvasir resume {registration.worker_id}",
+            next_command("resume", registration.worker_id),
         )
         for registration in registrations
         if registration.model == model and registration.off
     ]
     if absent:
-        todo = " and ".join(f"kvasir {role}-worker --model {model}" for role in absent)
+        todo = " and ".join(next_command(f"{role}-worker", "--model", model) for role in absent)
         return Tried((), (*off, error(model, f"no {' and no '.join(absent)} worker takes jobs", f"start {todo}")))
     tried = _Rounds(client, model, registrations, wait_s).run()
     return replace(tried, findings=(*off, *tried.findings))
@@ -138,7 +139,7 @@ def _verdict(result: JobResult, prefill: WorkerInfo | None, decode: WorkerInfo |
     done = result.decode
     if result.error or result.state != "succeeded":
         why = result.error.message if result.error else "nobody took it in time"
-        return "error", f"the job {result.state}: {why}", "see kvasir status, and the workers' logs"
+        return "error", f"the job {result.state}: {why}", f"see {next_command('status')}, and the workers' logs"
     left = done.prompt_tokens - done.transferred_tokens
     if done.evaluated_tokens != left:
         found = f"the decoder evaluated {done.evaluated_tokens:,} tokens of the prompt, and {left:,} were left to it"
@@ -147,7 +148,7 @@ def _verdict(result: JobResult, prefill: WorkerInfo | None, decode: WorkerInfo |
         return "ok", "", ""
     if _should_kv_transfer(result.model, prefill, decode):
         return "error", f"no KV transfer: {done.why_none}", "both workers proved it when they started: see their logs"
-    return "warn", f"no KV transfer: {done.why_none}", "kvasir doctor says what would transfer KV"
+    return "warn", f"no KV transfer: {done.why_none}", f"{next_command('doctor')} says what would transfer KV"
 
 
 def _should_kv_transfer(model: str, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> bool:
@@ -213,7 +214,7 @@ class _Rounds:
         if answered == size:
             return ()
         what = f"{size - answered} of {plural(size, 'job')} had no answer within {self._wait_s:.0f} s"
-        return (error(self._model, what, "kvasir status says who is busy; --wait SECONDS waits longer"),)
+        return (error(self._model, what, f"{next_command('status')} says who is busy; --wait SECONDS waits longer"),)
 
     def _job(self, batch: str, number: int) -> PrefillJob:
         tokens = min(

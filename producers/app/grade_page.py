@@ -180,7 +180,9 @@ def _stages(desk: Desk, folder: Path, total: int) -> None:
 def _why_nothing(work: Work) -> None:
     if work.alive:
         st.info("Reading the submissions …")
-    elif work.record():
+    elif (record := work.record()) and record.stopped:
+        st.info("Stopped before it began. 'Grade all' begins it.")
+    elif record:
         st.error(escaped(f"The grading ended before it began: {work.last_words() or 'its log says nothing'}"))
     else:
         st.caption("Nothing is graded yet.")

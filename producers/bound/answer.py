@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.config.next_command import next_command
 from producers.bound.draw import Draw, Stratum, changed, counts, drawn, limits, undecided
 from producers.bound.sheet import HandGrade, read_sheet_of
 from producers.export.final import apply
@@ -77,7 +78,7 @@ def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False
     if gone := changed(made, graded):
         raise BoundError(
             f"{plural(len(gone), 'grade')} changed since the sample was drawn, the first that of {gone[0]!r}: what was "
-            f"drawn says nothing of them. Draw again: kvasir bound {folder} --draw {made.size}"
+            f"drawn says nothing of them. Draw again: {next_command('bound', folder, '--draw', made.size)}"
         )
     by_hand = _reviewed(folder, made, graded) if from_reviews else read_sheet_of(folder, made, graded, sheet)
     grades = {grade.id: grade for grade in graded.grades}

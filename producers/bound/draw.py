@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from infra.config.next_command import next_command
 from messages.errors import BatchError
 from producers.export.tables import ExportError, Sheet, cell, read_sheet, write_sheet
 from producers.files.private import open_ordinary, open_private, read_ordinary, write_atomically
@@ -290,7 +291,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _not_drawn(folder: Path) -> BoundError:
-    return BoundError(f"no sample is drawn yet in {folder}: kvasir bound {folder} --draw 30")
+    return BoundError(f"no sample is drawn yet in {folder}: {next_command('bound', folder, '--draw', 30)}")
 
 
 # --- the sheet

@@ -32,6 +32,9 @@ RESTARTED = "work_started"  # the line in `log` that parts one process's lines f
 # A trap that does nothing keeps the shell through Ctrl-C without making the command deaf to it.
 _AROUND = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
 
+# Until the command has taken the place of a copy of the shell, that copy may swallow the signal.
+_DEAF_S = 0.3
+
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
 _children: dict[Path, subprocess.Popen[bytes]] = {}
@@ -104,6 +107,7 @@ class Work:
                 if record is None or not record.process or record.process != _began(record.pid):
                     raise BatchError("what works here was not started by this user's desk; end it where it was started")
                 self._save(replace(record, stopped=True))
+                time.sleep(min(_DEAF_S, max(0.0, record.started_at + _DEAF_S - time.time())))
                 with suppress(ProcessLookupError):
                     os.killpg(record.pid, signal.SIGINT)
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.config.next_command import next_command
 from messages.errors import BatchError
 from producers.files.private import read_ordinary, write_atomically
 from producers.files.shapes import from_json, shaped
@@ -45,7 +46,7 @@ def save_graded(folder: Path, graded: GradedClass) -> None:
 def load_graded(folder: Path) -> GradedClass:
     """Read grades.json. Raises BatchError if the folder has none, or it can't be read."""
     path = folder / FILE
-    anew = f"with: kvasir results {folder}"
+    anew = f"with: {next_command('results', folder)}"
     try:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
@@ -55,6 +56,8 @@ def load_graded(folder: Path) -> GradedClass:
             raise ValueError("the class has no points")
         return graded
     except FileNotFoundError:
+        if not (folder / "batch.json").is_file():
+            raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
         raise BatchError(f"{folder} has no {FILE} yet; write it {anew}") from None
     except (OSError, ValueError) as error:
         raise BatchError(f"{path} can't be read ({error}); write it anew {anew}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.desk.assignments import read_inputs
+from producers.desk.assignments import grading, read_inputs
 from producers.export import Request, add_requests, answer, read_requests
 from producers.grading.reviews import Override, append_override
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
@@ -558,6 +558,17 @@ def test_a_second_tab_is_told_that_the_class_is_being_graded_already(
     browser.click("Pause")
     browser.wait_for("'Grade all' goes on")
     assert "this is running already" not in browser.text()
+
+
+def test_a_grading_that_was_stopped_before_it_began_is_no_error(browser: Browser, slow: tuple[DeskPage, Path]) -> None:
+    desk, folder = slow
+    grading(folder).start(["sleep", "60"])
+    grading(folder).stop()
+    wait_until(lambda: not grading(folder).alive, "it has ended")
+    browser.open(desk.at(folder, "Grade"))
+    browser.wait_for("Stopped before it began")
+    browser.click("Grade all")
+    browser.wait_for("This page may be closed")
 
 
 # --- a phone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from messages.jobs import JobResult, TokenEvent
 from monitoring import logs
 from producers.batch.batch import Batch
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import SIMULATED, Model, config_text
+from tests.support.processes import ROOT, SIMULATED, Model, config_text, environment
 
 MODEL = "tiny:1b"
 COMMANDS = [command.name for module in (batch_commands, query_commands, worker_commands) for command in module.COMMANDS]
@@ -154,7 +155,8 @@ def test_a_model_that_is_not_configured_is_named_with_those_that_are(
 
     assert ended.code == cli.USAGE
     assert "'tiny:2b' is not configured" in ended.sentence()
-    assert MODEL in ended.sentence()
+    assert ended.sentence().endswith(f"did you mean {MODEL!r}? (configured: {MODEL})")
+    assert kvasir("ask", "Why?", "--model", "nobody").sentence().endswith(f"is not configured; known: {MODEL}")
 
 
 def test_bad_toml_is_shown_with_its_line(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
@@ -231,13 +233,24 @@ def test_half_a_cluster_is_a_usage_error(
     assert missing in ended.sentence()
 
 
-@pytest.mark.parametrize("command", ["watch", "results", "retry"])
+@pytest.mark.parametrize("command", ["watch", "results", "retry", "regrade", "requests", "bound --draw 3"])
 def test_a_folder_without_a_batch_is_a_usage_error(kvasir: Kvasir, tmp_path: Path, command: str) -> None:
-    ended = kvasir(command, tmp_path)
+    ended = kvasir(*command.split(), tmp_path)
 
     assert ended.code == cli.USAGE
     assert "holds no batch" in ended.sentence()
     assert not (tmp_path / "batch.lock").exists()
+
+
+def test_the_desk_says_which_folder_it_has_nothing_to_show_of(
+    kvasir: Kvasir, homework: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("streamlit")
+    kvasir("grade", *tiny(homework, tmp_path / "out"))
+    monkeypatch.setattr("os.execv", lambda *_: None)  # the desk itself
+
+    assert kvasir("ui", "out", "typo").stderr == "typo holds no batch yet; it is shown when it does\n"
+    assert "is a file" in kvasir("ui", "--home", "kvasir.toml").stderr
 
 
 @pytest.mark.parametrize(
@@ -263,10 +276,39 @@ def test_a_damaged_batch_is_a_usage_error_and_stays_as_it_is(
 
 @pytest.mark.parametrize("command", ["submit", "cancel"])
 def test_detached_commands_ask_for_a_broker(kvasir: Kvasir, homework: Path, tmp_path: Path, command: str) -> None:
-    ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path]))
+    kvasir("grade", *tiny(homework, tmp_path / "out"))
+    ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path / "out"]))
 
     assert ended.code == cli.USAGE
     assert "KVASIR_BROKER_URL" in ended.sentence()
+
+
+def test_cancel_without_a_broker_says_what_ends_a_grading_here(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    kvasir("grade", *tiny(homework, tmp_path / "out"))
+
+    assert (
+        kvasir("cancel", tmp_path / "out")
+        .sentence()
+        .endswith("nothing runs but kvasir grade itself, which ends at Ctrl-C")
+    )
+    assert "holds no batch" in kvasir("cancel", homework).sentence()
+
+
+def test_a_command_to_type_next_has_the_configuration_and_can_be_pasted(
+    kvasir: Kvasir, homework: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kvasir.toml").rename(tmp_path / "mine.toml")
+    out = tmp_path / "my class"
+
+    given = kvasir("--config", "mine.toml", "grade", *tiny(homework, out), "--max-wait", "0")
+    damaged = out / "grades.json"
+    damaged.write_text("{", "utf-8")
+    asked = kvasir("--config", "mine.toml", "bound", out, "--draw", "1")
+    plain = kvasir("bound", out, "--draw", "1")
+
+    assert given.stderr.endswith(f"still open; go on with: kvasir --config mine.toml watch '{out}'\n")
+    assert f"kvasir --config mine.toml results '{out}'" in asked.sentence()
+    assert f"kvasir results '{out}'" in plain.sentence()
 
 
 @pytest.mark.parametrize("role", ["prefill-worker", "decode-worker"])
@@ -481,3 +523,26 @@ def test_closed_streams_are_no_reason_to_fail():
     done = subprocess.run(["/bin/sh", "-c", f"{command} --nonsense >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+CONSOLE_SCRIPT = "import sys\nfrom kvasir.cli import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("imported", ["infra.config.urls", "kvasir.class_run"])
+@pytest.mark.parametrize("script", [False, True])
+def test_ctrl_c_while_it_is_still_importing_is_a_quiet_end(tmp_path: Path, imported: str, script: bool) -> None:
+    (tmp_path / "kvasir").write_text(CONSOLE_SCRIPT, "utf-8")
+    how = [str(tmp_path / "kvasir")] if script else ["-m", "kvasir"]
+    config = tmp_path / "kvasir.toml"
+    config.write_text(config_text({MODEL: Model("simulated", "sim:scale=1,decode=1")}), "utf-8")
+    command = [sys.executable, "-X", "importtime", *how, "--config", str(config), "ask", "Why?", "--model", MODEL]
+    env = environment(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        lines = [next(line for line in process.stderr if line.rstrip().endswith(f" {imported}"))]
+        process.send_signal(signal.SIGINT)
+        lines += process.stderr
+
+    assert process.returncode == cli.INTERRUPTED
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert said in ([], ["interrupted\n"])  # the second if all was imported before the signal came

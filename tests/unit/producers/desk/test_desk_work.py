@@ -76,6 +76,15 @@ def test_stopped_work_ends_as_at_ctrl_c_and_is_not_taken_up_by_itself(work: Work
     assert (work.exit_code, work.interrupted) == (7, False)
 
 
+def test_work_that_is_stopped_as_soon_as_it_starts_hears_it(work: Work) -> None:
+    work.start(["/bin/sh", "-c", "trap '' INT; sleep 0.1; trap 'exit 7' INT; while :; do sleep 0.05; done"])
+
+    work.stop()
+
+    wait_until(lambda: not work.alive, "the work has ended")
+    assert work.exit_code == 7
+
+
 class Waiting:
     """As much of a Backend as takes work up: its command waits, whatever it is given."""
 

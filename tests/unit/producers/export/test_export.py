@@ -121,6 +121,9 @@ def test_grades_survive_their_file(canvas: Path) -> None:
 
 
 def test_a_folder_without_grades_says_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(BatchError, match="holds no batch"):
+        load_graded(tmp_path)
+    (tmp_path / "batch.json").touch()
     with pytest.raises(BatchError, match="kvasir results"):
         export_csv(tmp_path)
 
