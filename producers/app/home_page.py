@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def _new(desk: Desk) -> None:
         )
         sent = st.form_submit_button("Create", type="primary")
     if sent:
-        _check(uploads, place, rubric, desk.backend.home)
+        _check(uploads, place, rubric, (solution, template), desk.backend.home)
         folder = assignments.create(desk.backend.home, title)
         asked = "criteria" if one_by_one else "together"
         inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", code, feedback, ask=asked), uploads, place, rubric)
@@ -90,14 +91,18 @@ def _model(name: str) -> str:
     return name or "as configured"
 
 
-def _check(uploads: Any, place: str, rubric: Any, home: Path) -> None:
+def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home: Path) -> None:
     """Before a folder is made, so that nothing half made stays behind."""
     if uploads:
         assignments.check_uploads([upload.name for upload in uploads])
+        if len(uploads) == 1:  # among several it is a student's, who gets a row that says so
+            assignments.check_zip(uploads[0].name, uploads[0])
     else:
         check_apart(assignments.existing(place), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())
+    for document in filter(None, documents):
+        assignments.check_document(document.name, document.getvalue())
 
 
 def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:

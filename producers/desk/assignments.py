@@ -8,18 +8,21 @@ import re
 import tempfile
 import time
 import unicodedata
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from infra.config.ownership import why_not_ours
-from messages.errors import BatchError, KvasirError, RubricError, UsageError
+from messages.errors import BatchError, KvasirError, RubricError, SubmissionError, UsageError
 from producers.batch import batch as batches
 from producers.desk.backend import Backend
 from producers.desk.work import Work
 from producers.files.private import make_folder, read_ordinary, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.rubric.rubric import Rubric, load_rubric
+from producers.submissions.reading import read_document
 from producers.words import as_names
 
 FILE = "desk.json"
@@ -180,6 +183,12 @@ def check_uploads(names: Sequence[str]) -> None:
             raise InputError(f"two uploaded files are {called}: rename one, or upload a zip with a folder a student")
 
 
+def check_zip(name: str, data: IO[bytes]) -> None:
+    """Raises InputError where the class's zip is none, as when its download was cut off."""
+    if PurePosixPath(name).suffix.lower() == ".zip" and not zipfile.is_zipfile(data):
+        raise InputError(f"{name!r:.80} is not a zip that can be read: download it again")
+
+
 def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
     """Uploaded (name, data) pairs: one file or zip as it is, several as a folder. Raises InputError."""
     names = [name for name, _ in files]
@@ -223,6 +232,17 @@ def check_rubric(name: str, data: bytes) -> Rubric:
             return load_rubric(draft)
         except RubricError as error:
             raise RubricError(str(error).replace(str(draft), name)) from None
+
+
+def check_document(name: str, data: bytes) -> None:
+    """Raises InputError where an uploaded solution or template can't be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder, f"document{PurePosixPath(name).suffix.lower()}")
+        draft.write_bytes(data)
+        try:
+            read_document(draft)
+        except SubmissionError as error:
+            raise InputError(str(error).replace(str(draft), name)) from None
 
 
 def rubric_versions(folder: Path) -> list[Path]:
