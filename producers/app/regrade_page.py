@@ -13,7 +13,7 @@ from producers.app.shared import REFRESH_S, Desk, act, decider, live, say_proble
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
-from producers.desk.rounds import adopt_round, changes, rounds, start_round, versions
+from producers.desk.rounds import adopt_round, changes, go_on_with, rounds, start_round, versions
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.files.private import read_ordinary
@@ -192,9 +192,18 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, running: 
     counts, work = tried.counts(), assignments.grading(place)
     if tried.problem:
         st.error(escaped(tried.problem))
-    if running or not counts.total:
+    if running:
         jobs = f"{counts.done} of {plural(counts.total, 'job')}"
         st.caption(jobs if counts.total else work.last_words() or "starting …")
+    elif counts.open or not counts.total:
+        left = (
+            f"{plural(counts.open, 'job', 'has', 'have')} no result yet."
+            if counts.total
+            else "It ended before it began."
+        )
+        st.warning(escaped(f"{left} {work.last_words()}".strip()))
+        key = f"go on {place}"
+        act("Go on with this round", lambda: go_on_with(desk.backend, folder, desk.views.of(folder), place), key)
     if not counts.total:
         return
     before = {grade.submission: grade for grade in view.grades}
