@@ -67,20 +67,23 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
         draft = desk.rubrics[key] = new
     rubric_form.edit(draft, changes(folder))
     _against(view, draft)
-    with st.container(horizontal=True):
-        if st.button("Save as a new version", disabled=not draft.unsaved, type="primary"):
-            name, said = draft.file
-            _kept(folder, assignments.save_rubric(folder, name, said.encode()))
-            del desk.rubrics[key]
-            st.rerun()
-        if draft.unsaved and st.button("Discard what is not saved"):
-            del desk.rubrics[key]
-            st.rerun()
+
+    def save() -> None:
+        rubric_form.take_in(draft)
+        name, said = draft.file
+        _kept(folder, assignments.save_rubric(folder, name, said.encode()))
+        desk.rubrics.pop(key, None)  # a double click saves twice
+
+    buttons = st.container(horizontal=True)
+    act("Save as a new version", save, at=buttons, disabled=not draft.unsaved, type="primary")
+    if draft.unsaved and buttons.button("Discard what is not saved"):
+        del desk.rubrics[key]
+        st.rerun()
     with st.expander("Upload a version"):
         replacement = st.file_uploader("Rubric", [*KINDS])
-        if replacement and st.button("Keep the uploaded one"):
-            _kept(folder, assignments.save_rubric(folder, replacement.name, replacement.getvalue()))
-            st.rerun()
+        if replacement:
+            name, data = replacement.name, replacement.getvalue()
+            act("Keep the uploaded one", lambda: _kept(folder, assignments.save_rubric(folder, name, data)))
     return chosen, draft
 
 
