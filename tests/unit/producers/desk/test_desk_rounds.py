@@ -90,7 +90,9 @@ def test_a_round_that_ended_with_an_error_goes_on_in_its_place_with_whom_it_was_
     again = grading(place).record()
 
     assert rounds(out) == [place]
-    assert first and again and first.pid != again.pid
+    assert first
+    assert again
+    assert first.pid != again.pid
     assert again.only == first.only == (name,)
     assert again.command[3:] == first.command[3:]
     assert grading(place).exit_code == 0
