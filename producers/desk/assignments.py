@@ -28,6 +28,7 @@ from producers.words import as_names
 FILE = "desk.json"
 TRIAL_SIZES = (5, 10)
 
+_ACCENTS = re.compile(r"[\u0300-\u036f]")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:]")
 
 
@@ -65,7 +66,8 @@ def create(home: Path, title: str) -> Path:
     """A new folder below `home`, named after the title. Raises InputError if that can't be."""
     if not title.strip():
         raise InputError("give the assignment a name")
-    slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "assignment"
+    letters = _ACCENTS.sub("", unicodedata.normalize("NFKD", title.casefold()))
+    slug = re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:40] or "assignment"
     for number in range(1, 1000):
         folder = home / (slug if number == 1 else f"{slug}-{number}")
         try:

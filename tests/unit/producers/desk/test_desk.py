@@ -387,6 +387,15 @@ def test_submissions_that_are_missing_or_named_twice_are_refused(
         assignments.save_submissions(tmp_path, files)
 
 
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [("O'Brien's Übung 4", "o-brien-s-ubung-4"), ("Größe – 2. Teil", "grosse-2-teil"), ("作業", "assignment")],
+)
+def test_a_folder_is_named_after_its_title_without_accents(tmp_path: Path, title: str, name: str) -> None:
+    assert assignments.create(tmp_path, title).name == name
+    assert assignments.create(tmp_path, title).name == f"{name}-2"
+
+
 def test_a_class_in_a_zip_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
