@@ -119,6 +119,11 @@ def _shown(section: str = "") -> dict[str, list[str]]:
 
 def go(section: str, assignment: str = "", submission: str = "") -> None:
     """Show another place, from the next run on."""
+    will_go(section, assignment, submission)
+    st.rerun()
+
+
+def will_go(section: str, assignment: str = "", submission: str = "") -> None:
+    """The same in a callback, which the run of its click follows."""
     wanted = {"section": section, "assignment": assignment, "submission": submission}
     st.session_state["go"] = {name: value for name, value in wanted.items() if value}
-    st.rerun()

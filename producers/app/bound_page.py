@@ -110,28 +110,41 @@ def _draw(folder: Path, graded: GradedClass) -> None:
         said += f" {plural(decided, 'other')} a person has decided on already: nothing is promised of those."
     st.caption(said)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        size = st.selectbox("Graded by hand", SIZES, 1, help="With parts: of each part.")
-        within = st.number_input("Points by which a grade may differ", 0.0, None, 1.0, 0.5, format="%g")
-        most = st.number_input("Percent that may differ by more", 0.5, 99.0, 20.0, 5.0, format="%g")
-        confidence = st.number_input("Confidence, in percent", 50.0, 99.9, 90.0, 5.0, format="%g")
+        size = st.selectbox("Graded by hand", SIZES, 1, help="With parts: of each part.", key="plan size")
+        st.number_input("Points by which a grade may differ", 0.0, None, 1.0, 0.5, format="%g", key="plan within")
+        st.number_input("Percent that may differ by more", 0.5, 99.0, 20.0, 5.0, format="%g", key="plan most")
+        st.number_input("Confidence, in percent", 50.0, 99.9, 90.0, 5.0, format="%g", key="plan confidence")
     if 0 < len(able) <= int(size):
         st.caption(f"{size} would be all {len(able)} of them: then nothing stays unseen, and nothing is promised.")
     upload: Any = st.file_uploader(
-        "Parts with a sample and a bound of their own (optional): a CSV with submission and part", ["csv"]
+        "Parts with a sample and a bound of their own (optional): a CSV with submission and part",
+        ["csv"],
+        key="plan parts",
     )
     strata = None
     with sentences():
         if upload:
-            strata = bounds.strata_from(upload.getvalue(), f"file {upload.name}")
+            strata = _strata(upload)
             parts = [f"{name or 'no part'} ({size})" for name, size in sorted(Counter(strata.values()).items())]
             st.caption(escaped(f"Read: {listed(parts)}."))
     st.caption("All of this is written down before anybody grades, and isn't changed after.")
-    if st.button("Draw", type="primary", disabled=not able or (bool(upload) and not strata)):
-        with sentences():
-            plan = Plan((int(size),), plain(exact(within)), most / 100, confidence / 100)
-            bounds.draw(folder, plan, decider(), strata)
-            st.session_state.pop("drawn", None)
-            st.rerun()
+    unclear = not able or (bool(upload) and not strata)
+    act("Draw", lambda: _draw_now(folder), type="primary", disabled=unclear)
+
+
+def _draw_now(folder: Path) -> None:
+    """By the plan that the fields say."""
+    state = st.session_state
+    size, within, most, confidence, upload = (
+        state[f"plan {name}"] for name in ("size", "within", "most", "confidence", "parts")
+    )
+    plan = Plan((int(size),), plain(exact(within)), most / 100, confidence / 100)
+    bounds.draw(folder, plan, decider(), _strata(upload) if upload else None)
+    state.pop("drawn", None)
+
+
+def _strata(upload: Any) -> dict[str, str]:
+    return bounds.strata_from(upload.getvalue(), f"file {upload.name}")
 
 
 # --- by hand

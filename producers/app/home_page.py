@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
-from producers.app.address import go
-from producers.app.shared import Desk, say_problem, sentences
+from producers.app.address import go, will_go
+from producers.app.shared import Desk, act, say_problem, sentences
 from producers.desk import assignments
 from producers.desk.assignments import Inputs
 from producers.desk.dry_runs import found_by
@@ -51,35 +52,61 @@ def _one(desk: Desk, folder: Path) -> None:
 
 
 def _new(desk: Desk) -> None:
+    number = st.session_state.setdefault("forms sent", 0)
+
+    def key(name: str) -> str:
+        return f"new {number} {name}"
+
     with st.form("new", border=True):
-        title = st.text_input("Name")
-        uploads: Any = st.file_uploader(
-            "Submissions: a zip from the LMS, or files", ["zip", *_WORK], accept_multiple_files=True
+        st.text_input("Name", key=key("title"))
+        st.file_uploader(
+            "Submissions: a zip from the LMS, or files",
+            ["zip", *_WORK],
+            accept_multiple_files=True,
+            key=key("uploads"),
         )
-        place = st.text_input("… or a folder, zip or file on this machine")
-        rubric: Any = st.file_uploader("Rubric (none: it is written on the next page)", [*KINDS])
+        st.text_input("… or a folder, zip or file on this machine", key=key("place"))
+        st.file_uploader("Rubric (none: it is written on the next page)", [*KINDS], key=key("rubric"))
         left, right = st.columns(2)
-        solution: Any = left.file_uploader("Solution (optional)", _WORK)
-        template: Any = right.file_uploader("Template that students started from (optional)", _WORK)
+        left.file_uploader("Solution (optional)", _WORK, key=key("solution"))
+        right.file_uploader("Template that students started from (optional)", _WORK, key=key("template"))
         models = ["", *desk.backend.models]
-        code = left.selectbox("Model for code", models, format_func=_model)
-        feedback = right.selectbox("Model for text and feedback", models, format_func=_model)
-        one_by_one = st.checkbox(
-            "Ask about each criterion by itself", help="A criterion that is changed later is then asked about alone."
+        left.selectbox("Model for code", models, format_func=_model, key=key("code"))
+        right.selectbox("Model for text and feedback", models, format_func=_model, key=key("feedback"))
+        st.checkbox(
+            "Ask about each criterion by itself",
+            help="A criterion that is changed later is then asked about alone.",
+            key=key("one by one"),
         )
-        sent = st.form_submit_button("Create", type="primary")
-    if sent:
-        _check(uploads, place, rubric, desk.backend.home)
-        folder = assignments.create(desk.backend.home, title)
-        asked = "criteria" if one_by_one else "together"
-        inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", code, feedback, ask=asked), uploads, place, rubric)
-        inputs = replace(
-            inputs,
-            solution=_document(folder / "solution", solution),
-            template=_document(folder / "template", template),
-        )
-        assignments.save_inputs(folder, inputs)
-        go("Grade" if inputs.rubric else "Regrade", str(folder))
+        act("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")
+
+
+def _create(home: Path, number: int) -> None:
+    """An assignment of what the form of this number says; the second of two clicks on one form leads there as well."""
+    state = st.session_state
+    if state["forms sent"] == number:
+        state["made"] = _made(home, lambda name: state[f"new {number} {name}"])
+        state["forms sent"] += 1
+    if not state["assignment"]:  # or the reader has chosen another meanwhile
+        will_go(*state["made"])
+
+
+def _made(home: Path, said: Callable[[str], Any]) -> tuple[str, str]:
+    """(its first section, its folder), made of what each field of the form says."""
+    uploads, place, rubric = said("uploads"), said("place"), said("rubric")
+    _check(uploads, place, rubric, (said("solution"), said("template")), home)
+    title = said("title")
+    folder = assignments.create(home, title)
+    asked = "criteria" if said("one by one") else "together"
+    models = said("code"), said("feedback")
+    inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", *models, ask=asked), uploads, place, rubric)
+    inputs = replace(
+        inputs,
+        solution=_document(folder / "solution", said("solution")),
+        template=_document(folder / "template", said("template")),
+    )
+    assignments.save_inputs(folder, inputs)
+    return "Grade" if inputs.rubric else "Regrade", str(folder)
 
 
 def _document(folder: Path, upload: Any) -> str:
@@ -90,14 +117,18 @@ def _model(name: str) -> str:
     return name or "as configured"
 
 
-def _check(uploads: Any, place: str, rubric: Any, home: Path) -> None:
+def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home: Path) -> None:
     """Before a folder is made, so that nothing half made stays behind."""
     if uploads:
         assignments.check_uploads([upload.name for upload in uploads])
+        if len(uploads) == 1:  # among several it is a student's, who gets a row that says so
+            assignments.check_zip(uploads[0].name, uploads[0])
     else:
         check_apart(assignments.existing(place), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())
+    for document in filter(None, documents):
+        assignments.check_document(document.name, document.getvalue())
 
 
 def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:

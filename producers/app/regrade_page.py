@@ -13,7 +13,7 @@ from producers.app.shared import REFRESH_S, Desk, act, decider, live, say_proble
 from producers.desk import assignments
 from producers.desk.agreement import Difference, difference_row, differences
 from producers.desk.decisions import TAKEN_OVER, taken_over
-from producers.desk.rounds import adopt_round, changes, rounds, start_round, versions
+from producers.desk.rounds import adopt_round, changes, go_on_with, rounds, start_round, versions
 from producers.desk.text import escaped
 from producers.desk.view import BatchView
 from producers.files.private import read_ordinary
@@ -67,20 +67,23 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
         draft = desk.rubrics[key] = new
     rubric_form.edit(draft, changes(folder))
     _against(view, draft)
-    with st.container(horizontal=True):
-        if st.button("Save as a new version", disabled=not draft.unsaved, type="primary"):
-            name, said = draft.file
-            _kept(folder, assignments.save_rubric(folder, name, said.encode()))
-            del desk.rubrics[key]
-            st.rerun()
-        if draft.unsaved and st.button("Discard what is not saved"):
-            del desk.rubrics[key]
-            st.rerun()
+
+    def save() -> None:
+        rubric_form.take_in(draft)
+        name, said = draft.file
+        _kept(folder, assignments.save_rubric(folder, name, said.encode()))
+        desk.rubrics.pop(key, None)  # a double click saves twice
+
+    buttons = st.container(horizontal=True)
+    act("Save as a new version", save, at=buttons, disabled=not draft.unsaved, type="primary")
+    if draft.unsaved and buttons.button("Discard what is not saved"):
+        del desk.rubrics[key]
+        st.rerun()
     with st.expander("Upload a version"):
         replacement = st.file_uploader("Rubric", [*KINDS])
-        if replacement and st.button("Keep the uploaded one"):
-            _kept(folder, assignments.save_rubric(folder, replacement.name, replacement.getvalue()))
-            st.rerun()
+        if replacement:
+            name, data = replacement.name, replacement.getvalue()
+            act("Keep the uploaded one", lambda: _kept(folder, assignments.save_rubric(folder, name, data)))
     return chosen, draft
 
 
@@ -192,9 +195,18 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, running: 
     counts, work = tried.counts(), assignments.grading(place)
     if tried.problem:
         st.error(escaped(tried.problem))
-    if running or not counts.total:
+    if running:
         jobs = f"{counts.done} of {plural(counts.total, 'job')}"
         st.caption(jobs if counts.total else work.last_words() or "starting …")
+    elif counts.open or not counts.total:
+        left = (
+            f"{plural(counts.open, 'job', 'has', 'have')} no result yet."
+            if counts.total
+            else "It ended before it began."
+        )
+        st.warning(escaped(f"{left} {work.last_words()}".strip()))
+        key = f"go on {place}"
+        act("Go on with this round", lambda: go_on_with(desk.backend, folder, desk.views.of(folder), place), key)
     if not counts.total:
         return
     before = {grade.submission: grade for grade in view.grades}

@@ -51,8 +51,14 @@ if (!window.kvasir) {
     if (detail && section) setTimeout(() => document.activeElement.blur(), 100);
   });
   addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.altKey || event.metaKey || !document.querySelector(".st-key-form")) return;
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
     const {key, target} = event;
+    // Where the browser writes 2.5, its number fields pass a comma over: 2,5 would become 25.
+    if (key === "," && target.type === "number" && (1.5).toLocaleString().includes(".")) {
+      event.preventDefault();
+      document.execCommand("insertText", false, ".");
+    }
+    if (!document.querySelector(".st-key-form")) return;
     if (target.matches("input, textarea, [contenteditable]")) return key === "Escape" && target.blur();
     if (/^[0-9]$/.test(key)) {
       const buttons = [...document.querySelectorAll(".st-key-points-at-hand button")];
@@ -378,7 +384,8 @@ def _keep_or_not(desk: Desk, draft: Draft, row: Row, decided: Decided) -> None:
         st.warning("Somebody has decided on this submission since you began. Nothing of yours is saved yet.")
         theirs, yours = st.columns(2)
         with theirs:
-            _told("Theirs", [each for id, each in decided.items() if draft.decided.get(id) != each])
+            gone = [id or "whole" for id in draft.decided if id not in decided]
+            _told("Theirs", [each for id, each in decided.items() if draft.decided.get(id) != each], gone)
         with yours:
             _told("Yours", draft.decisions(decided, decider(), draft.values["reason"] or "…"))
     elif said or draft.unsaved:
@@ -398,9 +405,11 @@ def _keep_or_not(desk: Desk, draft: Draft, row: Row, decided: Decided) -> None:
             st.button("Undo", on_click=undo, args=(desk, draft, decided), shortcut="U")
 
 
-def _told(title: str, decisions: Iterable[Override]) -> None:
+def _told(title: str, decisions: Iterable[Override], undone: Iterable[str] = ()) -> None:
     told = Markup()
     told.title(title)
+    for what in undone:
+        told.caption(f"{what}: the decision was undone")
     for override in decisions:
         what = f"{override.criterion_id or 'whole'}: {show_points(override.points) or 'points unchanged'}"
         told.caption(f"{what} — {override.reason}{f' ({override.reviewer})' if override.reviewer else ''}")

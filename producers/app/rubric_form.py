@@ -141,11 +141,16 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
 
 
 def _switch(draft: RubricDraft, view: View) -> None:
+    take_in(draft)
+    draft.show(view)
+
+
+def take_in(draft: RubricDraft) -> None:
+    """What is typed by now, be it in the form or in the text."""
     if draft.view == "YAML":
         draft.text = st.session_state.get(f"rubric text {draft.number}", draft.text)
     else:
         _take_in(draft)
-    draft.show(view)
 
 
 def _as_text(draft: RubricDraft) -> None:

@@ -216,8 +216,10 @@ def live(draw: Callable[[], None], every_s: float | None) -> None:
     st.fragment(draw_here, run_every=every_s)()
 
 
-def act(label: str, do: Callable[[], object], key: str = "", at: Any = st, **look: Any) -> None:
+def act(label: str, do: Callable[[], object], key: str = "", at: Any = st, form: bool = False, **look: Any) -> None:
     """Draw a button, in `at`, for what has to be done even if its reader is in another section by then.
+
+    It sends the `form` that it ends, if it ends one. What was typed just before, `do` finds in the session's state.
 
     Streamlit may answer two quick clicks by one run, which draws the second one's section alone: there an `if` around
     the button is never reached. A callback runs first. Why it failed is said here, below the columns if `at` is one.
@@ -232,7 +234,7 @@ def act(label: str, do: Callable[[], object], key: str = "", at: Any = st, **loo
         except KvasirError as error:
             state["failed"] = id, str(error)
 
-    at.button(label, key=id, on_click=run, **look)
+    (at.form_submit_button if form else at.button)(label, key=id, on_click=run, **look)
     failed, why = state.get("failed", ("", ""))
     if failed == id:
         st.error(escaped(why))

@@ -8,23 +8,27 @@ import re
 import tempfile
 import time
 import unicodedata
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from infra.config.ownership import why_not_ours
-from messages.errors import BatchError, KvasirError, RubricError, UsageError
+from messages.errors import BatchError, KvasirError, RubricError, SubmissionError, UsageError
 from producers.batch import batch as batches
 from producers.desk.backend import Backend
 from producers.desk.work import Work
 from producers.files.private import make_folder, read_ordinary, write_atomically
 from producers.files.shapes import from_json, shaped
 from producers.rubric.rubric import Rubric, load_rubric
+from producers.submissions.reading import read_document
 from producers.words import as_names
 
 FILE = "desk.json"
 TRIAL_SIZES = (5, 10)
 
+_ACCENTS = re.compile(r"[\u0300-\u036f]")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:]")
 
 
@@ -62,7 +66,8 @@ def create(home: Path, title: str) -> Path:
     """A new folder below `home`, named after the title. Raises InputError if that can't be."""
     if not title.strip():
         raise InputError("give the assignment a name")
-    slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "assignment"
+    letters = _ACCENTS.sub("", unicodedata.normalize("NFKD", title.casefold()))
+    slug = re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:40] or "assignment"
     for number in range(1, 1000):
         folder = home / (slug if number == 1 else f"{slug}-{number}")
         try:
@@ -180,6 +185,12 @@ def check_uploads(names: Sequence[str]) -> None:
             raise InputError(f"two uploaded files are {called}: rename one, or upload a zip with a folder a student")
 
 
+def check_zip(name: str, data: IO[bytes]) -> None:
+    """Raises InputError where the class's zip is none, as when its download was cut off."""
+    if PurePosixPath(name).suffix.lower() == ".zip" and not zipfile.is_zipfile(data):
+        raise InputError(f"{name!r:.80} is not a zip that can be read: download it again")
+
+
 def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
     """Uploaded (name, data) pairs: one file or zip as it is, several as a folder. Raises InputError."""
     names = [name for name, _ in files]
@@ -223,6 +234,17 @@ def check_rubric(name: str, data: bytes) -> Rubric:
             return load_rubric(draft)
         except RubricError as error:
             raise RubricError(str(error).replace(str(draft), name)) from None
+
+
+def check_document(name: str, data: bytes) -> None:
+    """Raises InputError where an uploaded solution or template can't be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder, f"document{PurePosixPath(name).suffix.lower()}")
+        draft.write_bytes(data)
+        try:
+            read_document(draft)
+        except SubmissionError as error:
+            raise InputError(str(error).replace(str(draft), name)) from None
 
 
 def rubric_versions(folder: Path) -> list[Path]:

@@ -52,6 +52,14 @@ def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, o
     return place
 
 
+def go_on_with(backend: Backend, folder: Path, view: BatchView, place: Path) -> None:
+    """Grade what a round that was cut off, or ended with an error, left open. Raises as `start_round`."""
+    _check_idle(folder, view)
+    record = grading(place).record()
+    only = record.only if record else ()
+    grading(place).start(grade_command(backend, read_inputs(place), place, only=only), only=only)
+
+
 def next_round(folder: Path) -> Path:
     """Where the next round goes."""
     return folder / "rounds" / str(max(map(_number, (path.name for path in rounds(folder))), default=0) + 1)

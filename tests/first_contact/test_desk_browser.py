@@ -21,6 +21,7 @@ from tests.support.desk_page import (
     new_assignment,
     quick_model,
     type_key,
+    value,
     wait_until_holds,
 )
 from tests.support.homework import RUBRIC, tiny_class
@@ -274,6 +275,13 @@ def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
         wait_until_holds(other, "Points for works", "1")
         assert [row["criterion_id"] for row in decisions(folder)] == ["works"]
 
+        change(other, 0, "none of it runs")
+        other.wait_for("There are unsaved changes.")
+        browser.click("Undo")
+        browser.wait_for("What you saved last no longer counts.")
+        other.click("Save the change")
+        other.wait_for("works: the decision was undone")
+
 
 # --- names
 
@@ -432,6 +440,20 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     type_key(browser, "e")
     focused = "document.activeElement.ariaLabel"
     wait_until(lambda: browser.evaluate(focused) == "Feedback on works", "feedback can be written", PATIENCE_S)
+
+
+def test_a_comma_in_a_number_is_its_point_and_not_passed_over(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 1)
+    open_review(browser, desk, folder)
+    browser.press("field", "Points for works")
+    browser.evaluate("document.activeElement.select()")
+    for key, code in ("1", 49), (",", 188), ("5", 53):
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=key, windowsVirtualKeyCode=code)
+        browser.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+    assert value(browser, "Points for works") == "1.5"
+    browser.fill("Reason for the change", "half of a step")
+    browser.click("Save the change")
+    wait_until(lambda: [row["points"] for row in decisions(folder)] == [1.5], "1,5 is kept as 1.5", PATIENCE_S)
 
 
 def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -383,6 +385,34 @@ def test_submissions_that_are_missing_or_named_twice_are_refused(
 ) -> None:
     with pytest.raises(InputError):
         assignments.save_submissions(tmp_path, files)
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [("O'Brien's Übung 4", "o-brien-s-ubung-4"), ("Größe – 2. Teil", "grosse-2-teil"), ("作業", "assignment")],
+)
+def test_a_folder_is_named_after_its_title_without_accents(tmp_path: Path, title: str, name: str) -> None:
+    assert assignments.create(tmp_path, title).name == name
+    assert assignments.create(tmp_path, title).name == f"{name}-2"
+
+
+def test_a_class_in_a_zip_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("anna.py", b"x = 1")
+
+    assignments.check_zip("class.zip", made)
+    assignments.check_zip("anna.py", io.BytesIO(b""))
+    for name, data in ("class.zip", made.getvalue()[:-30]), ("CLASS.ZIP", b""):
+        with pytest.raises(InputError, match="is not a zip that can be read"):
+            assignments.check_zip(name, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\xfd"])
+def test_a_solution_that_cant_be_read_is_refused_by_its_own_name(data: bytes) -> None:
+    assignments.check_document("Lösung.py", b"x = 1")
+    with pytest.raises(InputError, match=r"^Lösung\.ipynb can't be read: "):
+        assignments.check_document("Lösung.ipynb", data)
 
 
 def test_an_upload_that_is_not_there_yet_is_no_path_that_was_typed() -> None:

@@ -12,7 +12,7 @@ from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.desk.assignments import InputError, Inputs, grading, read_inputs, save_inputs
-from producers.desk.rounds import adopt_round, rounds, start_round, versions
+from producers.desk.rounds import adopt_round, go_on_with, rounds, start_round, versions
 from producers.desk.view import BatchView
 from producers.report.graded import load_graded
 from tests.support.desk import answer, plan, planned, request_for, request_of
@@ -76,6 +76,26 @@ def test_an_adopted_round_computes_nothing_twice_and_keeps_the_old_grades(tmp_pa
     (kept,) = versions(out)
     assert [grade.points for grade in load_graded(kept).grades] == [4, 4, 4]
     assert read_inputs(out).rubric == str(rubric)
+
+
+def test_a_round_that_ended_with_an_error_goes_on_in_its_place_with_whom_it_was_for(tmp_path: Path) -> None:
+    out, view, rubric = graded(tmp_path)
+    name = "student0_100_1_homework.py"
+    place = start_round(Program("raise SystemExit(3)"), out, view, rubric, [name])  # type: ignore[arg-type]
+    wait_until(lambda: not grading(place).alive, "the program has ended")
+    first = grading(place).record()
+
+    go_on_with(Program(), out, view, place)  # type: ignore[arg-type]
+    wait_until(lambda: not grading(place).alive, "the program has ended")
+    again = grading(place).record()
+
+    assert rounds(out) == [place]
+    assert first
+    assert again
+    assert first.pid != again.pid
+    assert again.only == first.only == (name,)
+    assert again.command[3:] == first.command[3:]
+    assert grading(place).exit_code == 0
 
 
 def test_a_class_that_is_not_done_is_not_regraded(tmp_path: Path) -> None:
