@@ -242,10 +242,10 @@ def test_a_folder_without_a_batch_is_a_usage_error(kvasir: Kvasir, tmp_path: Pat
     assert not (tmp_path / "batch.lock").exists()
 
 
+@pytest.mark.system  # needs Streamlit
 def test_the_desk_says_which_folder_it_has_nothing_to_show_of(
     kvasir: Kvasir, homework: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("streamlit")
     kvasir("grade", *tiny(homework, tmp_path / "out"))
     monkeypatch.setattr("os.execv", lambda *_: None)  # the desk itself
 
