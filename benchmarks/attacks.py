@@ -29,8 +29,8 @@ from benchmarks import harness
 from benchmarks.attacks_asked import asked
 from examples.attacks.corpus import Text, read
 from examples.attacks.train import train
-from producers.attacks.detection import strongest
-from producers.attacks.scorer import ScorerWeights
+from grading.attacks.detection import strongest
+from grading.attacks.scorer import ScorerWeights
 
 GROUPS, QUICK_GROUPS = 8, 3
 _LEET = str.maketrans("oieast", "013457")

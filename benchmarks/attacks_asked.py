@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from examples.attacks.corpus import Text
+from grading.grade import GradeRequest, assign
+from grading.prompts.answers import AnswerError, parse_passage
+from grading.quotes import evidence_state, shown_texts
+from grading.rubric.rubric import parse_rubric
+from grading.submissions.reading import Part, Submission
 from infra.config.settings import load_settings
 from kvasir.class_run import role_model
 from kvasir.connect import connect
 from messages.jobs import JobResult, PrefillJob
-from producers.batch.grade import GradeRequest, assign
 from producers.client import Client
-from producers.grading.quotes import evidence_state, shown_texts
-from producers.prompts.answers import AnswerError, parse_passage
-from producers.rubric.rubric import parse_rubric
-from producers.submissions.reading import Part, Submission
 
 RUBRIC = """
 title: Orders by region

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks import harness
-from producers.grading.bound import (
+from grading.error_bound import (
     CONFIDENCE,
     SIZES,
     UNLIKE,

@@ -20,8 +20,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import harness
-from producers.desk import assignments
-from producers.desk.assignments import Inputs
+from desk import assignments
+from desk.assignments import Inputs
 from tests.support.browser import Browser
 from tests.support.desk_page import DeskPage
 from tests.support.homework import journal

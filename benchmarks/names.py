@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import harness
-from producers.names.pseudonyms import pseudonymise
-from producers.submissions.reading import Part, Submission, read_submissions
+from grading.names.pseudonyms import pseudonymise
+from grading.submissions.reading import Part, Submission, read_submissions
 
 SUBMISSIONS, QUICK_SUBMISSIONS, MENTIONS_EACH = 500, 60, 6
 LARGEST = 1_020_000  # characters that are read of one submission

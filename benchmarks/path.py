@@ -5,7 +5,7 @@ broker and store in memory, a simulated engine, a prefill and a decode worker as
 (`Runner`) in the main thread. Every call in every thread is traced. The job is the first of its process, and comes
 after a second in which the workers have had nothing to do.
 
-    executed        the functions of the nine rooms that ran for the job: from `Runner.run` until its result is in the
+    executed        the functions of the rooms that ran for the job: from `Runner.run` until its result is in the
                     journal, its deliveries are acked and its own blocks deleted
     spine           those of them that anyone who follows the job has to read: without the adapters of broker and store,
                     the engine, and the helpers that everything shares

@@ -6,17 +6,7 @@ error: whoever moves or renames a function mends the list.
 
 from __future__ import annotations
 
-ROOMS = (
-    "messages",
-    "engines",
-    "kvstore",
-    "infra",
-    "prefill_worker",
-    "decode_worker",
-    "producers",
-    "monitoring",
-    "kvasir",
-)
+from monitoring.logs import ROOMS as ROOMS
 
 # Behind an interface of ours: with other services or another model other code runs there.
 ADAPTERS = (

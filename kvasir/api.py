@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from grading.grade import AskForm
 from infra.config.settings import Settings, load_settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
@@ -12,7 +13,6 @@ from kvasir.options import BatchPlace, Chosen, ClassFiles
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress
 from monitoring.events import Observer
-from producers.batch.grade import AskForm
 from producers.words import names_in
 
 

@@ -11,6 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from engines.proof import outside_in
+from grading import grade
+from grading.charts import runs
+from grading.export.final import apply
+from grading.export.late import late_of
+from grading.grade import Assignment, GradeRequest, RoleModel
+from grading.points import Grade
+from grading.report.graded import GradedClass, load_graded, save_graded
+from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows, write_grades_csv
+from grading.report.page import render_page
+from grading.rubric.rubric import ROLES, Role, load_rubric
+from grading.same_class import is_same
+from grading.submissions.reading import check_apart
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
@@ -18,21 +30,9 @@ from kvasir.options import ALL, BatchPlace, Chosen, ClassFiles, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
-from producers.batch import grade
 from producers.batch.batch import Batch, Counts, older_form
-from producers.batch.grade import Assignment, GradeRequest, RoleModel
 from producers.batch.runner import Progress, Runner
-from producers.batch.same_class import is_same
-from producers.charts import runs
-from producers.export.final import apply
-from producers.export.late import late_of
 from producers.files.private import write_atomically
-from producers.grading.points import Grade
-from producers.report.graded import GradedClass, load_graded, save_graded
-from producers.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows, write_grades_csv
-from producers.report.page import render_page
-from producers.rubric.rubric import ROLES, Role, load_rubric
-from producers.submissions.reading import check_apart
 
 _DEFAULT_CONTEXT = 32_768  # where the configuration doesn't say; the worker refuses what its model can't hold
 

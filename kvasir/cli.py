@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import click
 
 from kvasir.commands import batch as batch_commands
-from kvasir.commands import bound as bound_commands
 from kvasir.commands import dead_letters as dead_commands
 from kvasir.commands import demo, top
 from kvasir.commands import deploy as deploy_commands
 from kvasir.commands import engines as engine_commands
+from kvasir.commands import error_bound as bound_commands
 from kvasir.commands import export as export_commands
 from kvasir.commands import forget as forget_commands
 from kvasir.commands import pause as pause_commands

@@ -8,20 +8,20 @@ from typing import Any
 
 from engines.openai.place import outside
 from engines.proof import outside_in
+from grading import grade
+from grading.attacks.detection import instruction_flags
+from grading.grade import Assignment, GradeRequest, Item
+from grading.prompts.prompt import cut_summary
+from grading.report.grades import one_line
+from grading.submissions.lms_names import student_id
+from grading.submissions.tokens import estimate_tokens
+from grading.submissions.truncation import count_parts
 from infra.config.settings import Settings
 from kvasir.class_run import left_out
 from kvasir.connect import connect
 from kvasir.terminal import say, say_json, table
 from messages.errors import ConfigError, Retry
-from producers.attacks.detection import instruction_flags
-from producers.batch import grade
-from producers.batch.grade import Assignment, GradeRequest, Item
 from producers.client import Client
-from producers.prompts.prompt import cut_summary
-from producers.report.grades import one_line
-from producers.submissions.lms_names import student_id
-from producers.submissions.tokens import estimate_tokens
-from producers.submissions.truncation import count_parts
 from producers.words import plural
 
 # Any fixed ones: a dry run leaves no batch behind, and every code has the same length.

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import click
 
+from grading.grade import ASK_FORMS, AskForm
 from infra.config import next_command
 from infra.config.settings import Settings, load_settings
 from monitoring import logs
 from monitoring.events import Observer, fan_out
 from monitoring.server import LOOPBACK
-from producers.batch.grade import ASK_FORMS, AskForm
 from producers.words import names_in
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from desk.agreement import Difference, differences
+from desk.decisions import account
+from desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
+from grading import grade, rulings
+from grading.cost import cost_of
+from grading.report.graded import load_graded
+from grading.reviews import read_overrides
 from infra.config.next_command import next_command
 from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
 from messages.errors import BatchError
 from monitoring.events import Observer
-from producers.batch import grade
 from producers.batch.batch import Batch
-from producers.batch.cost import cost_of
 from producers.batch.runner import Progress
-from producers.desk.agreement import Difference, differences
-from producers.desk.decisions import account
-from producers.desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
-from producers.grading import rulings
-from producers.grading.reviews import read_overrides
-from producers.report.graded import load_graded
 from producers.words import listed, plural
 
 

@@ -25,8 +25,10 @@ Style = Literal["console", "json"]
 
 # Our rooms log at the level asked for; libraries only from WARNING on (pika tells its life at INFO).
 ROOMS = (
-    "messages", "engines", "kvstore", "infra", "producers", "prefill_worker", "decode_worker", "monitoring", "kvasir"
-)  # fmt: skip
+    *("messages", "engines", "kvstore", "infra", "monitoring"),
+    *("producers", "prefill_worker", "decode_worker"),
+    *("grading", "gateway", "desk", "kvasir"),
+)
 LEVELS = ("debug", "info", "warning", "error")
 
 _WORDS = ("batch_id", "stage", "lane", "state", "error", "worker_id", "engine", "device", "kv_transfer", "queue")

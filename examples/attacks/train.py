@@ -1,4 +1,4 @@
-"""Makes producers/attacks/attacks.weights from the texts beside it: `python -m examples.attacks.train`.
+"""Makes grading/attacks/attacks.weights from the texts beside it: `python -m examples.attacks.train`.
 
 Logistic regression by stochastic gradient descent, half a minute in NumPy: the mean of four, each with copies and an
 order of its own, which flags half as many harmless texts as one does. The seeds are fixed, and the same machine makes
@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 import producers
 from examples.attacks.corpus import Text, read
-from producers.attacks.detection import split
-from producers.attacks.disguises import plain
-from producers.attacks.scorer import WEIGHTS, ScorerWeights, buckets, meaning, places, word_list
+from grading.attacks.detection import split
+from grading.attacks.disguises import plain
+from grading.attacks.scorer import WEIGHTS, ScorerWeights, buckets, meaning, places, word_list
 
 EPOCHS = 4
 RATE = 0.8

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from examples.model.worlds import Draw, World
-from producers.prompts.answers import EVIDENCE_CHARS, answer_schema
-from producers.prompts.prompt import SHORT_TEXT_CHARS, build_prompt
-from producers.prompts.questions import PASSAGE, questions_of
-from producers.rubric.rubric import Criterion, Role, Rubric
-from producers.submissions.reading import Part, Submission
+from grading.prompts.answers import EVIDENCE_CHARS, answer_schema
+from grading.prompts.prompt import SHORT_TEXT_CHARS, build_prompt
+from grading.prompts.questions import PASSAGE, questions_of
+from grading.rubric.rubric import Criterion, Role, Rubric
+from grading.submissions.reading import Part, Submission
 
 Outcome = Literal["right", "wrong", "missing"]
 Kind = Literal["notebook", "script", "prose"]

@@ -22,14 +22,14 @@ from examples.model.formats import NAME
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, write_class
 from examples.model.scores import Assessed, Figure, Judged, as_json, figures, keyword_share
 from examples.model.worlds import HELD_OUT
+from grading.grade import ASK_FORMS, AskForm, grades
+from grading.points import CriterionGrade, Grade
 from infra.config.settings import Settings, load_settings
 from kvasir import Client, connect
 from kvasir.class_run import open_assignment, request_from
 from kvasir.options import Chosen, ClassFiles
 from producers.batch.batch import Batch, Counts
-from producers.batch.grade import ASK_FORMS, AskForm, grades
 from producers.batch.runner import Runner
-from producers.grading.points import CriterionGrade, Grade
 
 CONFIG = Path(__file__).resolve().parents[1] / "demo.toml"
 SEED = 71_001

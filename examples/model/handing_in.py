@@ -9,8 +9,8 @@ from pathlib import Path
 
 from examples.homework.notebook import PYTHON, Cell, R, code, notebook, printed, text
 from examples.model.assignments import GradedClass, Labelled
-from producers.rubric.rubric import Rubric
-from producers.submissions.reading import Part, Submission
+from grading.rubric.rubric import Rubric
+from grading.submissions.reading import Part, Submission
 
 RUBRIC, SOLUTION, SUBMISSIONS = "rubric.json", "solution.ipynb", "submissions"
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from examples.model.assignments import make_class
 from examples.model.corpus import make_corpus
 from examples.model.worlds import TRAINING
-from producers.rubric.rubric import ROLES
+from grading.rubric.rubric import ROLES
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (PAD, START, END)

@@ -38,7 +38,7 @@ from examples.model.shape import TRAINED
 from examples.model.tokens import END, framed, learn_bpe, training_texts
 from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, TRAINING, WIDE_TRAINING, World
-from producers.rubric.rubric import Role
+from grading.rubric.rubric import Role
 
 SEED = 20260
 IGNORED = -100

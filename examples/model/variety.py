@@ -11,7 +11,7 @@ from dataclasses import replace
 from examples.model import corpus
 from examples.model.assignments import Asked, GradedClass, Labelled
 from examples.model.worlds import Draw
-from producers.submissions.reading import Part, Submission
+from grading.submissions.reading import Part, Submission
 
 _HEADINGS = ("Results", "Homework", "Answers", "Notes")
 _SCHEMES = ("cell {}", "cell {}", "chunk {}", "file {}, script")

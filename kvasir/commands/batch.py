@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from grading.grade import GradeRequest
+from grading.report.grades import SUMMARY_COLUMNS, summary, summary_rows
 from infra.config.next_command import next_command
 from kvasir import api, class_run, dry_run
 from kvasir.connect import connect, need_cluster
@@ -32,9 +34,7 @@ from kvasir.terminal import TerminalProgress, say, say_json, stderr, table
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.batch.grade import GradeRequest
 from producers.batch.runner import cancelled
-from producers.report.grades import SUMMARY_COLUMNS, summary, summary_rows
 from producers.words import plural
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

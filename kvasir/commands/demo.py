@@ -15,15 +15,15 @@ from pathlib import Path
 import click
 
 from engines.catalogue import BY_NAME
+from grading.points import Grade
+from grading.report.graded import load_graded
+from grading.report.grades import outcome_of
 from infra.config import next_command
 from infra.config.settings import Settings, load_settings
 from kvasir.commands import batch as batch_commands
 from kvasir.options import Globals, Models
 from kvasir.terminal import say, stderr
 from messages.errors import ConfigError
-from producers.grading.points import Grade
-from producers.report.graded import load_graded
-from producers.report.grades import outcome_of
 
 _INSTALLED = Path(__file__).parents[1] / "demo_files"
 FILES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "examples"

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import click
 
+from grading import export as out
+from grading.export import Exported, SinceLast
+from grading.report.graded import load_graded
 from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import Globals, gathered, path
 from kvasir.terminal import say, stderr
 from messages.errors import UsageError
-from producers import export as out
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.export import Exported, SinceLast
 from producers.files.private import kept_in, open_ordinary, open_private
-from producers.report.graded import load_graded
 
 _BEGINNING = 4096  # bytes, which tell what a file is
 

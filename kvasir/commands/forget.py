@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from desk.assignments import FILE, dry_run, grading, uploaded_documents
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, path
@@ -19,7 +20,6 @@ from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.batch.dead_letters import DeadLetters, Which
 from producers.client import Client, Replies
-from producers.desk.assignments import FILE, dry_run, grading, uploaded_documents
 from producers.files.private import kept_in
 from producers.words import plural
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from desk.agreement import Difference, difference_row
 from infra.config.next_command import next_command
 from kvasir.commands.batch import json_option, show
 from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress, confirmed, say, stderr, table
-from producers.desk.agreement import Difference, difference_row
 from producers.words import listed, plural
 
 _NAMED = 20  # submissions that a ruling may affect

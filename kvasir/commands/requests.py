@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
+from desk.decisions import account
+from grading import export as out
+from grading.export import FinalGrade, Request
+from grading.report.grades import one_line, show_points
 from infra.config.next_command import next_command
 from kvasir.commands.export import bytes_of, write
 from kvasir.options import json_option, path
 from kvasir.terminal import say, say_json, stderr, table
 from messages.errors import UsageError
-from producers import export as out
-from producers.desk.decisions import account
-from producers.export import FinalGrade, Request
-from producers.report.grades import one_line, show_points
 from producers.words import plural
 
 

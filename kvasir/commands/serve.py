@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from gateway import keys as key_file
 from infra.config.sources import user_data_dir
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, gathered, json_option, page_options
@@ -17,7 +18,6 @@ from kvasir.terminal import say, stderr, table
 from kvasir.worker.page import PageOptions
 from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError, KvasirError
-from producers.gateway import keys as key_file
 from producers.words import plural
 
 
@@ -53,7 +53,7 @@ def serve(given: Globals, host: str, port: int, models: tuple[str, ...], folder:
     settings = given.settings()
     if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")):
         raise ConfigError("kvasir serve needs FastAPI: pip install 'kvasir-inference[gateway]'")
-    from producers.gateway import server
+    from gateway import server
 
     chosen = {name: settings.model(name) for name in models or settings.models}
     if not chosen:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from desk.tail import LineTail
 from messages.errors import BatchError
 from producers.batch import batch as batches
-from producers.desk.tail import LineTail
 from producers.files.journal import JournalLine, Standings, result_line
 
 # The rate is that of the last minutes: a night's mean says nothing of a worker that has just left.

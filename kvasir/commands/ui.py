@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from kvasir.desk.backend import DeskBackend
+from desk.assignments import find_folders, resume_interrupted
 from kvasir.options import Globals
+from kvasir.ui.configuration import DeskBackend
 from messages.errors import ConfigError
-from producers.desk.assignments import find_folders, resume_interrupted
 
 _PAGE = Path(__file__).parents[1] / "desk" / "page.py"
 _UPLOAD_MB = 1024

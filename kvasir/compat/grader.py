@@ -14,18 +14,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from grading import grade
+from grading.grade import Assignment, GradeRequest, RoleModel
+from grading.points import CriterionGrade, Grade
+from grading.rubric.rubric import Role, Rubric, load_rubric, parse_rubric
+from grading.submissions.notebooks import Part
+from grading.submissions.reading import Submission, read_document
 from infra.config.settings import Settings, load_settings
 from kvasir.class_run import role_model
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult
-from producers.batch import grade
-from producers.batch.grade import Assignment, GradeRequest, RoleModel
-from producers.grading.points import CriterionGrade, Grade
-from producers.rubric.rubric import Role, Rubric, load_rubric, parse_rubric
-from producers.submissions.notebooks import Part
-from producers.submissions.reading import Submission, read_document
 
 STRENGTH = 0.75  # of a criterion's points: what was done well
 MOST = 10  # entries of a list, as before

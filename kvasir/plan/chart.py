@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grading.charts.drawing import Span, spans
 from kvasir.plan.simulate import SimulatedRun
 from messages.errors import UsageError
-from producers.charts.drawing import Span, spans
 
 
 def write_chart(path: Path, run: SimulatedRun) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from grading import grade
+from grading.submissions.tokens import estimate_tokens
 from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.options import ClassFiles, Globals, Models, class_options, gathered, path
@@ -21,8 +23,6 @@ from kvasir.plan.policy import Stealing
 from kvasir.plan.targets import targets
 from kvasir.plan.typical import typical
 from messages.errors import UsageError
-from producers.batch import grade
-from producers.submissions.tokens import estimate_tokens
 
 _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_ANSWER_TOKENS}
 

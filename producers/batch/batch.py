@@ -22,10 +22,10 @@ from infra.config.ownership import is_foreign
 from messages import checks
 from messages.errors import BatchError, InvalidMessage
 from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
+from producers.batch.forms import PROMPT_FORM, form_of
 from producers.files.journal import MAX_RUN, Journal, Lines, run_of
 from producers.files.private import make_folder, read_ordinary, take_lock, tighten, write_atomically
 from producers.files.shapes import from_json, shaped
-from producers.prompts.prompt import LINE_FORM, PROMPT_FORM, QUESTION_FORM
 from producers.words import plural
 
 VERSION = 1
@@ -285,13 +285,6 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     if not exists(folder):
         raise BatchError(f"{folder} holds no batch; name the folder given to --out")
     return _read_manifest(folder)
-
-
-def form_of(request: Mapping[str, Any]) -> int:
-    """The form in which prompts are made now for what `batch.json` keeps of a request."""
-    if "prompts" in request:
-        return LINE_FORM
-    return QUESTION_FORM if request.get("ask") == "criteria" else PROMPT_FORM
 
 
 def older_form(folder: Path) -> str:

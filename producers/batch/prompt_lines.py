@@ -29,7 +29,7 @@ from messages.jobs import (
     user_prompt,
 )
 from producers.batch.batch import Batch, BatchEntry
-from producers.batch.grade import failed_intake
+from producers.batch.intake import failed_intake
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 from producers.batch.runner import JobSpec
 

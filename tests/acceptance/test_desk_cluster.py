@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from desk.assignments import Inputs, grade_command, grading, resume_interrupted, save_inputs
 from infra.config.settings import load_settings
-from kvasir.desk.backend import DeskBackend
-from producers.desk.assignments import Inputs, grade_command, grading, resume_interrupted, save_inputs
+from kvasir.ui.configuration import DeskBackend
 from tests.support.desk_page import cut_off
 from tests.support.homework import assert_each_once, journal, tiny_class
 from tests.support.processes import PATIENCE_S, Cluster, Model

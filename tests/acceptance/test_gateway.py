@@ -14,8 +14,8 @@ import pika.exceptions
 import pytest
 from openai.types.batch_request_counts import BatchRequestCounts
 
+from gateway.server import own_name
 from infra.broker import topology
-from producers.gateway.server import own_name
 from tests.support.processes import Cluster, Model, Running
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import kvasir
+from grading.report.graded import load_graded
 from kvasir import cli
 from producers.batch.batch import Batch
-from producers.report.graded import load_graded
 from tests.support.homework import tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from producers.batch.grade import GradeRequest, RoleModel, prepare
-from producers.rubric.checks import Check
+from grading.grade import GradeRequest, RoleModel, prepare
+from grading.rubric.checks import Check
 
 RATE = Check("variables", ("rate",))
 GROUPED = Check("functions", ("group_by|aggregate|groupby",))

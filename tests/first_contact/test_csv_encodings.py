@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from grading import grade
+from grading.report.graded import save_graded
+from grading.rubric.late import LateRule
 from kvasir import cli
-from producers.batch import grade
 from producers.batch.batch import Batch
-from producers.report.graded import save_graded
-from producers.rubric.late import LateRule
 from tests.support.desk import answer, planned
 
 NAME = "student0_100_1_homework.py"

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from desk.assignments import Inputs, find_folders, read_inputs, save_inputs
+from desk.decisions import Decisions
+from desk.rounds import versions
+from desk.view import BatchView
+from grading.reviews import Override, append_override
 from kvasir import cli
 from kvasir.commands.top_batches import find_batches
-from kvasir.desk.backend import open_desk
+from kvasir.ui.configuration import open_desk
 from messages.errors import KvasirError
 from producers.batch.batch import Batch
-from producers.desk.assignments import Inputs, find_folders, read_inputs, save_inputs
-from producers.desk.decisions import Decisions
-from producers.desk.rounds import versions
-from producers.desk.view import BatchView
-from producers.grading.reviews import Override, append_override
 from tests.support.desk import answer, planned
 from tests.support.processes import SIMULATED, config_text
 

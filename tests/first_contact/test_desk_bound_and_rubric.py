@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from producers import bound as bounds
-from producers.bound import SHEET, Plan, SheetConflict, drawn, give, is_drawn
-from producers.desk.assignments import check_rubric, read_inputs, rubric_versions
-from producers.rubric.rubric import load_rubric
+from desk.assignments import check_rubric, read_inputs, rubric_versions
+from grading import hand_sample as bounds
+from grading.hand_sample import SHEET, Plan, SheetConflict, drawn, give, is_drawn
+from grading.rubric.rubric import load_rubric
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import (
     GRADED_S,

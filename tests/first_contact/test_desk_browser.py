@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from producers.desk.assignments import grading, read_inputs
-from producers.export import Request, add_requests, answer, read_requests
-from producers.grading.reviews import Override, append_override
+from desk.assignments import grading, read_inputs
+from grading.export import Request, add_requests, answer, read_requests
+from grading.reviews import Override, append_override
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import (
     ON_A_PHONE,

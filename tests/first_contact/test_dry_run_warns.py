@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from desk import dry_runs
+from desk.assignments import dry_run
 from kvasir import cli
-from producers.desk import dry_runs
-from producers.desk.assignments import dry_run
 from tests.support.processes import SIMULATED, config_text
 
 TEMPLATE = "# Homework 4\n# Task 1: the mean\nraise NotImplementedError()\n"

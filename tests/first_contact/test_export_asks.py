@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from grading.export import ExportError, export_canvas, export_feedback, export_moodle
+from grading.points import CriterionGrade, Grade
+from grading.report.graded import GradedClass, load_graded, save_graded
 from kvasir import cli
 from producers.batch.batch import Batch
-from producers.export import ExportError, export_canvas, export_feedback, export_moodle
-from producers.grading.points import CriterionGrade, Grade
-from producers.report.graded import GradedClass, load_graded, save_graded
 from tests.support import lms
 
 NAMES = ["Ada", "Benno", "Cato", "Delphine", "Emil", "Frieda", "Gus"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from grading.rubric.rubric import parse_rubric
 from messages.errors import RubricError
-from producers.rubric.rubric import parse_rubric
 
 OURS: dict[str, Any] = {
     "title": "Homework",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from grading import grade
+from grading.grade import GradeRequest, RoleModel
+from grading.points import Grade
 from messages.jobs import JobResult
-from producers.batch import grade
-from producers.batch.grade import GradeRequest, RoleModel
-from producers.grading.points import Grade
 
 RUBRIC = """\
 title: Sales

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from grading.points import EARLIER, KEPT
 from kvasir import cli
-from producers.grading.points import EARLIER, KEPT
 from tests.support.homework import tiny_class
 from tests.support.processes import SIMULATED, config_text
 

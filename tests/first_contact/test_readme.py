@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from producers.grading.points import GradeState
-from producers.report.grades import OUTCOMES
+from grading.points import GradeState
+from grading.report.grades import OUTCOMES
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from producers.grading.points import grade_submission
-from producers.prompts.answers import AnswerError, parse_answer
-from producers.rubric.rubric import Criterion, Rubric
-from producers.submissions.reading import Part, Submission
+from grading.points import grade_submission
+from grading.prompts.answers import AnswerError, parse_answer
+from grading.rubric.rubric import Criterion, Rubric
+from grading.submissions.reading import Part, Submission
 
 WORKS = Criterion("works", "It runs", 4, "", "feedback")
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from desk.rows import counters, rows
+from desk.view import BatchView
+from grading.points import Grade, grade_submission
+from grading.prompts.answers import CriterionAnswer, ParsedAnswer
+from grading.report.graded import load_graded
+from grading.rubric.rubric import Criterion, Rubric
+from grading.submissions.reading import Part, Submission, read_submissions
+from grading.submissions.truncation import Cut
 from kvasir import cli
-from producers.desk.rows import counters, rows
-from producers.desk.view import BatchView
-from producers.grading.points import Grade, grade_submission
-from producers.prompts.answers import CriterionAnswer, ParsedAnswer
-from producers.report.graded import load_graded
-from producers.rubric.rubric import Criterion, Rubric
-from producers.submissions.reading import Part, Submission, read_submissions
-from producers.submissions.truncation import Cut
 from tests.support.desk import answer, plan, request_for, request_of
 from tests.support.homework import tiny_class
 from tests.support.processes import SIMULATED, config_text

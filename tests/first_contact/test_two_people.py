@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from desk.decisions import Decisions, accepted, overrides, taken_over
+from desk.rounds import graded_class
+from desk.rows import counters, rows
+from desk.view import BatchView
+from grading.export import export_canvas, export_csv, export_feedback, export_moodle, export_moodle_feedback
+from grading.report.graded import save_graded
+from grading.reviews import Override, append_override, current, read_overrides, undo_override
 from messages.errors import BatchError
-from producers.desk.decisions import Decisions, accepted, overrides, taken_over
-from producers.desk.rounds import graded_class
-from producers.desk.rows import counters, rows
-from producers.desk.view import BatchView
-from producers.export import export_canvas, export_csv, export_feedback, export_moodle, export_moodle_feedback
-from producers.grading.reviews import Override, append_override, current, read_overrides, undo_override
-from producers.report.graded import save_graded
 from tests.support.desk import answer, planned, request_of
 
 ITEM = "item"
@@ -34,7 +34,7 @@ def decision(points: float, version: str | None = None, name: str = NAME) -> Ove
 
 
 def standing(folder: Path) -> str:
-    from producers.grading.reviews import version_of  # late: the other tests can do without
+    from grading.reviews import version_of  # late: the other tests can do without
 
     return version_of(current(read_overrides(folder), ITEM).values())
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import harness
-from producers.attacks.detection import instruction_flags
-from producers.submissions.reading import Part, Submission
+from grading.attacks.detection import instruction_flags
+from grading.submissions.reading import Part, Submission
 from tests.support.homework import EXAMPLE
 
 ATTACKS = {
@@ -141,7 +141,7 @@ def test_the_largest_submission_takes_little_memory_and_time(text: str) -> None:
 @pytest.mark.system  # it trains for several seconds
 def test_the_weights_come_from_the_texts_beside_the_trainer() -> None:
     from examples.attacks import corpus, train
-    from producers.attacks import scorer
+    from grading.attacks import scorer
 
     made, shipped = train.train(corpus.read("train")), scorer.table()
 
@@ -163,7 +163,7 @@ def test_texts_that_no_training_saw_are_told_apart() -> None:
 
 
 def test_the_example_class_is_flagged_where_it_attacks_and_nowhere_else() -> None:
-    from producers.submissions.reading import read_submissions
+    from grading.submissions.reading import read_submissions
 
     flagged = [one.name for one in read_submissions(EXAMPLE / "submissions") if instruction_flags(one)]
 
@@ -171,8 +171,8 @@ def test_the_example_class_is_flagged_where_it_attacks_and_nowhere_else() -> Non
 
 
 def test_a_passage_scores_the_same_alone_and_at_the_end_of_a_text() -> None:
-    from producers.attacks.disguises import plain
-    from producers.attacks.scorer import buckets, scores, table
+    from grading.attacks.disguises import plain
+    from grading.attacks.scorer import buckets, scores, table
 
     line = plain(PLAIN)
     where, values = buckets(line)

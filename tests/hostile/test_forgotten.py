@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from desk import assignments
+from desk.assignments import Inputs, grading
+from desk.rounds import keep_version, start_round
+from desk.view import BatchView
+from grading.reviews import Override, append_override
 from infra.config.settings import load_settings
 from kvasir import cli
-from kvasir.desk.backend import DeskBackend
-from producers.desk import assignments
-from producers.desk.assignments import Inputs, grading
-from producers.desk.rounds import keep_version, start_round
-from producers.desk.view import BatchView
-from producers.grading.reviews import Override, append_override
+from kvasir.ui.configuration import DeskBackend
 from tests.support.homework import RUBRIC, tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 from tests.support.waiting import wait_until

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from producers.export import export_canvas, export_csv, export_moodle
-from producers.export.tables import Sheet, read_sheet, write_sheet
-from producers.grading.points import CriterionGrade, Grade
-from producers.report.graded import GradedClass, save_graded
-from producers.report.grades import write_grades_csv
-from producers.rubric.rubric import parse_rubric
+from grading.export import export_canvas, export_csv, export_moodle
+from grading.export.tables import Sheet, read_sheet, write_sheet
+from grading.points import CriterionGrade, Grade
+from grading.report.graded import GradedClass, save_graded
+from grading.report.grades import write_grades_csv
+from grading.rubric.rubric import parse_rubric
 
 FORMULA = '=HYPERLINK("http://x/"&A1)'
 HOSTILE = [

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from desk import assignments
+from desk.assignments import Inputs, grading
+from desk.rounds import keep_version, start_round
+from desk.view import BatchView
 from engines.llamacpp.engine import LlamaCppEngine
 from engines.llamacpp.start import start
 from engines.registry import EngineOptions
+from grading.reviews import Override, append_override
 from infra.config.settings import load_settings
 from kvasir import cli
-from kvasir.desk.backend import DeskBackend
+from kvasir.ui.configuration import DeskBackend
 from messages.jobs import user_prompt
-from producers.desk import assignments
-from producers.desk.assignments import Inputs, grading
-from producers.desk.rounds import keep_version, start_round
-from producers.desk.view import BatchView
-from producers.grading.reviews import Override, append_override
 from tests.support.homework import RUBRIC, tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 from tests.support.tiny_gguf import write_gguf

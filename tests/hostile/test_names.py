@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from producers.names.pseudonyms import pseudonymise
-from producers.submissions.reading import Part, Submission, read_submissions
+from grading.names.pseudonyms import pseudonymise
+from grading.submissions.reading import Part, Submission, read_submissions
 
 ADA = "fairweatherada_48101_910001_hw4.R"
 JOSE = "José Müller_48102_assignsubmission_file_"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from desk.assignments import Inputs, grading, read_inputs, save_inputs
+from desk.work import Work
 from kvasir import cli
 from messages.errors import BatchError
-from producers.desk.assignments import Inputs, grading, read_inputs, save_inputs
-from producers.desk.work import Work
 from tests.support.desk import planned
 from tests.support.homework import tiny, tiny_class
 from tests.support.processes import SIMULATED, command, config_text, environment

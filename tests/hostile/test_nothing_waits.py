@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from desk.assignments import grading, read_inputs
+from desk.dry_runs import found_by
+from grading.report.graded import load_graded
+from grading.rubric.rubric import load_rubric
 from kvasir import cli
 from messages.errors import KvasirError
-from producers.desk.assignments import grading, read_inputs
-from producers.desk.dry_runs import found_by
-from producers.report.graded import load_graded
-from producers.rubric.rubric import load_rubric
 from tests.support.homework import tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 

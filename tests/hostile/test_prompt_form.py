@@ -17,21 +17,21 @@ from typing import Any
 import msgpack
 import pytest
 
+from desk.rounds import start_round
+from desk.view import BatchView
+from grading import grade
 from infra.broker import topology
 from infra.broker.base import Message
 from infra.config.settings import load_settings
 from kvasir import class_run, cli
-from kvasir.desk.backend import DeskBackend
+from kvasir.ui.configuration import DeskBackend
 from messages import codec
 from messages.errors import BatchError
 from messages.jobs import DecodeReport, JobResult, PrefillReport
 from messages.lifecycle import Event, Step
-from producers.batch import grade
 from producers.batch.batch import Batch
 from producers.batch.runner import Runner
 from producers.client import Client
-from producers.desk.rounds import start_round
-from producers.desk.view import BatchView
 from tests.support.homework import tiny, tiny_class
 from tests.support.pipeline import Heard, Pipeline
 from tests.support.processes import SIMULATED, Model, config_text

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.submissions.reading import read_submissions
+from grading.submissions.reading import read_submissions
 
 slow = pytest.mark.system
 MIB = 1 << 20
@@ -22,12 +22,12 @@ SECONDS, MEMORY = 2.0, 200 * MIB  # what reading may take; tests fail at twice t
 READING = """
 import resource, sys, time
 from pathlib import Path
-from producers.prompts.prompt import fence_for, text_of
-from producers.names.pseudonyms import pseudonymise
-from producers.grading.quotes import shown_texts
-from producers.submissions.reading import read_submissions
-from producers.submissions.tokens import estimate_tokens
-from producers.submissions.truncation import Limits, truncate
+from grading.prompts.prompt import fence_for, text_of
+from grading.names.pseudonyms import pseudonymise
+from grading.quotes import shown_texts
+from grading.submissions.reading import read_submissions
+from grading.submissions.tokens import estimate_tokens
+from grading.submissions.truncation import Limits, truncate
 from tests.support.memory import peak_bytes
 
 resource.setrlimit(resource.RLIMIT_CPU, (10, 10))  # so that what takes minutes fails in seconds

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grading import grade
+from grading.grade import Assignment, GradeRequest, RoleModel
 from messages.jobs import DecodeReport, JobResult, PrefillReport
-from producers.batch import grade
 from producers.batch.batch import Batch
-from producers.batch.grade import Assignment, GradeRequest, RoleModel
 from tests.support.homework import tiny_class
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from desk import assignments
+from desk.assignments import Inputs, grading
+from desk.rounds import rounds
 from infra.config.settings import load_settings
 from kvasir import class_run
 from kvasir.class_run import request_from
 from kvasir.options import ClassFiles
 from producers.batch.batch import Batch
-from producers.desk import assignments
-from producers.desk.assignments import Inputs, grading
-from producers.desk.rounds import rounds
 from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk import answer, plan
 from tests.support.homework import RUBRIC, tiny_class

@@ -11,15 +11,15 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
+from gateway.batches import Batches
+from gateway.batches_api import check_body
+from gateway.dispatch import Dispatch
+from gateway.files import GatewayFolder
+from gateway.gateway import Gateway
+from gateway.keys import KeyRing, file_in
+from gateway.server import GatewayServer, listening
 from infra.config.types import ModelSettings
 from producers.client import Client
-from producers.gateway.batches import Batches
-from producers.gateway.batches_api import check_body
-from producers.gateway.dispatch import Dispatch
-from producers.gateway.files import GatewayFolder
-from producers.gateway.gateway import Gateway
-from producers.gateway.keys import KeyRing, file_in
-from producers.gateway.server import GatewayServer, listening
 from tests.support.pipeline import MODEL
 from tests.support.waiting import wait_until
 

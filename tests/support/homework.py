@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from producers.prompts.prompt import build_prompt
-from producers.rubric.rubric import Role, load_rubric
-from producers.submissions.reading import read_document, read_submissions
+from grading.prompts.prompt import build_prompt
+from grading.rubric.rubric import Role, load_rubric
+from grading.submissions.reading import read_document, read_submissions
 from tests.support.processes import ROOT, Done, environment
 
 EXAMPLE = ROOT / "examples/homework"

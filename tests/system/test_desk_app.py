@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from producers.desk.backend import Backend, FleetView
-from producers.desk.decisions import accepted
-from producers.desk.fleet import FleetWatch
-from producers.desk.view import Views
+from desk.backend import Backend, FleetView
+from desk.decisions import accepted
+from desk.fleet import FleetWatch
+from desk.view import Views
 from tests.support.desk import answer, planned, request_of
 
 pytestmark = pytest.mark.system  # the pages need Streamlit, which comes with the ui extra: so their imports are late
@@ -36,7 +36,7 @@ class Read(HTMLParser):
 
 
 def test_hostile_text_is_neither_markup_nor_changed() -> None:
-    from producers.app.markup import Markup
+    from desk.pages.markup import Markup
 
     for why, tags in ({}, ["pre"]), ({0: ""}, ["pre", "mark"]), ({0: HOSTILE}, ["pre", "mark", "small"]):
         markup = Markup()
@@ -51,7 +51,7 @@ def test_hostile_text_is_neither_markup_nor_changed() -> None:
 
 
 def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: Path) -> None:
-    from producers.app.shared import Desk
+    from desk.pages.shared import Desk
 
     out, assignment = planned(tmp_path)
     desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
@@ -68,7 +68,7 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
 
 
 def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> None:
-    from producers.app.shared import Desk
+    from desk.pages.shared import Desk
 
     out, assignment = planned(tmp_path)
     backend = SimpleNamespace(home=tmp_path / "home", more=[out])
@@ -85,7 +85,7 @@ def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> N
 
 
 def test_what_is_drawn_is_kept_until_what_it_shows_has_changed_and_only_the_latest() -> None:
-    from producers.app.shared import KEPT, Desk
+    from desk.pages.shared import KEPT, Desk
 
     desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
     made: list[str] = []

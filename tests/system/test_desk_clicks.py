@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from producers.bound import drawn, is_drawn
-from producers.desk.assignments import read_inputs, rubric_versions
-from producers.desk.rounds import rounds
+from desk.assignments import read_inputs, rubric_versions
+from desk.rounds import rounds
+from grading.hand_sample import drawn, is_drawn
 from tests.support.desk_page import DeskPage, graded_assignment, new_assignment, quick_model
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system  # the pages need Streamlit, which comes with th
 
 
 def page(home: str, config: str) -> None:
-    from kvasir.desk.page import main
+    from kvasir.ui.script import main
 
     main([home, config])
 

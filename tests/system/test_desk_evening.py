@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from producers.bound import drawn, give
-from producers.desk.rounds import changes
-from producers.grading.reviews import read_overrides
+from desk.rounds import changes
+from grading.hand_sample import drawn, give
+from grading.reviews import read_overrides
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, choose_first, quick_model, type_key, wait_until_holds
 from tests.support.homework import EXAMPLE, journal

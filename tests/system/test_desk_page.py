@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.grading.reviews import read_overrides
+from grading.reviews import read_overrides
 from tests.support.browser import Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, cut_off, quick_model, steps
 from tests.support.homework import EXAMPLE, assert_each_once, journal, tiny_class

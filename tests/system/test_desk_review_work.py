@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from desk import assignments
+from grading.submissions.figures import Figure
+from grading.submissions.reading import read_submissions
 from infra.config.settings import load_settings
 from kvasir.class_run import request_from
 from kvasir.options import ClassFiles
-from producers.desk import assignments
-from producers.submissions.figures import Figure
-from producers.submissions.reading import read_submissions
 from tests.support.browser import AT_REST, PATIENCE_S, Browser
 from tests.support.desk import answer, plan
 from tests.support.desk_page import DeskPage, new_assignment, quick_model
@@ -77,7 +77,7 @@ def said(data: bytes) -> str:
 
 def shown(*pictures: bytes) -> list[tuple[int, int]]:
     """(width, height) of those of these pictures that can be shown."""
-    from producers.desk.plots import plots
+    from desk.plots import plots
 
     return [
         (one.width, one.height) for one in plots(Figure((0, 1, number), one) for number, one in enumerate(pictures))
@@ -113,7 +113,7 @@ def test_a_jpeg_of_many_scans_is_not_decoded() -> None:
 def test_what_is_shown_is_our_own_file_with_nothing_but_their_pixels() -> None:
     from PIL import Image
 
-    from producers.desk.plots import plots
+    from desk.plots import plots
 
     hidden = SCRIPT.encode()
     polyglots = [
@@ -138,7 +138,7 @@ def test_pictures_share_one_allowance_and_large_ones_are_made_smaller() -> None:
 def test_what_is_seen_through_is_seen_on_white() -> None:
     from PIL import Image
 
-    from producers.desk.plots import plots
+    from desk.plots import plots
 
     made = io.BytesIO()
     Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(made, "PNG")
@@ -148,7 +148,7 @@ def test_what_is_seen_through_is_seen_on_white() -> None:
 
 
 def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_table(tmp_path: Path) -> None:
-    from producers.app.work import drawn_work
+    from desk.pages.work import drawn_work
 
     cells = [
         text(f"## One\n{SCRIPT}"),

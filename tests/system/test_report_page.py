@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from grading.points import Grade, grade_submission
+from grading.prompts.answers import CriterionAnswer, ParsedAnswer
+from grading.report.page import render_page
+from grading.rubric.rubric import Criterion, Rubric
+from grading.submissions.reading import Part, Submission
+from grading.submissions.truncation import Cut
 from producers.files.private import write_atomically
-from producers.grading.points import Grade, grade_submission
-from producers.prompts.answers import CriterionAnswer, ParsedAnswer
-from producers.report.page import render_page
-from producers.rubric.rubric import Criterion, Rubric
-from producers.submissions.reading import Part, Submission
-from producers.submissions.truncation import Cut
 from tests.support.browser import QUIET
 
 pytestmark = pytest.mark.system

@@ -18,13 +18,13 @@ from benchmarks.matrix_forced import first_difference
 from benchmarks.matrix_real import MARGIN
 from engines.base import Answer
 from engines.registry import Engine, EngineOptions, open_engine
+from grading.grade import Task
 from infra.config.settings import load_settings
 from kvasir.class_run import open_assignment, request_from
 from kvasir.options import ClassFiles
 from messages.jobs import user_prompt
 from messages.kv import Block, KVCache
 from producers.batch.batch import Batch
-from producers.batch.grade import Task
 from tests.support.homework import EXAMPLE
 
 pytestmark = [pytest.mark.torch, pytest.mark.system]

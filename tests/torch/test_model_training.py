@@ -20,7 +20,7 @@ from examples.model.shape import TRAINED
 from examples.model.tokens import framed
 from examples.model.train import IGNORED, Batch, Lessons, Plan, Training
 from examples.model.worlds import HELD_OUT
-from producers.rubric.rubric import ROLES
+from grading.rubric.rubric import ROLES
 
 pytestmark = [pytest.mark.torch, pytest.mark.system]
 

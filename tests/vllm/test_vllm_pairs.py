@@ -15,12 +15,12 @@ from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.sketch import compare
 from engines.sketching import fresh_sketch
+from grading.grade import Task
 from infra.config.settings import load_settings
 from kvasir.class_run import open_assignment, request_from
 from kvasir.options import ClassFiles
 from messages.jobs import Sampling, user_prompt
 from producers.batch.batch import Batch
-from producers.batch.grade import Task
 from tests.support.homework import EXAMPLE
 
 pytestmark = pytest.mark.vllm

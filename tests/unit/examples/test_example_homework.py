@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from examples.homework import make
-from producers.rubric.rubric import Role, load_rubric
-from producers.submissions.lms_names import canvas_id
-from producers.submissions.reading import Submission, read_document, read_submissions
+from grading.rubric.rubric import Role, load_rubric
+from grading.submissions.lms_names import canvas_id
+from grading.submissions.reading import Submission, read_document, read_submissions
 
 HERE = Path(make.__file__).parent
 SUBMISSIONS = HERE / "submissions"

@@ -15,10 +15,10 @@ from examples.model.evaluate import make_exam
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, handed_in, write_class
 from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, HELD_OUT_WORDS, TRAINING, World
-from producers.grading.quotes import evidence_state, shown_texts
-from producers.prompts.answers import parse_answer
-from producers.rubric.rubric import ROLES, load_rubric
-from producers.submissions.reading import read_document, read_submissions
+from grading.prompts.answers import parse_answer
+from grading.quotes import evidence_state, shown_texts
+from grading.rubric.rubric import ROLES, load_rubric
+from grading.submissions.reading import read_document, read_submissions
 
 WORLDS = {"training": TRAINING, "held-out": HELD_OUT}
 SEEDS = range(12)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from grading import grade
+from grading.hand_sample import BoundError, Plan, draw, drawn
+from grading.report.graded import load_graded, save_graded
+from grading.reviews import Override, append_override
 from kvasir import cli
-from producers.batch import grade
 from producers.batch.batch import Batch
-from producers.bound import BoundError, Plan, draw, drawn
-from producers.grading.reviews import Override, append_override
-from producers.report.graded import load_graded, save_graded
 from tests.support.desk import answer, planned
 
 SIZE = 80

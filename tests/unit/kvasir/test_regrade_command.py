@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import kvasir
+from grading.points import Grade
+from grading.report.graded import load_graded, save_graded
 from kvasir import cli
 from messages.jobs import JobError, JobResult
 from producers.batch.batch import Batch
-from producers.grading.points import Grade
-from producers.report.graded import load_graded, save_graded
 from tests.support.homework import RUBRIC, journal, tiny, tiny_class
 from tests.support.processes import SIMULATED, config_text
 

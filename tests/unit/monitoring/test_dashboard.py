@@ -15,13 +15,13 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from gateway.figures import GatewayMetrics
 from messages.workers import WorkerInfo
 from monitoring.dashboards.grafana import DATASOURCE, FILE, dashboard, text
 from monitoring.dashboards.panels import PANELS, ROWS, Panel
 from monitoring.energy import PowerMeter
 from monitoring.metrics import Metrics
 from monitoring.worker_metrics import RegistrationCollector
-from producers.gateway.figures import GatewayMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "monitoring/prometheus"

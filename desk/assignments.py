@@ -1,0 +1,343 @@
+"""Assignments on disk: what an instructor gave the desk, and the commands that follow from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+import time
+import unicodedata
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from desk.backend import Backend
+from desk.work import Work
+from grading.rubric.rubric import Rubric, load_rubric
+from grading.submissions.reading import read_document
+from infra.config.ownership import why_not_ours
+from messages.errors import BatchError, KvasirError, RubricError, SubmissionError, UsageError
+from producers.batch import batch as batches
+from producers.files.private import make_folder, read_ordinary, write_atomically
+from producers.files.shapes import from_json, shaped
+from producers.words import as_names
+
+FILE = "desk.json"
+TRIAL_SIZES = (5, 10)
+
+_ACCENTS = re.compile(r"[\u0300-\u036f]")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:]")
+
+
+class InputError(UsageError):
+    """Something that was typed or uploaded can't be used; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is graded, by what. Paths as text; "" for none."""
+
+    title: str
+    submissions: str
+    rubric: str
+    solution: str = ""
+    template: str = ""
+    code_model: str = ""
+    feedback_model: str = ""
+    created_at: float = 0.0
+    ask: str = ""  # as `kvasir grade --ask` has it; "": together
+    samples: int = 1
+
+
+# --- which there are
+
+
+def find_folders(home: Path, more: Iterable[Path] = ()) -> list[Path]:
+    """Folders of all assignments: those below `home`, by name, then `more`."""
+    below = sorted(home.iterdir()) if home.is_dir() else []
+    found = [*below, *more]
+    return list(dict.fromkeys(path for path in found if (path / FILE).is_file() or batches.exists(path)))
+
+
+def create(home: Path, title: str) -> Path:
+    """A new folder below `home`, named after the title. Raises InputError if that can't be."""
+    if not title.strip():
+        raise InputError("give the assignment a name")
+    letters = _ACCENTS.sub("", unicodedata.normalize("NFKD", title.casefold()))
+    slug = re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:40] or "assignment"
+    for number in range(1, 1000):
+        folder = home / (slug if number == 1 else f"{slug}-{number}")
+        try:
+            make_folder(home)
+            folder.mkdir(0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"can't make a folder in {home}: {error.strerror}") from None
+        return folder
+    raise InputError(f"{home} holds too many assignments called {title!r:.60}; choose another name")
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """What the desk was given, or what the command line was given that made this batch. Raises BatchError."""
+    path = folder / FILE
+    if not path.is_file():
+        return _from_manifest(folder)
+    try:
+        return _checked(shaped(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
+    except (OSError, ValueError) as error:
+        raise BatchError(f"{path} can't be read ({error}); restore it, or remove the folder") from None
+
+
+def _checked(inputs: Inputs, path: Path) -> Inputs:
+    """As they were. Raises BatchError where something there is no text, or would be read as an option."""
+    texts = {name: value for name, value in asdict(inputs).items() if name not in ("created_at", "samples")}
+    wrong = [name for name, value in texts.items() if not isinstance(value, str)]
+    wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
+    if wrong:
+        raise BatchError(f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; mend it, or remove the folder")
+    return inputs
+
+
+def save_inputs(folder: Path, inputs: Inputs) -> None:
+    """Keep them, on disk on return. Raises BatchError."""
+    dated = replace(inputs, created_at=inputs.created_at or time.time())
+    write_atomically(folder / FILE, json.dumps(asdict(dated), indent=1, ensure_ascii=False))
+
+
+def use_rubric(folder: Path, rubric: Path) -> None:
+    """Grade the class with this version from the start. Raises InputError if it has been graded: that takes a round."""
+    if batches.exists(folder):
+        raise InputError("the class is graded already: regrade it, and then use the round's rubric")
+    save_inputs(folder, replace(read_inputs(folder), rubric=str(rubric)))
+
+
+def _from_manifest(folder: Path) -> Inputs:
+    kept = batches.manifest_of(folder)["request"]
+    models = kept.get("models", {})
+    made = Inputs(
+        _title(kept.get("rubric", "")) or folder.resolve().name,
+        kept.get("folder", ""),
+        kept.get("rubric", ""),
+        kept.get("solution", ""),
+        kept.get("template", ""),
+        models.get("code", ""),
+        models.get("feedback", ""),
+        ask=kept.get("ask", ""),
+        samples=kept.get("samples", 1),
+    )
+    return _checked(made, folder / "batch.json")
+
+
+def _title(rubric: str) -> str:
+    try:
+        return load_rubric(Path(rubric)).title
+    except RubricError:
+        return ""
+
+
+# --- what is uploaded or named
+
+
+def uploaded_documents(folder: Path) -> list[Path]:
+    """Solution and template where they were uploaded to the desk; nothing where desk.json doesn't say so."""
+    try:
+        inputs = read_inputs(folder) if (folder / FILE).is_file() else Inputs("", "", "")
+    except BatchError:
+        return []
+    places = [(kind, Path(getattr(inputs, kind))) for kind in ("solution", "template")]
+    kept = [folder / kind / path.name for kind, path in places if path.name and path.parent.name == kind]
+    return [path for path in kept if path.is_file() and not path.parent.is_symlink()]
+
+
+def save_file(folder: Path, name: str, data: bytes) -> Path:
+    """Keep an uploaded file below `folder`, under its own name without any path. Raises InputError or BatchError."""
+    plain = _plain(name)
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise InputError(f"can't keep {plain}: {error.strerror}") from None
+    write_atomically(folder / plain, data)
+    return folder / plain
+
+
+def _plain(name: str) -> str:
+    plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
+    if not plain:
+        raise InputError(f"{name!r:.60} is no name for a file; rename it")
+    return plain
+
+
+def check_uploads(names: Sequence[str]) -> None:
+    """Raises InputError where there is none, or two would be one file, if only on a disk that knows no case."""
+    if not names:
+        raise InputError("upload the submissions, or name a folder on this machine")
+    kept: dict[str, str] = {}
+    for name in names:
+        key = unicodedata.normalize("NFC", _plain(name)).casefold()
+        other = kept.get(key)
+        kept[key] = name
+        if other is not None:
+            called = f"called {name!r:.80}" if name == other else f"{other!r:.80} and {name!r:.80}, one name on disk"
+            raise InputError(f"two uploaded files are {called}: rename one, or upload a zip with a folder a student")
+
+
+def check_zip(name: str, data: IO[bytes]) -> None:
+    """Raises InputError where the class's zip is none, as when its download was cut off."""
+    if PurePosixPath(name).suffix.lower() == ".zip" and not zipfile.is_zipfile(data):
+        raise InputError(f"{name!r:.80} is not a zip that can be read: download it again")
+
+
+def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
+    """Uploaded (name, data) pairs: one file or zip as it is, several as a folder. Raises InputError."""
+    names = [name for name, _ in files]
+    check_uploads(names)
+    place = folder / "handed-in" / hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    saved = [save_file(place, name, data) for name, data in files]
+    return saved[0] if len(saved) == 1 else place
+
+
+def existing(text: str) -> Path:
+    """The submissions' path as it was typed. Raises InputError if nothing is there."""
+    if not text.strip():
+        raise InputError(
+            "submissions: nothing is uploaded yet, and no path typed; wait for an upload to end, or type one"
+        )
+    path = Path(text.strip()).expanduser()
+    try:
+        there = path.exists()
+    except (OSError, ValueError):
+        there = False
+    if not there:
+        raise InputError(f"submissions: nothing is at {text.strip()}; type a path on this machine")
+    return path.resolve()
+
+
+def save_rubric(folder: Path, name: str, data: bytes) -> Path:
+    """Keep a version of the rubric under its digest: another text is another file, so old grades keep theirs.
+
+    Raises RubricError if it can't be used.
+    """
+    suffix = PurePosixPath(name).suffix.lower()
+    return save_file(folder / "rubrics", f"{check_rubric(name, data).digest[:8]}{suffix}", data)
+
+
+def check_rubric(name: str, data: bytes) -> Rubric:
+    """The rubric in an uploaded or edited file. Raises RubricError, naming the file as its author knows it."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder, f"rubric{PurePosixPath(name).suffix.lower()}")
+        draft.write_bytes(data)
+        try:
+            return load_rubric(draft)
+        except RubricError as error:
+            raise RubricError(str(error).replace(str(draft), name)) from None
+
+
+def check_document(name: str, data: bytes) -> None:
+    """Raises InputError where an uploaded solution or template can't be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder, f"document{PurePosixPath(name).suffix.lower()}")
+        draft.write_bytes(data)
+        try:
+            read_document(draft)
+        except SubmissionError as error:
+            raise InputError(str(error).replace(str(draft), name)) from None
+
+
+def rubric_versions(folder: Path) -> list[Path]:
+    """Versions kept, newest first."""
+    kept = (folder / "rubrics").glob("[!.]*")  # one that is being written has a hidden name
+    return sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def version_name(folder: Path, rubric: Path) -> str:
+    """`version 2, 2026-11-22 10:56` of a version kept; else the file's own name."""
+    oldest_first = rubric_versions(folder)[::-1]
+    if rubric not in oldest_first:
+        return rubric.name
+    saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(rubric.stat().st_mtime))
+    return f"version {oldest_first.index(rubric) + 1}, {saved}"
+
+
+# --- the commands
+
+
+def dry_run(folder: Path) -> Work:
+    """The dry run of an assignment."""
+    return Work(folder / "runs" / "dry-run")
+
+
+def grading(folder: Path) -> Work:
+    """The grading of an assignment, or of one of its rounds."""
+    return Work(folder / "runs" / "grade")
+
+
+def dry_run_command(backend: Backend, inputs: Inputs) -> list[str]:
+    """What is found, and how long it is."""
+    return backend.command("grade", *_words(inputs), "--dry-run", "--json")
+
+
+def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, only: Sequence[str] = ()) -> list[str]:
+    """Grade into `out`; goes on where an earlier run stopped."""
+    chosen = ["--limit", str(limit)] if limit else []
+    chosen += ["--only", as_names(only)] if only else []
+    logged = ("--log-level", "info", "--log-style", "json")
+    return backend.command(*logged, "grade", *_words(inputs), "--out", str(out), "--quiet", "--json", *chosen)
+
+
+def _words(inputs: Inputs) -> list[str]:
+    options = {
+        "--rubric": inputs.rubric,
+        "--solution": inputs.solution,
+        "--template": inputs.template,
+        "--code-model": inputs.code_model,
+        "--feedback-model": inputs.feedback_model,
+        "--ask": inputs.ask,
+        "--samples": str(inputs.samples) if inputs.samples > 1 else "",
+    }
+    return [inputs.submissions, *(word for option, value in options.items() if value for word in (option, value))]
+
+
+def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
+    """Take up the gradings below the desk's home that were cut off: the journal knows what is done.
+
+    Returns their folders, each with why it is not taken up; "": it is. The command is made of the assignment's inputs.
+    """
+    found = []
+    for folder in find_folders(backend.home):
+        for place in (folder, *sorted((folder / "rounds").glob("*/"))):
+            work = grading(place)
+            if work.interrupted:
+                try:
+                    why = _why_not_trusted(work.folder, backend.home)
+                    if not why:
+                        work.start(*_again(backend, place, work))
+                except KvasirError as error:
+                    why = str(error)
+                found.append((folder, why))
+    return found
+
+
+def _again(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
+    """What goes on with it. Raises BatchError if the inputs can't be read."""
+    record = work.record()
+    assert record
+    if record.kind == "retry":
+        return backend.command("watch", str(place), "--quiet", "--json"), record.kind, 0, ()
+    command = grade_command(backend, read_inputs(place), place, record.limit, record.only)
+    return command, record.kind, record.limit, record.only
+
+
+def _why_not_trusted(work: Path, home: Path) -> str:
+    """Why others may have had a hand in what lies on the way from `home` to a work's folder; "": they can't have."""
+    below = [work, *(place for place in work.parents if home in place.parents)]
+    files = (place / name for place in below for name in ("work.json", FILE, "batch.json"))
+    for path in (home, *below, *(file for file in files if file.exists())):
+        if path != home and path.is_symlink():
+            return f"{path} is a link"
+        if why := why_not_ours(path):
+            return why
+    return ""

@@ -1,0 +1,190 @@
+"""A person's decisions about grades: read as they come, and made from what a form says."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from desk.tail import LineTail
+from grading.export import FinalGrade
+from grading.points import CriterionGrade, Grade
+from grading.reviews import FILE, Override, append_override, decisions_in, undo_override, version_of
+from grading.rubric.rubric import Points
+from messages.errors import UsageError
+
+Decided = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
+
+ACCEPTED = "looked at, and left as it is"
+TAKEN_OVER = "regraded in round"  # how the reason of a decision begins that a round made, not a person
+
+
+class ReviewError(UsageError):
+    """A decision that can't be kept as it is; the message says what to change."""
+
+
+def account() -> str:
+    """Who is logged in; "" where that has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+class Decisions:
+    """What was decided about one batch. May be used from several threads; only what is new is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.version = 0  # grows with each change
+        self._folder = folder
+        self._tail = LineTail(folder / FILE, make=decisions_in)
+        self._lock = threading.RLock()
+        self._by_item: dict[str, dict[str | None, Override]] = {}
+
+    def refresh(self) -> Mapping[str, Decided]:
+        """What counts now, by item id. Raises BatchError on a line that is no decision."""
+        with self._lock:
+            rows, replaced = self._tail.read()
+            self.version += bool(rows or replaced)
+            if replaced:
+                self._by_item = {}
+            for whole, made in rows:
+                self._by_item.pop(str(whole), None)
+                for override in made:
+                    self._by_item.setdefault(override.item_id, {})[override.criterion_id] = override
+            return {item: dict(decided) for item, decided in self._by_item.items()}
+
+    def add(self, *overrides: Override) -> None:
+        """As `append_override`."""
+        append_override(self._folder, *overrides)
+
+    def undo(self, item_id: str, version: str, before: Decided, reviewer: str) -> None:
+        """As `undo_override`."""
+        undo_override(self._folder, item_id, version, before.values(), reviewer)
+
+
+def overrides(
+    grade: Grade,
+    decided: Decided,
+    points: Mapping[str, Points],
+    feedback: Mapping[str, str],
+    summary: str,
+    reason: str,
+    reviewer: str = "",
+) -> list[Override]:
+    """What a filled-in form changes: a decision for each criterion that is not as it stands, and for the summary.
+
+    Empty if nothing is changed. Raises ReviewError if something is changed without a reason, or out of range.
+    """
+    made = [
+        change
+        for item in grade.criteria
+        if (change := _criterion(grade, item, decided.get(item.id), points, feedback, reason, reviewer))
+    ]
+    whole = decided.get(None)
+    standing = whole.feedback if whole and whole.feedback is not None else grade.summary
+    if summary.strip() != standing.strip():
+        total = whole.points if whole else None
+        made.append(Override(grade.item_id, None, total, summary.strip(), _needed(reason), reviewer))
+    return made
+
+
+def accepted(grade: Grade, reviewer: str = "", whole: Override | None = None) -> Override:
+    """The decision that the grade stands as it is, with what was decided of the `whole` before."""
+    stands = (whole.points, whole.feedback) if whole else (None, None)
+    return Override(grade.item_id, None, *stands, ACCEPTED, reviewer)
+
+
+def taken_over(
+    old: Grade, new: Grade, reason: str, reviewer: str = "", decided: Decided = MappingProxyType({})
+) -> list[Override]:
+    """Decisions that give `old` the points and feedback of `new`, where both have the criterion.
+
+    None where a person has `decided`: what other rounds gave is replaced, what somebody looked at is not.
+    """
+    if any(not each.reason.startswith(TAKEN_OVER) for each in decided.values()):
+        return []
+    better = {item.id: item for item in new.criteria if item.points is not None}
+    version = version_of(decided.values())
+    return [
+        Override(old.item_id, item.id, mine.points, mine.feedback, reason, reviewer, version=version)
+        for item in old.criteria
+        if (mine := better.get(item.id)) and mine.points <= item.max_points  # type: ignore[operator]
+        if mine.points != (decided.get(item.id) or item).points
+    ]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A form's values by field, beside what stood when it was begun."""
+
+    folder: Path
+    final: FinalGrade
+    decided: Decided
+    values: dict[str, Any]
+
+    @classmethod
+    def begin(cls, folder: Path, final: FinalGrade, decided: Decided) -> Draft:
+        """A form that says what stands."""
+        values: dict[str, Any] = {"summary": final.summary, "reason": ""}
+        for item in final.criteria:
+            values[f"points {item.id}"] = None if item.points is None else float(item.points)
+            values[f"feedback {item.id}"] = item.feedback
+        return cls(folder, final, decided, values)
+
+    @property
+    def item_id(self) -> str:
+        """The submission that it is about."""
+        return self.final.grade.item_id
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something would be lost without it."""
+        return bool(self.decisions(self.decided, reason="…"))
+
+    def key(self, field: str) -> str:
+        """What the field's widget is called: another name as soon as something else stands."""
+        return f"{field} {self.item_id} {version_of(self.decided.values())}"
+
+    def read(self, widgets: Mapping[str, Any]) -> None:
+        """Take in what the widgets say by now."""
+        self.values = {field: widgets.get(self.key(field), value) for field, value in self.values.items()}
+
+    def decisions(self, standing: Decided, reviewer: str = "", reason: str = "") -> list[Override]:
+        """What makes the grade what the form says, over what stands. Raises ReviewError, as `overrides`."""
+        asked = {item.id: self.values[f"points {item.id}"] for item in self.final.criteria}
+        given = {id: int(one) if one == int(one) else one for id, one in asked.items() if one is not None}
+        said = {item.id: self.values[f"feedback {item.id}"] for item in self.final.criteria}
+        reason = reason or self.values["reason"]
+        made = overrides(self.final.grade, standing, given, said, self.values["summary"], reason, reviewer)
+        return [replace(each, version=version_of(standing.values())) for each in made]
+
+
+def _criterion(
+    grade: Grade,
+    item: CriterionGrade,
+    before: Override | None,
+    points: Mapping[str, Points],
+    feedback: Mapping[str, str],
+    reason: str,
+    reviewer: str,
+) -> Override | None:
+    standing = before.points if before and before.points is not None else item.points
+    said = before.feedback if before and before.feedback is not None else item.feedback
+    wanted, text = points.get(item.id, standing), feedback.get(item.id, said).strip()
+    if wanted == standing and text == said.strip():
+        return None
+    if wanted is not None and not (math.isfinite(wanted) and 0 <= wanted <= item.max_points):
+        raise ReviewError(f"{item.id}: points go from 0 to {item.max_points}, not {wanted}")
+    return Override(grade.item_id, item.id, wanted, text, _needed(reason), reviewer)
+
+
+def _needed(reason: str) -> str:
+    if not reason.strip():
+        raise ReviewError("say in a few words why you change the grade: it is kept beside what the model said")
+    return reason.strip()

@@ -1,0 +1,43 @@
+"""What a dry run found, as `kvasir grade --dry-run --json` printed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from desk.assignments import dry_run
+from producers.files.private import read_ordinary
+from producers.files.shapes import from_json
+
+
+def found_by(folder: Path) -> dict[str, Any]:
+    """The last dry run's findings; empty if there was none, or while it is running."""
+    work = dry_run(folder)
+    try:
+        found: dict[str, Any] = from_json(read_ordinary(work.out))
+        repeated_tokens(found), table(found)  # a page must not be the first to find that they are of another shape
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return found
+
+
+def repeated_tokens(found: dict[str, Any]) -> int:
+    """Prompt tokens that need not be computed because the class shares them."""
+    graded = sum(1 for item in found["submissions"] if item["prompts"])
+    return sum(part["tokens"] * max(0, graded - 1) for part in found["shared_prefix"])
+
+
+def table(found: dict[str, Any]) -> list[dict[str, object]]:
+    """A row for each submission."""
+    return [_row(item) for item in found["submissions"]]
+
+
+def _row(item: dict[str, Any]) -> dict[str, object]:
+    return {
+        "submission": item["submission"],
+        "language": item["language"],
+        **{f"{kind} tokens": item["tokens"].get(kind, 0) for kind in ("code", "text", "output")},
+        "prompt tokens": sum(item["prompts"].values()),
+        "needs review": "; ".join(item.get("review_reasons", ())),
+        "remarks": "; ".join(item.get("remarks", ())),
+    }

@@ -1,0 +1,36 @@
+"""The fleet as it was a moment ago: asked beside the page, which a broker that is away must not hold up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from desk.backend import FleetView
+
+
+class FleetWatch:
+    """Asks in a thread of its own, one question at a time, and only while somebody looks."""
+
+    def __init__(self, ask: Callable[[], FleetView]) -> None:
+        """`ask` may block, and says what is wrong in the fleet's `problem`."""
+        self._ask = ask
+        self._seen: FleetView | None = None
+        self._lock = threading.Lock()
+        self._asking = False
+
+    def look(self) -> FleetView | None:
+        """The last answer, at once; None before the first. Asks for the next one."""
+        with self._lock:
+            if not self._asking:
+                self._asking = True
+                threading.Thread(target=self._update, name="desk-fleet", daemon=True).start()
+            return self._seen
+
+    def _update(self) -> None:
+        seen: FleetView | None = None
+        try:
+            seen = self._ask()
+        finally:
+            with self._lock:
+                self._asking = False
+                self._seen = seen or self._seen

@@ -1,0 +1,125 @@
+"""Who is alive, how fast it goes."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import streamlit as st
+
+from desk import assignments
+from desk.estimate import duration, model_rates, per_hour
+from desk.pages.shared import REFRESH_S, Desk, live, pictures, sentences, table
+from desk.text import escaped
+from grading.charts import runs
+from messages.workers import WorkerInfo
+
+
+def show(desk: Desk, folder: Path) -> None:
+    """Draw it."""
+
+    def fleet() -> None:
+        with sentences():
+            _workers(desk, folder)
+            _rates(desk, folder)
+
+    live(fleet, REFRESH_S)
+    with sentences():
+        _run(desk, folder)
+
+
+def _run(desk: Desk, folder: Path) -> None:
+    """Not in the part that draws itself anew: of a large class this is a lot to send."""
+    view = desk.views.of(folder)
+    drawn = pictures(desk, ("run", folder), view.version, lambda: runs.pictures(view.results))
+    if drawn:
+        st.subheader("The run in pictures", anchor=False)
+        st.caption("Of the jobs that have an answer, each from when it was submitted; as of when this page was opened.")
+        st.html(drawn)
+
+
+def _workers(desk: Desk, folder: Path) -> None:
+    if not desk.backend.is_cluster:
+        record, alive = assignments.grading(folder).record(), assignments.grading(folder).alive
+        st.write(f"Process {record.pid} on this machine is grading." if alive and record else "Nothing is running.")
+        if alive:
+            _in_hand(desk, folder)
+        return
+    seen = desk.fleet.look()
+    if seen is None:
+        st.caption("Asking the cluster …")
+        return
+    if seen.problem:
+        st.error(escaped(seen.problem))
+        return
+    st.metric("Workers alive", len(seen.workers))
+    now = time.time()
+    table(
+        [
+            {
+                "worker": registration.worker_id,
+                "does": _does(registration),
+                "stage": registration.role,
+                "model": registration.model,
+                "engine": registration.engine,
+                "device": registration.device,
+                "done": registration.done,
+                "tokens/s": round(registration.tokens_per_s, 1),
+                "up": duration(max(0.0, now - registration.started_at)),
+                "remark": registration.notes,
+            }
+            for registration in seen.workers
+        ],
+        "Workers",
+    )
+    table([{"queue": name, "waiting": ready} for name, ready in (seen.waiting or {}).items()], "Queues")
+
+
+def _does(worker: WorkerInfo) -> str:
+    if not worker.busy:
+        return "nothing"
+    slots = f" in {worker.busy} of {worker.slots} slots" if worker.slots > 1 else ""
+    return f"{worker.role} of {worker.model}{slots}"
+
+
+def _in_hand(desk: Desk, folder: Path) -> None:
+    """What this machine's process works on at this moment; whose work it is nobody needs to know here."""
+    models, now = desk.views.of(folder).models(), datetime.now(UTC)
+    rows = [
+        {
+            "stage": stage,
+            "model": models[job],
+            "since": since.astimezone().strftime("%H:%M:%S"),
+            "seconds": max(0, round((now - since).total_seconds())),
+            "job": job,
+        }
+        for job, stage, since in desk.stages(folder).in_hand()
+        if job in models
+    ]
+    if rows:
+        table(rows, "In hand")
+
+
+def _rates(desk: Desk, folder: Path) -> None:
+    view, rows, _ = desk.rows(folder)
+    record = assignments.grading(folder).record()
+    if record and assignments.grading(folder).alive:
+        done = desk.stages(folder).refresh()["done"]
+        jobs_each = max(1, len(view.results) // max(1, sum(row.state != "waiting" for row in rows)))
+        st.metric("Students an hour", f"{per_hour(done // jobs_each, time.time() - record.started_at):,.0f}")
+    found = model_rates(view.results)
+    if found:
+        table(
+            [
+                {
+                    "model": rate.model,
+                    "answers": rate.answers,
+                    "prefill tokens/s": round(rate.prefill_tokens_per_s),
+                    "decode tokens/s, each sequence": round(rate.decode_tokens_per_s, 1),
+                    "from a transferred KV cache": rate.transferred,
+                }
+                for rate in found
+            ],
+            "Models",
+        )

@@ -1,0 +1,138 @@
+"""All assignments, and a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from desk import assignments
+from desk.assignments import Inputs
+from desk.dry_runs import found_by
+from desk.pages.address import go, will_go
+from desk.pages.shared import Desk, act, say_problem, sentences
+from desk.rows import counters
+from desk.text import escaped
+from grading.rubric.rubric import KINDS
+from grading.submissions.reading import READABLE, check_apart
+
+_WORK = [kind.removeprefix(".") for kind in READABLE]
+
+
+def show(desk: Desk) -> None:
+    """Draw it."""
+    st.header("Assignments", anchor=False)
+    folders = desk.folders()
+    for folder in folders:
+        with sentences():
+            _one(desk, folder)
+    if not folders:
+        st.write("There is none yet.")
+    st.subheader("New assignment", anchor=False)
+    with sentences():
+        _new(desk)
+
+
+def _one(desk: Desk, folder: Path) -> None:
+    inputs = assignments.read_inputs(folder)
+    view, rows, _ = desk.rows(folder)
+    counted = counters(rows, len(found_by(folder).get("submissions", ())))
+    with st.container(border=True):
+        title, *figures, button = st.columns([4, 1, 1, 1, 1, 1])
+        title.markdown(f"**{escaped(inputs.title)}**  \n{escaped(str(folder))}")
+        labels = {"Submissions": counted.total, "Ungraded": counted.ungraded, "Graded": counted.graded}
+        for column, (label, value) in zip(figures, (labels | {"Reviewed": counted.reviewed}).items(), strict=True):
+            column.metric(label, value)
+        say_problem(view)
+        if button.button("Open", key=f"open {folder}"):
+            go("Results" if counted.graded else "Grade", str(folder))
+
+
+def _new(desk: Desk) -> None:
+    number = st.session_state.setdefault("forms sent", 0)
+
+    def key(name: str) -> str:
+        return f"new {number} {name}"
+
+    with st.form("new", border=True):
+        st.text_input("Name", key=key("title"))
+        st.file_uploader(
+            "Submissions: a zip from the LMS, or files",
+            ["zip", *_WORK],
+            accept_multiple_files=True,
+            key=key("uploads"),
+        )
+        st.text_input("… or a folder, zip or file on this machine", key=key("place"))
+        st.file_uploader("Rubric (none: it is written on the next page)", [*KINDS], key=key("rubric"))
+        left, right = st.columns(2)
+        left.file_uploader("Solution (optional)", _WORK, key=key("solution"))
+        right.file_uploader("Template that students started from (optional)", _WORK, key=key("template"))
+        models = ["", *desk.backend.models]
+        left.selectbox("Model for code", models, format_func=_model, key=key("code"))
+        right.selectbox("Model for text and feedback", models, format_func=_model, key=key("feedback"))
+        st.checkbox(
+            "Ask about each criterion by itself",
+            help="A criterion that is changed later is then asked about alone.",
+            key=key("one by one"),
+        )
+        act("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")
+
+
+def _create(home: Path, number: int) -> None:
+    """An assignment of what the form of this number says; the second of two clicks on one form leads there as well."""
+    state = st.session_state
+    if state["forms sent"] == number:
+        state["made"] = _made(home, lambda name: state[f"new {number} {name}"])
+        state["forms sent"] += 1
+    if not state["assignment"]:  # or the reader has chosen another meanwhile
+        will_go(*state["made"])
+
+
+def _made(home: Path, said: Callable[[str], Any]) -> tuple[str, str]:
+    """(its first section, its folder), made of what each field of the form says."""
+    uploads, place, rubric = said("uploads"), said("place"), said("rubric")
+    _check(uploads, place, rubric, (said("solution"), said("template")), home)
+    title = said("title")
+    folder = assignments.create(home, title)
+    asked = "criteria" if said("one by one") else "together"
+    models = said("code"), said("feedback")
+    inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", *models, ask=asked), uploads, place, rubric)
+    inputs = replace(
+        inputs,
+        solution=_document(folder / "solution", said("solution")),
+        template=_document(folder / "template", said("template")),
+    )
+    assignments.save_inputs(folder, inputs)
+    return "Grade" if inputs.rubric else "Regrade", str(folder)
+
+
+def _document(folder: Path, upload: Any) -> str:
+    return str(assignments.save_file(folder, upload.name, upload.getvalue())) if upload else ""
+
+
+def _model(name: str) -> str:
+    return name or "as configured"
+
+
+def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home: Path) -> None:
+    """Before a folder is made, so that nothing half made stays behind."""
+    if uploads:
+        assignments.check_uploads([upload.name for upload in uploads])
+        if len(uploads) == 1:  # among several it is a student's, who gets a row that says so
+            assignments.check_zip(uploads[0].name, uploads[0])
+    else:
+        check_apart(assignments.existing(place), home, "kvasir ui --home")
+    if rubric:
+        assignments.check_rubric(rubric.name, rubric.getvalue())
+    for document in filter(None, documents):
+        assignments.check_document(document.name, document.getvalue())
+
+
+def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:
+    files = [(upload.name, upload.getvalue()) for upload in uploads]
+    work = assignments.save_submissions(folder, files) if files else assignments.existing(place)
+    kept = str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else ""
+    return replace(inputs, submissions=str(work), rubric=kept)

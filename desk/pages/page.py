@@ -1,0 +1,151 @@
+"""The desk's frame: which assignment, which section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import streamlit as st
+
+from desk.backend import Backend
+from desk.pages import (
+    bound_page,
+    export_page,
+    fleet_page,
+    grade_page,
+    home_page,
+    regrade_page,
+    results_page,
+    review_page,
+)
+from desk.pages.address import SECTIONS, follow, keep
+from desk.pages.shared import Desk, arrive, sentences, the_desk
+from desk.pages.unsaved import asks_about_unsaved
+from desk.rows import Row
+from desk.text import escaped
+from messages.errors import KvasirError
+
+_PAGES: dict[str, Callable[[Desk, Path], None]] = {
+    "Grade": grade_page.show,
+    "Results": results_page.show,
+    "Review": review_page.show,
+    "Regrade": regrade_page.show,
+    "Bound": bound_page.show,
+    "Export": export_page.show,
+    "Fleet": fleet_page.show,
+}
+
+
+# Streamlit's own grey is fainter than 4.5:1, which small text needs to be read.
+_STYLE = """<style>
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
+button:enabled kbd { color: inherit; opacity: 1; }
+@media (min-width: 641px) {  /* the shorter of work and form stays in sight while the longer one is read */
+  .st-key-beside [data-testid="stColumn"] { position: sticky; top: 4rem; align-self: flex-start; }
+}
+.state { margin-right: 1rem; }
+.state::before { content: "●"; margin-right: 0.35rem; }
+.state-open::before { color: light-dark(#b35900, #e69f00); }
+.state-settled::before { color: light-dark(#00805d, #35c49a); }
+.state-missing::before { color: light-dark(#c02020, #ff8080); }
+.state-waiting::before { color: light-dark(#63666a, #b4b1ab); }
+.rows { overflow-x: auto; margin: 0 0 1rem; }
+.rows table { border-collapse: collapse; font-size: 0.875rem; width: 100%; }
+.rows th, .rows td { padding: 0.35rem 0.6rem; text-align: left; border: 1px solid rgba(128,132,149,0.3); }
+.rows th { font-weight: 600; background: rgba(128,132,149,0.12); }
+.rows td.number { text-align: right; }
+.keys { font-size: 0.875rem; margin-top: 0.5rem; }
+.keys summary { cursor: pointer; }
+/* A submission's work. Streamlit says by color-scheme whether the page is dark. */
+.work-code, .work-prose, .work-output, .work-table { font-size: 0.875rem; line-height: 1.5; margin: 0 0 0.5rem; }
+pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5rem 0.75rem; background: none; }
+pre.work-code { background: rgba(128,132,149,0.12); border-left: 3px solid rgba(64,120,220,0.7); border-radius: 4px; }
+pre.work-prose { font-family: inherit; font-size: 1rem; padding: 0 0.25rem; }
+pre.work-output { border-left: 3px solid rgba(128,132,149,0.5); }
+pre.work-prose code { font-size: 0.9em; }
+.work-heading { font-size: 1.15rem; }
+.work-table { border-collapse: collapse; border-left: 3px solid rgba(128,132,149,0.5); }
+.work-table th, .work-table td { padding: 0.1rem 0.6rem; text-align: right; overflow-wrap: anywhere; border: none; }
+.work-table th { font-weight: 600; border-bottom: 1px solid rgba(128,132,149,0.5); }
+.work-plot { display: block; max-width: 100%; height: auto; margin: 0 0 0.5rem; border-radius: 4px; }
+[class^="work-"] { font-style: normal; }
+.work-k { color: light-dark(#8a1f9c, #e0a0f0); }
+.work-s { color: light-dark(#0a6640, #8fd9a8); }
+.work-n { color: light-dark(#0b5aa5, #8cc4ff); }
+.work-c { color: light-dark(#5a6472, #b0b8c4); }
+mark [class^="work-"] { color: inherit; }  /* on what is highlighted, only ink can be read */
+</style>"""
+
+
+def show(open_backend: Callable[[], Backend]) -> None:
+    """Draw the page that the reader is on."""
+    st.set_page_config(page_title="Kvasir grading desk", layout="wide")
+    st.html(_STYLE)
+    with sentences():
+        st.sidebar.title("Kvasir", anchor=False)
+        desk = the_desk(open_backend)
+        arrive()
+        follow()
+        review_page.keep_typed(desk)
+        if desk.backend.notice:
+            st.warning(escaped(desk.backend.notice))
+        folder = _chosen(desk)
+        section = _section(desk, folder) if folder else ""
+        if asks_about_unsaved(desk):
+            return
+        if folder is None:
+            home_page.show(desk)
+        else:
+            st.header(escaped(desk.title(folder)), anchor=False)
+            _PAGES[section](desk, folder)
+        keep()
+
+
+def _chosen(desk: Desk) -> Path | None:
+    """The assignment of the side bar; None for all. Of an address only folders that the desk knows are opened."""
+    names = {str(folder): folder for folder in desk.folders()}
+    wanted = st.session_state.get("assignment", "")
+    if wanted not in names:
+        st.session_state["assignment"] = ""
+        if wanted:
+            st.warning(escaped(f"This desk has no assignment {Path(wanted).name!r:.80}: choose one of those below."))
+    chosen = st.sidebar.selectbox(
+        "Assignment", ["", *names], format_func=lambda name: _title(desk, name), key="assignment"
+    )
+    return names.get(chosen)
+
+
+def _section(desk: Desk, folder: Path) -> str:
+    """The section of the side bar, each with what waits there; a page that changes that draws the side bar anew."""
+    waits: dict[str, str] = {}
+    with suppress(KvasirError):  # said where the class itself is shown
+        waits = _waits(desk.rows(folder)[1])
+        st.session_state["counted"] = desk.by_people(folder)
+    return str(
+        st.sidebar.radio("Section", SECTIONS, captions=[waits.get(name, "") for name in SECTIONS], key="section")
+    )
+
+
+def _waits(found: Sequence[Row]) -> dict[str, str]:
+    """What waits in which section, in words and a colour; nothing of a section in which nothing waits."""
+    counts = [
+        ("Grade", ":gray[●]", sum(row.state == "waiting" for row in found), "not graded yet"),
+        ("Review", ":orange[●]", sum(bool(row.needs_review) for row in found), "to review"),
+        ("Review", ":orange[●]", sum(row.asked for row in found), "to reply to"),
+        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in found), "left blank"),
+    ]
+    said: dict[str, list[str]] = {}
+    for section, dot, count, words in counts:
+        if count:
+            said.setdefault(section, []).append(f"{dot} {count} {words}")
+    return {section: "  \n".join(lines) for section, lines in said.items()}
+
+
+def _title(desk: Desk, folder: str) -> str:
+    if not folder:
+        return "All assignments"
+    try:
+        return f"{desk.title(Path(folder))} ({Path(folder).name})"
+    except KvasirError:  # said where the assignment itself is shown; the others stay in reach
+        return Path(folder).name

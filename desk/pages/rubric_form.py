@@ -1,0 +1,272 @@
+"""The rubric as a form, or as the file that it is: both edit one thing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import streamlit as st
+
+from desk.pages.markup import Markup
+from desk.rounds import Change
+from desk.text import escaped
+from grading.rubric.form import (
+    CriterionFields,
+    LateFields,
+    RubricFields,
+    has_comments,
+    moved,
+    read_fields,
+    with_criterion,
+    written,
+)
+from grading.rubric.rubric import ROLES, Rubric, exact, parse_rubric, plain
+from messages.errors import RubricError
+
+View = Literal["Form", "YAML"]
+_numbers = count(1)
+
+
+@dataclass
+class RubricDraft:
+    """What is typed and not saved yet. Its fields count in the form, its text where the file itself is shown."""
+
+    name: str  # of the file that it began with
+    saved: str  # its text
+    form: RubricFields
+    text: str
+    view: View = "Form"
+    problem: str = ""  # why the text can't be shown as a form
+    keys: list[int] = field(default_factory=list)  # one a criterion: their fields move along with them
+    number: int = 0  # other fields have other keys, or they would show what was typed before
+
+    @classmethod
+    def of(cls, name: str, text: str) -> RubricDraft:
+        """One that changes nothing. Raises RubricError where the text is no rubric."""
+        made = cls(name, text, read_fields(name, text, Path(name).suffix.lower()), text)
+        made._number()
+        return made
+
+    @classmethod
+    def begin(cls, title: str) -> RubricDraft:
+        """One for an assignment that has none: with a criterion to begin with, and saved nowhere."""
+        first = CriterionFields("criterion_1", "First criterion")
+        made = cls.of("rubric.yaml", written(RubricFields(title, criteria=(first,))))
+        made.saved = ""
+        return made
+
+    @property
+    def file(self) -> tuple[str, str]:
+        """(name, text) of what would be saved: as it was where nothing is changed, comments and all."""
+        if self.view == "YAML":
+            return self.name, self.text
+        if self.form == read_fields(self.name, self.text, self._suffix):
+            return self.name, self.text
+        return str(Path(self.name).with_suffix(".yaml")), written(self.form)
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something would be lost without it."""
+        return self.file[1] != self.saved
+
+    def rubric(self) -> Rubric:
+        """The rubric that it makes. Raises RubricError."""
+        name, text = self.file
+        return parse_rubric(name, text, Path(name).suffix.lower())
+
+    def show(self, view: View) -> None:
+        """As a form, or as a file. A text that is no rubric stays a text, and `problem` says why."""
+        self.problem = ""
+        if view == self.view:
+            return
+        if view == "Form":
+            try:
+                self.form = read_fields(self.name, self.text, self._suffix)
+            except RubricError as error:
+                self.problem = str(error)
+                return
+            self._number()
+        else:
+            self.name, self.text = self.file
+            self.number = next(_numbers)
+        self.view = view
+
+    def move(self, at: int, to: int | None) -> None:
+        """As `moved`."""
+        self.form = moved(self.form, at, to)
+        key = self.keys.pop(at)
+        if to is not None:
+            self.keys.insert(to, key)
+
+    def add(self) -> None:
+        """A criterion at the end."""
+        self.form = with_criterion(self.form)
+        self.keys.append(next(_numbers))
+
+    @property
+    def _suffix(self) -> str:
+        return Path(self.name).suffix.lower()
+
+    def _number(self) -> None:
+        self.number = next(_numbers)
+        self.keys = [next(_numbers) for _ in self.form.criteria]
+
+
+def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
+    """Draw it, and take in what is typed."""
+    # Here and not in the radio's callback: a button of the form that is pressed just before has its callback after it,
+    # and the text would lack what the button did.
+    if (wanted := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
+        _switch(draft, wanted)
+    key = f"rubric view {draft.number}"
+    st.session_state[key] = draft.view
+    kind = {".json": "JSON", ".csv": "CSV"}.get(Path(draft.name).suffix.lower(), "YAML")
+    st.radio(
+        "Edited as",
+        ["Form", "YAML"],
+        key=key,
+        horizontal=True,
+        format_func=lambda view: kind if view == "YAML" else view,
+    )
+    if draft.view == "YAML":
+        _as_text(draft)
+    else:
+        _as_form(draft, changes)
+    if draft.problem:
+        st.error(escaped(draft.problem))
+
+
+def _switch(draft: RubricDraft, view: View) -> None:
+    take_in(draft)
+    draft.show(view)
+
+
+def take_in(draft: RubricDraft) -> None:
+    """What is typed by now, be it in the form or in the text."""
+    if draft.view == "YAML":
+        draft.text = st.session_state.get(f"rubric text {draft.number}", draft.text)
+    else:
+        _take_in(draft)
+
+
+def _as_text(draft: RubricDraft) -> None:
+    field = f"rubric text {draft.number}"
+    st.session_state.setdefault(field, draft.text)
+    draft.text = st.text_area("Rubric", height=360, key=field, help="Every change makes other jobs.")
+
+
+# --- the form
+
+
+def _as_form(draft: RubricDraft, changes: Sequence[Change]) -> None:
+    _take_in(draft)
+    form = draft.form
+    _text(draft, "title", form.title, "Title")
+    _text(draft, "instructions", form.instructions, "Instructions to the model", area=True)
+    _text(draft, "feedback", form.feedback, "How the summary is written: language, tone", area=True)
+    for at, each in enumerate(form.criteria):
+        with st.container(border=True):
+            _criterion(draft, at, each)
+            _history(each.was or each.id, changes)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button("Add a criterion", on_click=_add, args=(draft,))
+        st.markdown(f"**{form.total:g} points in all**")
+    with st.expander("Lateness", expanded=bool(form.late.due)):
+        _late(draft, form.late)
+    checks = form.rest.get("checks", [])
+    if checks:
+        st.caption(f"{len(checks)} checks are kept as they are; they are edited as YAML.")
+    if has_comments(draft.text) and draft.file[1] != draft.text:
+        st.caption("The file's comments are lost when a form is saved; edited as YAML they stay.")
+
+
+def _criterion(draft: RubricDraft, at: int, each: CriterionFields) -> None:
+    key, last = draft.keys[at], len(draft.keys) - 1
+    wide, narrow = st.columns([3, 2])
+    with wide:
+        _text(draft, f"title {key}", each.title, "Criterion")
+    with narrow:
+        _text(draft, f"id {key}", each.id, "Id", help="A column of the tables, and a key of the answers.")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        _number(draft, f"points {key}", each.points, "Points")
+        _number(draft, f"step {key}", each.step, "In steps of")
+        field = _field(draft, f"model {key}", each.model)
+        st.selectbox("Model", ROLES, key=field)
+    _text(draft, f"guidance {key}", each.guidance, "Guidance, which students never see", area=True)
+    _text(draft, f"rulings {key}", each.rulings, "Rulings on edge cases, one a line", area=True)
+    with st.container(horizontal=True):
+        for label, to, off in (("Up", at - 1, at == 0), ("Down", at + 1, at == last), ("Remove", None, last == 0)):
+            st.button(label, key=f"rubric {label} {key}", disabled=off, on_click=_move, args=(draft, key, to))
+
+
+def _add(draft: RubricDraft) -> None:
+    _take_in(draft)
+    draft.add()
+
+
+def _move(draft: RubricDraft, key: int, to: int | None) -> None:
+    _take_in(draft)
+    draft.move(draft.keys.index(key), to)
+
+
+def _history(criterion: str, changes: Sequence[Change]) -> None:
+    mine = [change for change in changes if criterion in change.criteria]
+    if mine:
+        with st.expander(f"Changed {len(mine)} times" if len(mine) > 1 else "Changed once"):
+            told = Markup()
+            for change in reversed(mine):
+                when = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.at))
+                told.caption(f"{when}{f', {change.who}' if change.who else ''}, round {change.round}. It reads since:")
+                told.verbatim(change.criteria[criterion])
+            told.draw()
+
+
+def _late(draft: RubricDraft, late: LateFields) -> None:
+    _text(draft, "late due", late.due, "Due, as in 2026-11-03T23:59:00+01:00; empty: no rule")
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        _number(draft, "late percent", late.percent, "Percent off a day")
+        _number(draft, "late grace_minutes", late.grace_minutes, "Minutes of grace")
+        _number(draft, "late most_percent", late.most_percent, "Percent at most")
+
+
+def _take_in(draft: RubricDraft) -> None:
+    """What the fields say by now; of those that were not drawn yet, what they will say."""
+    criteria = []
+    for key, each in zip(draft.keys, draft.form.criteria, strict=True):
+        names = ("title", "id", "points", "step", "model", "guidance", "rulings")
+        criteria.append(replace(each, **_said(draft, each, {name: f"{name} {key}" for name in names})))
+    late = _said(
+        draft, draft.form.late, {name: f"late {name}" for name in ("due", "percent", "grace_minutes", "most_percent")}
+    )
+    top = _said(draft, draft.form, {name: name for name in ("title", "instructions", "feedback")})
+    draft.form = replace(draft.form, **top, criteria=tuple(criteria), late=replace(draft.form.late, **late))
+
+
+def _said(draft: RubricDraft, before: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name, widget in names.items():
+        value = st.session_state.get(f"rubric {draft.number} {widget}")
+        stands = getattr(before, name)
+        if isinstance(value, float):
+            value = plain(exact(value))
+        found[name] = stands if value is None or value == stands else value
+    return found
+
+
+def _field(draft: RubricDraft, name: str, value: Any) -> str:
+    field = f"rubric {draft.number} {name}"
+    st.session_state.setdefault(field, value)
+    return field
+
+
+def _text(draft: RubricDraft, name: str, value: str, label: str, area: bool = False, help: str = "") -> None:
+    made: Any = st.text_area if area else st.text_input
+    made(label, key=_field(draft, name, value), help=help or None)
+
+
+def _number(draft: RubricDraft, name: str, value: float, label: str) -> None:
+    st.number_input(label, 0.0, None, step=0.5, format="%g", key=_field(draft, name, float(value)))

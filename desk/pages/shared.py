@@ -1,0 +1,307 @@
+"""What every page uses: the process's one desk, moving about, and showing other people's text safely."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+from uuid import uuid4
+
+import streamlit as st
+
+from desk.assignments import FILE, find_folders, read_inputs
+from desk.backend import Backend
+from desk.decisions import Decided, Decisions, Draft, account
+from desk.estimate import ModelRate, model_rates
+from desk.fleet import FleetWatch
+from desk.pages.markup import Markup
+from desk.pages.rubric_form import RubricDraft
+from desk.progress import Stages
+from desk.rows import Row, rows
+from desk.text import escaped
+from desk.view import BatchView, Views
+from desk.work import Work
+from grading.charts.drawing import Picture
+from grading.export.late import FILE as TIMES
+from grading.export.requests import FILE as REQUESTS
+from grading.rubric.rubric import Rubric
+from messages.errors import KvasirError
+
+T = TypeVar("T")
+
+REFRESH_S = 2.0
+KEPT = 12  # drawn submissions and pictures that are kept for the next click on them
+HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
+COOKIE = "kvasir_desk"  # what this browser is called, and its person
+
+
+@dataclass
+class Desk:
+    """Everything that outlives a page: shared by all tabs of a process."""
+
+    backend: Backend
+    views: Views
+    fleet: FleetWatch
+    drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
+    rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
+    typed: dict[str, dict[str, str | None]] = field(default_factory=dict)  # by browser and field: requests and replies
+    _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
+    _decisions: dict[Path, Decisions] = field(default_factory=dict)
+    _stages: dict[Path, Stages] = field(default_factory=dict)
+    _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    _rows: dict[Path, tuple[tuple[int, ...], list[Row]]] = field(default_factory=dict)
+    _cost: tuple[object, str] = ((), "")
+    _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
+    _kept: dict[Hashable, tuple[Hashable, Any]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def folders(self) -> list[Path]:
+        """All assignments."""
+        return find_folders(self.backend.home, self.backend.more)
+
+    def title(self, folder: Path) -> str:
+        """What the assignment is called; read anew only when its files have changed."""
+        stamp = tuple(_changed(folder / name) for name in (FILE, "batch.json"))
+        with self._lock:
+            known = self._titles.get(folder)
+        if known is None or known[0] != stamp:
+            known = (stamp, read_inputs(folder).title)
+            with self._lock:
+                self._titles[folder] = known
+        return known[1]
+
+    def decisions(self, folder: Path) -> Decisions:
+        """The decisions of an assignment."""
+        with self._lock:
+            return self._decisions.setdefault(folder, Decisions(folder))
+
+    def opened(self, folder: Path, item_id: str, browser: str) -> None:
+        """This browser looks at this submission now, and at no other of the class."""
+        with self._lock:
+            self._open[folder, browser] = item_id, time.monotonic()
+
+    def open_elsewhere(self, folder: Path, browser: str) -> set[str]:
+        """Submissions that others look at: no browser is led to them, and each may still choose them."""
+        since = time.monotonic() - HELD_S
+        with self._lock:
+            held = list(self._open.items())
+        return {item for (where, who), (item, at) in held if where == folder and who != browser and at > since}
+
+    def stages(self, folder: Path) -> Stages:
+        """The stages of an assignment's, or a round's, grading."""
+        with self._lock:
+            return self._stages.setdefault(folder, Stages(folder / "runs" / "grade" / "log"))
+
+    def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Decided]]:
+        """The class now. Raises BatchError if the batch can't be read."""
+        view, decisions = self.views.of(folder), self.decisions(folder)
+        decided = dict(decisions.refresh())
+        stamp = (
+            view.version,
+            decisions.version,
+            _changed(folder / TIMES),
+            _changed(folder / REQUESTS),
+        )  # before the rows: what comes in between makes them anew next time
+        with self._lock:
+            known = self._rows.get(folder)
+        if known is None or known[0] != stamp:
+            known = (stamp, rows(view, decided))
+            with self._lock:
+                self._rows[folder] = known
+        return view, list(known[1]), decided
+
+    def cost(self, folder: Path, rubric: Rubric, only: Sequence[str] = ()) -> str:
+        """What regrading these submissions with this rubric would ask, in words; counted anew when either changes."""
+        view = self.views.of(folder)
+        key = (folder, view.version, rubric.digest, tuple(only))
+        with self._lock:
+            known = self._cost
+        if known[0] != key:
+            cost = view.cost(rubric, only)
+            known = (key, str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered.")
+            with self._lock:
+                self._cost = known
+        return known[1]
+
+    def version(self, folder: Path) -> tuple[int, ...]:
+        """Which `rows` were given out last."""
+        with self._lock:
+            return self._rows[folder][0]
+
+    def by_people(self, folder: Path) -> tuple[int, ...]:
+        """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
+        return self.version(folder)[1:]
+
+    def rates(self) -> list[ModelRate]:
+        """How fast each model has been, over all assignments; counted anew only when a result has come."""
+        views = [self.views.of(folder) for folder in self.folders()]
+        stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
+        with self._lock:
+            known = self._rates
+        if known[0] != stamp:
+            known = (stamp, model_rates(result for view in views for result in view.results))
+            with self._lock:
+                self._rates = known
+        return known[1]
+
+    def kept(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
+        """What `make` made for this key, made anew only with another stamp: the version of what it shows."""
+        with self._lock:
+            known = self._kept.pop(key, None)
+        if known is None or known[0] != stamp:
+            known = (stamp, make())
+        with self._lock:
+            self._kept[key] = known
+            while len(self._kept) > KEPT:  # those that nobody has asked for the longest
+                del self._kept[next(iter(self._kept))]
+        made: T = known[1]
+        return made
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def the_desk(open_backend: Callable[[], Backend]) -> Desk:
+    """The process's desk, made once."""
+    made: Desk = _cached(open_backend)
+    return made
+
+
+def _new_desk(_open: Callable[[], Backend]) -> Desk:
+    backend = _open()
+    for name in _FOR_TABLES:
+        importlib.import_module(name)
+    _set_aside()
+    return Desk(backend, Views(backend.request_of), FleetWatch(backend.fleet))
+
+
+def _set_aside() -> None:
+    """Take what is loaded by now out of the garbage collector's walks.
+
+    Streamlit collects after every run of a page, before it has sent all that the run drew: with the modules of pandas
+    and pyarrow to walk over, that took longer than the run itself.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+# Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread, since
+# two threads that import them at once can see them half made.
+_FOR_TABLES = ("pandas", "pyarrow")
+_cached = st.cache_resource(_new_desk, show_spinner=False)  # an argument with an underscore is no part of the key
+
+
+def live(draw: Callable[[], None], every_s: float | None) -> None:
+    """Draw a part of the page that draws itself anew every so often, without the rest; None: only with the rest."""
+    here = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
+
+    def draw_here() -> None:
+        # Streamlit may answer a click on the side bar together with one in here, and then draws this part alone; and
+        # what a button in here has done may change the rest.
+        if any(st.session_state.get(name) != value for name, value in here.items()):
+            st.rerun()
+        draw()
+
+    st.fragment(draw_here, run_every=every_s)()
+
+
+def act(label: str, do: Callable[[], object], key: str = "", at: Any = st, form: bool = False, **look: Any) -> None:
+    """Draw a button, in `at`, for what has to be done even if its reader is in another section by then.
+
+    It sends the `form` that it ends, if it ends one. What was typed just before, `do` finds in the session's state.
+
+    Streamlit may answer two quick clicks by one run, which draws the second one's section alone: there an `if` around
+    the button is never reached. A callback runs first. Why it failed is said here, below the columns if `at` is one.
+    """
+    state, id = st.session_state, f"{key or label} {st.session_state['assignment']}"
+
+    def run() -> None:
+        state["acted"] = state.get("acted", 0) + 1
+        state.pop("failed", None)
+        try:
+            do()
+        except KvasirError as error:
+            state["failed"] = id, str(error)
+
+    (at.form_submit_button if form else at.button)(label, key=id, on_click=run, **look)
+    failed, why = state.get("failed", ("", ""))
+    if failed == id:
+        st.error(escaped(why))
+        del state["failed"]
+
+
+def wait_for(work: Work, message: str) -> None:
+    """Say so until it has ended; then the page is drawn anew."""
+
+    def wait() -> None:
+        st.info(message)
+        if not work.alive:
+            st.rerun()
+
+    live(wait, REFRESH_S / 2)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """What goes wrong on purpose is said in a sentence, where it happened."""
+    try:
+        yield
+    except KvasirError as error:
+        st.error(escaped(str(error)))
+
+
+def say_problem(view: BatchView) -> None:
+    """What is wrong with the batch, if anything is."""
+    if view.problem:
+        st.error(escaped(view.problem))
+
+
+def arrive() -> None:
+    """Know the browser, and the name that it keeps, by its cookie."""
+    state = st.session_state
+    if "browser" not in state:
+        known, _, state["me"] = unquote(st.context.cookies.get(COOKIE, "")).partition(" ")
+        state["browser"] = known or uuid4().hex
+
+
+def decider() -> str:
+    """The name under which a decision is kept: the one that the person gave, else that of the account."""
+    return str(st.session_state.get("me") or account())
+
+
+def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iterable[Picture]]) -> str:
+    """Pictures below each other, beside each other where there is room; light or dark as the page is. "" for none.
+
+    Drawn anew only when their `stamp` has changed.
+    """
+    dark = st.context.theme.type == "dark"
+    return desk.kept((key, dark), stamp, lambda: _grid(draw(), dark))
+
+
+def _grid(drawn: Iterable[Picture], dark: bool) -> str:
+    cells = "".join(f"<div>{each.image(dark)}</div>" for each in drawn)
+    grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
+    return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+
+def table(rows: Sequence[Mapping[str, object]], what: str) -> None:
+    """Rows that are only read; `what` is what they are, for those who can't see them."""
+    drawn = Markup()
+    drawn.rows(rows, what)
+    drawn.draw()
+
+
+def text(body: str) -> None:
+    """Somebody else's text as it is, with its line breaks; nothing in it is acted upon."""
+    st.code(body, language=None, wrap_lines=True)

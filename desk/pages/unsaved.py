@@ -1,0 +1,97 @@
+"""What is typed and not saved yet: it outlives a reload, and is asked about before another page is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import streamlit as st
+
+from desk.decisions import Decided, Draft, accepted
+from desk.pages.shared import Desk, decider
+from desk.text import escaped
+from grading.export import FinalGrade
+from grading.reviews import version_of
+from messages.errors import KvasirError
+
+
+def draft_of(desk: Desk, folder: Path, final: FinalGrade, decided: Decided) -> Draft:
+    """The form of this submission: with what this browser has not saved yet, else with what stands now."""
+    state, key = st.session_state, (st.session_state["browser"], folder, final.grade.item_id)
+    before: Draft | None = state.get("draft")
+    here = before is not None and (before.folder, before.item_id) == key[1:]
+    draft = replace((before if here else desk.drafts.get(key)) or Draft.begin(folder, final, decided))
+    draft.read(state)
+    if not draft.unsaved or not draft.decisions(decided, reason="…"):
+        draft = Draft.begin(folder, final, decided)
+    if draft.unsaved:
+        desk.drafts[key] = draft
+    elif desk.drafts.get(key) is before:
+        desk.drafts.pop(key, None)
+    state["draft"] = draft
+    for field, value in draft.values.items():
+        state.setdefault(draft.key(field), value)
+    return draft
+
+
+def discard(desk: Desk, **to: str | None) -> None:
+    """Forget what is not saved, and go there."""
+    draft = st.session_state.pop("draft")
+    desk.drafts.pop((st.session_state["browser"], draft.folder, draft.item_id), None)
+    st.session_state.update(to)
+
+
+def save(desk: Desk, draft: Draft, standing: Decided, accept: bool = False, **to: str | None) -> None:
+    """Keep the draft's decisions, made in sight of what is `standing`, and go there; else stay and say why not."""
+    draft.read(st.session_state)
+    grade, name = draft.final.grade, decider()
+    try:
+        if accept:
+            made = [replace(accepted(grade, name, standing.get(None)), version=version_of(standing.values()))]
+        else:
+            made = draft.decisions(standing, name)
+        desk.decisions(draft.folder).add(*made)
+        if made:
+            st.session_state["undo"] = draft.folder, draft.item_id, standing
+        discard(desk, **to)
+        st.session_state["said"] = "" if made else "Nothing was changed."
+    except KvasirError as error:
+        st.session_state.update(_place(draft), said=str(error))
+
+
+def can_undo(draft: Draft) -> bool:
+    """Whether what was last saved in this window was about this submission."""
+    return bool(st.session_state.get("undo", ())[:2] == (draft.folder, draft.item_id))
+
+
+def undo(desk: Desk, draft: Draft, decided: Decided) -> None:
+    """Let stand again what stood before the last save; both stay in the record."""
+    before: Decided = st.session_state.pop("undo")[2]
+    try:
+        desk.decisions(draft.folder).undo(draft.item_id, version_of(decided.values()), before, decider())
+        discard(desk)
+        st.session_state["said"] = "What you saved last no longer counts."
+    except KvasirError as error:
+        st.session_state["said"] = str(error)
+
+
+def asks_about_unsaved(desk: Desk) -> bool:
+    """Whether a question stands in the place of the page that is wanted: what to do with the changes to another."""
+    draft: Draft | None = st.session_state.get("draft")
+    wanted = {name: st.session_state.get(name) for name in ("assignment", "section", "submission")}
+    if draft is None or wanted == _place(draft):
+        return False
+    draft.read(st.session_state)
+    if not draft.unsaved:
+        return False
+    st.session_state.pop("shown", None)  # the address follows the answer
+    st.warning(escaped(f"Your changes to {draft.final.submission} are not saved."))
+    with st.container(horizontal=True):
+        st.button("Save", type="primary", on_click=save, args=(desk, draft, draft.decided), kwargs=wanted)
+        st.button("Discard", on_click=discard, args=(desk,), kwargs=wanted)
+        st.button("Stay", on_click=st.session_state.update, kwargs=_place(draft))
+    return True
+
+
+def _place(draft: Draft) -> dict[str, str]:
+    return {"assignment": str(draft.folder), "section": "Review", "submission": draft.item_id}

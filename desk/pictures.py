@@ -1,0 +1,72 @@
+"""A class in pictures: points by the model and as they count now, each criterion, and how often both agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from desk.rows import Row
+from grading.charts.drawing import Picture, columns, points
+from grading.charts.histogram import histogram
+from grading.points import CriterionGrade
+from grading.report.grades import one_line
+from grading.rubric.rubric import Criterion, Points, Rubric
+
+BY_MODEL, NOW = "by the model", "with what people decided"
+
+
+def of_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
+    """Points in all; then, as soon as people have decided something, theirs beside the model's. None without grades."""
+    graded = [row for row in rows if row.state == "graded"]
+    if not graded:
+        return []
+    step = min(criterion.step for criterion in rubric.criteria)
+    reviewed = [row for row in graded if row.reviewed]
+    made = [_columns("Submissions by points", [row.ai for row in graded], _now(graded), rubric.total, step, reviewed)]
+    pairs = [(row.ai, row.final.earned) for row in reviewed]
+    both = Counter((float(ai), float(now)) for ai, now in pairs if ai is not None and now is not None)
+    if both:
+        made.append(points("Model and person", "points by the model", "points by the person", both, rubric.total))
+    return made
+
+
+def of_criteria(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
+    """How often each criterion got how many points, as `of_class`."""
+    handed_in = [row for row in rows if row.state in ("graded", "incomplete")]
+    reviewed = [row for row in handed_in if row.reviewed]
+    return [_criterion(criterion, handed_in, reviewed) for criterion in rubric.criteria] if handed_in else []
+
+
+def _criterion(criterion: Criterion, rows: Sequence[Row], reviewed: Sequence[Row]) -> Picture:
+    model = [_points(row.final.grade.criteria, criterion.id) for row in rows]
+    now = [_points(row.final.criteria, criterion.id) for row in rows]
+    title = one_line(criterion.title)
+    short = title if len(title) <= 44 else f"{title[:43]}…"
+    return _columns(short, model, now, criterion.points, criterion.step, reviewed)
+
+
+def _columns(
+    title: str,
+    model: Iterable[Points | None],
+    now: Iterable[Points | None],
+    most: Points,
+    step: Points,
+    reviewed: Sequence[Row],
+) -> Picture:
+    series = {BY_MODEL: histogram(_known(model), most, step)}
+    if reviewed:
+        series[NOW] = histogram(_known(now), most, step)
+    return columns(title, "points", "submissions", series)
+
+
+def _known(found: Iterable[Points | None]) -> list[Points]:
+    return [value for value in found if value is not None]
+
+
+def _now(rows: Iterable[Row]) -> list[Points | None]:
+    """What counts, before lateness; where a review is still open, what the model left."""
+    return [row.ai if row.final.earned is None else row.final.earned for row in rows]
+
+
+def _points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:
+    return next((item.points for item in criteria if item.id == id), None)

@@ -1,0 +1,78 @@
+"""Where a running batch's jobs are, stage by stage, from the steps that its process logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+from desk.tail import LineTail
+from desk.work import RESTARTED
+from messages.lifecycle import Step
+
+STAGES = ("waiting", "in prefill", "waiting for decode", "in decode", "done")
+
+_STAGE_AFTER: dict[str, str] = {
+    Step.SUBMITTED: "waiting",
+    Step.PREFILL_STARTED: "in prefill",
+    Step.KV_STORED: "in prefill",
+    Step.PASSED_ON: "waiting for decode",
+    Step.DECODE_STARTED: "in decode",
+    Step.FIRST_TOKEN: "in decode",
+    Step.ANSWERED: "in decode",
+    Step.REPLIED: "in decode",
+    Step.FAILED: "in decode",
+    Step.RETRIED: "waiting",
+    Step.KV_GONE: "waiting",
+    Step.REDELIVERED: "waiting",
+    Step.JOURNALED: "done",
+}
+
+
+class Stages:
+    """Jobs of the process that writes the log `path`, by stage. A process on a cluster sees only both ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = LineTail(path, strict=False)
+        self._stage: dict[str, str] = {}
+        self._since: dict[str, datetime] = {}  # of those in hand
+
+    def refresh(self) -> dict[str, int]:
+        """Number of jobs in each of STAGES, since the process started. Reads only what is new."""
+        rows, replaced = self._tail.read()
+        if replaced:
+            self._forget()
+        for row in rows:
+            event, job = str(row.get("event", "")), row.get("job")
+            if event == RESTARTED:
+                self._forget()
+            elif isinstance(job, str) and event in _STAGE_AFTER and self._stage.get(job) != "done":
+                self._move(job, _STAGE_AFTER[event], str(row.get("time", "")))
+        counts = Counter(self._stage.values())
+        return {stage: counts[stage] for stage in STAGES}
+
+    def in_hand(self) -> list[tuple[str, str, datetime]]:
+        """(job, stage, since when) of what is in prefill or in decode now, in the order in which it came there."""
+        self.refresh()
+        found = [(job, self._stage[job], since) for job, since in list(self._since.items())]
+        return sorted(found, key=lambda each: each[2])
+
+    def _move(self, job: str, stage: str, at: str) -> None:
+        if stage == self._stage.get(job):
+            return
+        self._stage[job] = stage
+        self._since.pop(job, None)
+        if stage in ("in prefill", "in decode"):
+            self._since[job] = _time(at)
+
+    def _forget(self) -> None:
+        self._stage.clear()
+        self._since.clear()
+
+
+def _time(said: str) -> datetime:
+    """When a line was logged; a line that doesn't say so is read as soon as it is there."""
+    try:
+        return datetime.fromisoformat(said).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return datetime.now(UTC)

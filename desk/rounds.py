@@ -1,0 +1,179 @@
+"""Regrading with another rubric: a round beside the batch, compared with it, and then adopted or left alone.
+
+A round has the batch's identity (id and secret), so that a submission's job in a round is the very job that the batch
+would make of it with that rubric: adopting a round hands its results over, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from desk.assignments import InputError, Inputs, grade_command, grading, read_inputs, save_inputs
+from desk.backend import Backend
+from desk.view import BatchView
+from grading.grade import Assignment
+from grading.grade import graded_class as make_graded_class
+from grading.prompts.prompt import criterion_text
+from grading.report.graded import GradedClass, save_graded
+from grading.rubric.rubric import load_rubric
+from messages.errors import BatchError
+from messages.jobs import JobResult
+from producers.batch import batch as batches
+from producers.batch.batch import Batch
+from producers.batch.forms import form_of
+from producers.files.journal import Lines
+from producers.files.private import make_folder
+from producers.files.shapes import shaped
+from producers.words import plural
+
+CHANGES = "changes.jsonl"
+
+
+def rounds(folder: Path) -> list[Path]:
+    """The rounds of an assignment, oldest first."""
+    return sorted((folder / "rounds").glob("*/"), key=lambda path: _number(path.name))
+
+
+def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, only: Sequence[str] = ()) -> Path:
+    """Grade these submissions (none named: all) with another rubric, in a folder of their own.
+
+    Raises InputError or BatchError: the batch is not done, a round is running, or a name can't be passed on.
+    """
+    _check_idle(folder, view)
+    inputs = replace(read_inputs(folder), rubric=str(rubric))
+    place = next_round(folder)
+    command = grade_command(backend, inputs, place, only=only)
+    make_round(folder, place)
+    save_inputs(place, inputs)
+    grading(place).start(command, only=only)
+    return place
+
+
+def go_on_with(backend: Backend, folder: Path, view: BatchView, place: Path) -> None:
+    """Grade what a round that was cut off, or ended with an error, left open. Raises as `start_round`."""
+    _check_idle(folder, view)
+    record = grading(place).record()
+    only = record.only if record else ()
+    grading(place).start(grade_command(backend, read_inputs(place), place, only=only), only=only)
+
+
+def next_round(folder: Path) -> Path:
+    """Where the next round goes."""
+    return folder / "rounds" / str(max(map(_number, (path.name for path in rounds(folder))), default=0) + 1)
+
+
+def make_round(folder: Path, place: Path) -> None:
+    """The batch's identity in a folder of its own, with the questions that it has answers to: those aren't asked."""
+    with Batch(folder) as batch:
+        make_folder(place)
+        batch.copy(place)
+
+
+def same_plan(place: Path, assignment: Assignment) -> bool:
+    """Whether this round is of just these jobs: then it is the one to go on with."""
+    planned = {entry.job_id for entry in batches.manifest_of(place)["jobs"] if entry.role != "intake"}
+    return planned == {task.job_id for task in assignment.tasks}
+
+
+def adopt_round(
+    backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult], who: str = ""
+) -> None:
+    """Grade the whole class as in this round: its results count, what it left out is graded now.
+
+    What the class had before is kept as a version. Raises BatchError while anything of the assignment is running.
+    """
+    _check_idle(folder, view)
+    keep_version(folder, view)
+    with Batch(folder) as batch:
+        batch.journal.record(results)
+    note_change(folder, place, who)
+    inputs: Inputs = replace(read_inputs(folder), rubric=read_inputs(place).rubric)
+    save_inputs(folder, inputs)
+    grading(folder).start(grade_command(backend, inputs, folder))
+
+
+def note_change(folder: Path, place: Path, who: str) -> None:
+    """Write down that the class is graded as in this round from now on: when, by whom, and which criteria were asked.
+
+    One line of JSON in changes.jsonl, with their texts, since a rubric that is edited in place keeps none.
+    """
+    manifest = batches.manifest_of(place)
+    before = {key for entry in batches.manifest_of(folder)["jobs"] for key in entry.asked}
+    asked = {key.partition(":")[0] for entry in manifest["jobs"] for key in {*entry.asked} - before}
+    rubric = load_rubric(Path(manifest["request"]["rubric"]))
+    new = [criterion for criterion in rubric.criteria if criterion.id in asked or not before]
+    line = {
+        "at": time.time(),
+        "who": who,
+        "round": place.name,
+        "rubric": rubric.digest,
+        "criteria": {criterion.id: criterion_text(criterion) for criterion in new},
+    }
+    Lines(folder / CHANGES).append([line])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A line of changes.jsonl. `criteria`: how those that were asked about anew have read since."""
+
+    at: float  # seconds since the epoch
+    who: str
+    round: str
+    criteria: Mapping[str, str]
+
+
+def changes(folder: Path) -> list[Change]:
+    """Which rounds were adopted, oldest first. Raises BatchError on a line that says nothing of the kind."""
+    return [change for _, change in Lines(folder / CHANGES).made(_change, "change")]
+
+
+def _change(row: dict[str, Any]) -> Change:
+    made: Change = shaped(Change, row, "the change")
+    return made
+
+
+def keep_version(folder: Path, view: BatchView) -> None:
+    """Keep the class's grades, if there are any, as they are now, to be compared with later."""
+    graded = graded_class(view)
+    if graded:
+        keep_grades(folder, graded)
+
+
+def keep_grades(folder: Path, graded: GradedClass) -> None:
+    """Keep these as a version of the class's grades: `load_graded` reads it again."""
+    place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded.versions['rubric'][:8]}"
+    make_folder(place)
+    save_graded(place, graded)
+
+
+def versions(folder: Path) -> list[Path]:
+    """Folders of the grades kept, oldest first."""
+    return sorted((folder / "versions").glob("*/"), key=lambda path: _number(path.name.partition("-")[0]))
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isascii() and name.isdigit() and len(name) < 10 else 0
+
+
+def graded_class(view: BatchView) -> GradedClass | None:
+    """The class as exports read it, or None if nothing is planned yet."""
+    if view.assignment is None or not view.grades:
+        return None
+    return make_graded_class(batches.batch_id(view.folder), view.assignment, view.grades, view.kept)
+
+
+def _check_idle(folder: Path, view: BatchView) -> None:
+    if any(grading(place).alive for place in (folder, *rounds(folder))):
+        raise BatchError("this assignment is being graded now; wait for it, or stop it first")
+    manifest = batches.manifest_of(folder)
+    if manifest["prompt_form"] != form_of(manifest["request"]):
+        raise BatchError(batches.older_form(folder))
+    counts = view.counts()
+    if not counts.total:
+        raise InputError("grade the class first: there is nothing yet to compare with")
+    if counts.open:
+        raise InputError(f"{plural(counts.open, 'job', 'has', 'have')} no result yet; go on with the grading first")

@@ -1,0 +1,203 @@
+"""A batch as the desk shows it: read beside the process that owns it, and only as far as it has grown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from desk.tail import LineTail
+from grading import grade as grading
+from grading.cost import Cost, cost_of
+from grading.grade import Assignment, GradeRequest, Item
+from grading.points import Grade
+from grading.report.graded import GradedClass, load_graded
+from grading.rubric.rubric import Rubric
+from messages import codec
+from messages.errors import BatchError, KvasirError
+from messages.jobs import STATES, JobResult
+from producers.batch import batch as batches
+from producers.batch.batch import BatchEntry, Counts
+from producers.batch.forms import form_of
+from producers.files.journal import Standings
+
+_NO_GRADE = Grade("", "waiting", None, 0, ())  # holds a place until the grade is made
+RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
+
+
+class BatchView:
+    """Reads, never writes. One instance serves all pages of a process, from any thread.
+
+    `refresh` reads the class's work once, and after that only new results; only grades that they touch are made anew.
+    """
+
+    def __init__(self, folder: Path, request_of: RequestOf) -> None:
+        """`request_of` makes the request that a manifest keeps; it may raise KvasirError."""
+        self.folder = folder
+        self.problem = ""  # why there is nothing to show, in one sentence
+        self.assignment: Assignment | None = None
+        self.version = 0  # grows with whatever a page would show otherwise
+        self._request_of = request_of
+        self._lock = threading.RLock()
+        self._stamp: tuple[int, int] | None = None
+        self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
+        self.kept: GradedClass | None = None  # the grades last written, as they were when the batch was planned
+        self._planned: object = None
+        self._entries: list[BatchEntry] = []
+        self._runs: dict[str, int] = {}
+        self._standings: Standings[JobResult] = Standings()
+        self._items: dict[str, int] = {}  # by job
+        self._grades: list[Grade] = []
+
+    def refresh(self) -> BatchView:
+        """Catch up with the folder; what is wrong with it is in `problem`. Returns itself."""
+        with self._lock:
+            try:
+                self._catch_up()
+                self.problem = ""
+            except KvasirError as error:
+                self.problem = str(error)
+            except OSError as error:
+                self.problem = f"{self.folder} can't be read: {error.strerror}"
+        return self
+
+    @property
+    def grades(self) -> list[Grade]:
+        """A grade for each submission that the batch knows, in order."""
+        with self._lock:
+            return list(self._grades)
+
+    @property
+    def rubric(self) -> Rubric | None:
+        """The rubric that the grades are made with."""
+        return self.assignment.rubric if self.assignment else None
+
+    @property
+    def results(self) -> list[JobResult]:
+        """What counts for each job that has a result."""
+        with self._lock:
+            return [result for entry in self._entries if (result := self.result(entry.job_id))]
+
+    def models(self) -> dict[str, str]:
+        """The model that each job asks."""
+        with self._lock:
+            return {entry.job_id: entry.model for entry in self._entries}
+
+    def item(self, number: int) -> Item:
+        """The submission that the grade of this index belongs to."""
+        assert self.assignment
+        return self.assignment.items[number]
+
+    def result(self, job_id: str) -> JobResult | None:
+        """As `Batch.result`."""
+        return self._standings.line_of(job_id, self._runs.get(job_id, 1))
+
+    def counts(self) -> Counts:
+        """Jobs by state."""
+        states = [result.state for result in self.results]
+        return Counts(len(self._entries), *(states.count(state) for state in STATES))
+
+    def cost(self, rubric: Rubric, only: Collection[str] = ()) -> Cost:
+        """What grading these submissions (none named: all) with this rubric would ask. Raises KvasirError.
+
+        From the work as it was read: what was handed in since is not in it.
+        """
+        with self._lock:
+            assert self.assignment
+            made, manifest = self.assignment, batches.manifest_of(self.folder)
+            succeeded = {result.job_id for result in self.results if result.state == "succeeded"}
+            assignment = grading.assign(
+                made.request,
+                rubric,
+                made.solution,
+                made.template,
+                [item.submission for item in made.items],
+                manifest["batch_id"],
+                manifest["secret"],
+                self._entries,
+                succeeded,
+            )
+            chosen = tuple(item for item in assignment.items if not only or item.submission.name in only)
+            graded = {criterion.id for criterion in made.rubric.criteria}
+            return cost_of(replace(assignment, items=chosen), self._entries, succeeded, graded)
+
+    # --- catching up
+
+    def _catch_up(self) -> None:
+        touched = self._read_results()
+        if self._read_manifest():
+            self.version += 1
+            items = self.assignment.items if self.assignment else ()
+            touched = set(range(len(items)))
+            self._grades = [_NO_GRADE] * len(items)
+        self._grade_again(sorted(touched))
+
+    def _read_manifest(self) -> bool:
+        """Whether the manifest has changed, so that every grade may have."""
+        path = self.folder / "batch.json"
+        if not path.exists():
+            return False
+        status = path.stat()
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp == self._stamp:
+            return False
+        manifest = batches.manifest_of(self.folder)
+        self._stamp = stamp
+        planned = (manifest["request"], manifest["jobs"])
+        if planned == self._planned and manifest["runs"] == self._runs:
+            return False
+        if manifest["request"] and planned != self._planned:
+            self._plan(manifest)
+        self._planned, self._entries, self._runs = planned, manifest["jobs"], manifest["runs"]
+        return True
+
+    def _plan(self, manifest: Mapping[str, Any]) -> None:
+        request = self._request_of(manifest["request"])
+        jobs, runs = manifest["jobs"], manifest["runs"]
+        lines = (self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs)
+        succeeded = {line.job_id for line in lines if line and line.state == "succeeded"}
+        form = manifest["prompt_form"]
+        older = form if form != form_of(manifest["request"]) else None
+        self.assignment = grading.prepare(request, manifest["batch_id"], manifest["secret"], older, jobs, succeeded)
+        with suppress(BatchError):
+            self.kept = load_graded(self.folder)
+        items = enumerate(self.assignment.items)
+        self._items = {task.job_id: number for number, item in items for task in item.tasks}
+
+    def _read_results(self) -> set[int]:
+        """Take in what is new; the indices of the submissions that it belongs to."""
+        results, replaced = self._tail.read()
+        if replaced:
+            self._standings = Standings()
+            self._stamp = self._planned = None
+        self.version += bool(results or replaced)
+        for result in results:
+            self._standings.note(result.job_id, result)
+        return {self._items[result.job_id] for result in results if result.job_id in self._items}
+
+    def _grade_again(self, numbers: Sequence[int]) -> None:
+        if not numbers or not self.assignment:
+            return
+        items = tuple(self.assignment.items[number] for number in numbers)
+        planned = {entry.job_id for entry in self._entries}
+        made = grading.grades(replace(self.assignment, items=items), self.result, planned, self.kept)
+        for number, grade in zip(numbers, made, strict=True):
+            self._grades[number] = grade
+
+
+class Views:
+    """The views of a process, one for each folder."""
+
+    def __init__(self, request_of: RequestOf) -> None:
+        self._request_of = request_of
+        self._views: dict[Path, BatchView] = {}
+        self._lock = threading.Lock()
+
+    def of(self, folder: Path) -> BatchView:
+        """The view of this folder, caught up."""
+        with self._lock:
+            view = self._views.setdefault(folder, BatchView(folder, self._request_of))
+        return view.refresh()

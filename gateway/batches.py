@@ -1,0 +1,300 @@
+"""Batches that clients have the gateway work on, each in a thread, as `kvasir run` does it.
+
+A batch is described on disk before the client has its id. While it runs it has a folder as `kvasir run` has one: the
+journal there is the truth about its answers, so that a gateway which was killed goes on from it. At the end the answers
+become files, then the description says that it is over, and the folder goes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from gateway.files import GatewayFolder, StoredFile, read_all, write_description
+from gateway.refusal import Refused
+from infra.broker.failpoints import failpoint
+from messages.errors import ConfigError, KvasirError
+from producers.batch import prompt_lines
+from producers.batch.batch import Batch, Counts
+from producers.batch.openai_body import Defaults
+from producers.batch.prompt_lines import PromptLine
+from producers.batch.runner import JobSpec, Runner, cancelled
+from producers.client import Client
+
+log = logging.getLogger(__name__)
+
+MAX_UNDER_WAY = 32
+WINDOW_S = 24 * 3600.0
+_LATE_S = 30.0  # the workers' word that a job has expired comes first, if one holds it
+_RETRY_S = 10.0
+_PROBLEMS = 20  # of a file without a line that can be used
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+_OVER = ("failed", "completed", "expired", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch's description. `owner` as a file's; `models` are those that its lines may name, as they were then."""
+
+    id: str
+    owner: str
+    input_file_id: str
+    sha256: str  # of that file
+    idempotency_key: str
+    created: float  # seconds since the epoch
+    metadata: Mapping[str, str]
+    models: Mapping[str, Defaults]
+    status: Status = "validating"
+    since: Mapping[str, int] = field(default_factory=dict)  # when each status but the first began
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_file_id: str = ""
+    error_file_id: str = ""
+    errors: tuple[str, ...] = ()
+
+    @property
+    def expires(self) -> float:
+        """When its jobs expire, in seconds since the epoch."""
+        return self.created + WINDOW_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing about it will change."""
+        return self.status in _OVER
+
+
+class Batches:
+    """All batches of a gateway. Methods may be called from any thread; those that change something block."""
+
+    def __init__(self, state: GatewayFolder, client: Client, check_body: Callable[[dict[str, Any]], None]) -> None:
+        """Goes on with what was under way. `check_body` raises BadLine for a body that is not served."""
+        self._folder = state.folder / "batches"
+        self.files = state.files
+        self._client = client
+        self._check_body = check_body
+        self._known = read_all(self._folder, StoredBatch)
+        self._changing = threading.Lock()
+        self._closing = threading.Event()
+        self._threads: dict[str, tuple[threading.Thread, threading.Event]] = {}
+        for batch in self._known.values():
+            if batch.is_over:
+                self._clear(batch.id)
+            else:
+                self._start(batch.id)
+
+    def of(self, owner: str) -> list[StoredBatch]:
+        """Everything of one owner, oldest first."""
+        return sorted((each for each in list(self._known.values()) if each.owner == owner), key=lambda b: b.created)
+
+    def get(self, name: str, owner: str) -> StoredBatch:
+        """Raises Refused if there is none, or not for this owner."""
+        found = self._known.get(name)
+        if found is None or found.owner != owner:
+            raise Refused(404, f"there is no batch {name!r:.80}", "batch_id", "not_found")
+        return found
+
+    def create(
+        self, file: StoredFile, key: str, metadata: Mapping[str, str], models: Mapping[str, Defaults]
+    ) -> StoredBatch:
+        """Begin a batch, on disk on return; with a key that the same content came with before, that batch.
+
+        Raises Refused, BatchError.
+        """
+        with self._changing:
+            for known in self._known.values() if key else ():
+                if (known.owner, known.idempotency_key, known.sha256) == (file.owner, key, file.sha256):
+                    return known
+            if sum(not each.is_over for each in self._known.values()) >= MAX_UNDER_WAY:
+                raise Refused(
+                    429, f"{MAX_UNDER_WAY} batches are under way already", code="too_many_batches", retry_s=60
+                )
+            self.files.get(file.id, file.owner)  # it may have been deleted meanwhile
+            name = f"batch_{secrets.token_hex(12)}"
+            made = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models)
+            self._keep(made)
+            failpoint("gateway.created", name)
+            self._start(name)
+        return made
+
+    def cancel(self, name: str, owner: str) -> StoredBatch:
+        """Have it end with what it has, on disk on return. Raises Refused, BatchError."""
+        with self._changing:
+            batch = self.get(name, owner)
+            if batch.status == "cancelling":
+                return batch
+            if batch.status not in ("validating", "in_progress"):
+                raise Refused(409, f"a batch that is {batch.status} can't be cancelled", "batch_id", "invalid_value")
+            made = self._turn(batch, "cancelling")
+            self._threads[name][1].set()
+        return made
+
+    def delete_file(self, name: str, owner: str) -> None:
+        """Delete a file that no batch reads. Raises Refused."""
+        with self._changing:
+            for batch in self._known.values():
+                if batch.input_file_id == name and batch.owner == owner and not batch.is_over:
+                    raise Refused(409, f"{batch.id} reads it: cancel that, or wait", "id", "file_in_use")
+            self.files.delete(name, owner)
+
+    def close(self) -> None:
+        """Leave all batches where they are: the next gateway goes on. Idempotent."""
+        self._closing.set()
+        threads = list(self._threads.values())
+        for _, stop in threads:
+            stop.set()
+        for thread, _ in threads:
+            thread.join()
+
+    def _keep(self, batch: StoredBatch) -> StoredBatch:
+        write_description(self._folder, batch.id, batch)
+        self._known[batch.id] = batch
+        return batch
+
+    def _turn(self, batch: StoredBatch, status: Status, **fields: Any) -> StoredBatch:
+        since = {**batch.since, status: int(time.time())}
+        return self._keep(replace(batch, status=status, since=since, **fields))
+
+    def _clear(self, name: str) -> None:
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    # What follows runs in a batch's thread.
+
+    def _start(self, name: str) -> None:
+        stop = threading.Event()
+        if self._known[name].status == "cancelling":
+            stop.set()
+        thread = threading.Thread(target=self._run, args=(name, stop), name=name, daemon=True)
+        self._threads[name] = thread, stop
+        thread.start()
+
+    def _run(self, name: str, stop: threading.Event) -> None:
+        while not (self._closing.is_set() or self._known[name].is_over):
+            try:
+                with Batch(self._folder / name) as batch:
+                    self._work(name, batch, stop)
+            except (KvasirError, OSError) as error:
+                log.warning("%s waits: %s", name, error)
+                self._give_up_some_time(name, str(error))
+                self._closing.wait(_RETRY_S)
+        if self._known[name].is_over:
+            self._clear(name)
+            self._threads.pop(name, None)
+
+    def _work(self, name: str, batch: Batch, stop: threading.Event) -> None:
+        stored = self._known[name]
+        if not batch.entries or any(entry.role == "intake" for entry in batch.open_jobs.values()):
+            lines = self._lines(stored, batch, self._check_body)
+            prompt_lines.plan(batch, lines, self.files.path(stored.input_file_id), "none")
+            failpoint("gateway.planned", name)
+        progress = _Progress(lambda counts: self._count(name, counts))
+        progress.update(batch.counts())
+        self._advance(name, "validating", "in_progress")
+        left_s = stored.expires - time.time()
+        if left_s > 0 and not stop.is_set():
+            tasks = self._tasks(stored, batch, stop)
+            Runner(batch, tasks, self._client, progress, left_s).run(left_s + _LATE_S, stop)
+        if self._closing.is_set():
+            return
+        if batch.open_jobs:
+            self._end_early(batch, progress, "cancelled" if stop.is_set() else "expired")
+        self._advance(name, "in_progress", "finalizing")
+        self._finish(name, batch)
+
+    def _lines(
+        self, stored: StoredBatch, batch: Batch, check: Callable[[dict[str, Any]], None] = lambda _body: None
+    ) -> Iterator[PromptLine]:
+        def resolve(model: str) -> Defaults:
+            if model not in stored.models:
+                raise ConfigError(f"model {model!r:.120} not found; there are: {', '.join(stored.models)}")
+            return stored.models[model]
+
+        path = self.files.path(stored.input_file_id)
+        return prompt_lines.read_lines(path, batch.batch_id, batch.secret, resolve, not stored.owner, check)
+
+    def _tasks(self, stored: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[JobSpec]:
+        for line in self._lines(stored, batch):
+            if stop.is_set():
+                return
+            if line.task:
+                yield line.task
+
+    def _end_early(self, batch: Batch, progress: _Progress, state: Literal["cancelled", "expired"]) -> None:
+        """Results that have come count; the other jobs end without one."""
+        runner = Runner(batch, (), self._client, progress)
+        runner.run(0)
+        self._client.cancel(batch.batch_id)
+        batch.journal.record(replace(result, state=state) for result in cancelled(batch))
+        runner.run(0)  # takes its queue away
+
+    def _finish(self, name: str, batch: Batch) -> None:
+        """Answers become files, whole or not at all; then it is over."""
+        owner, counts, made = self._known[name].owner, batch.counts(), {}
+        for kind, there in (("output", counts.succeeded), ("error", counts.total - counts.succeeded)):
+            if there:
+                file_id = f"{name.replace('batch_', 'file-')}-{kind}"
+                self.files.write(file_id, owner, f"{name}_{kind}.jsonl", _rows(batch, kind == "output"))
+                failpoint("gateway.written", name)
+                made[f"{kind}_file_id"] = file_id
+        failed = counts.unreadable == counts.total
+        errors = tuple(_problems(batch)) if failed else ()
+        self._count(name, counts)
+        with self._changing:
+            stored = self._known[name]
+            status: Status = "cancelled" if stored.status == "cancelling" else "completed"
+            if status == "completed" and counts.expired + counts.cancelled:
+                status = "expired"
+            self._turn(stored, "failed" if failed else status, errors=errors, **made)
+            failpoint("gateway.over", name)
+
+    def _give_up_some_time(self, name: str, why: str) -> None:
+        with self._changing:
+            stored = self._known[name]
+            if time.time() > stored.expires + WINDOW_S and not stored.is_over:
+                self._turn(stored, "failed", errors=(why,), failed=stored.total - stored.completed)
+
+    def _advance(self, name: str, before: Status, after: Status) -> None:
+        with self._changing:
+            if self._known[name].status == before:
+                self._turn(self._known[name], after)
+                failpoint("gateway.advanced", name)
+
+    def _count(self, name: str, counts: Counts) -> None:
+        with self._changing:
+            failed = counts.done - counts.succeeded
+            self._known[name] = replace(
+                self._known[name], total=counts.total, completed=counts.succeeded, failed=failed
+            )
+
+
+@dataclass
+class _Progress:
+    """As a Runner wants it."""
+
+    update: Callable[[Counts], None]
+
+    def say(self, sentence: str) -> None:
+        """For whoever watches the gateway."""
+        log.info(sentence)
+
+
+def _rows(batch: Batch, succeeded: bool) -> Iterator[str]:
+    """Lines of the output or the error file, in the order of the input."""
+    for entry in batch.entries:
+        if (batch.states[entry.job_id] == "succeeded") == succeeded and (result := batch.result(entry.job_id)):
+            made = prompt_lines.output_line(entry, result, batch.created_at)
+            yield json.dumps(made, ensure_ascii=False) + "\n"
+
+
+def _problems(batch: Batch) -> Iterator[str]:
+    for entry in batch.entries[:_PROBLEMS]:
+        if (result := batch.result(entry.job_id)) and result.error:
+            yield f"{entry.name}: {result.error.message}"

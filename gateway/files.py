@@ -1,0 +1,177 @@
+"""What a gateway keeps on disk: one folder for one gateway, and in it the files that clients send and fetch.
+
+A file is there from the moment when its description is, which is written last; what a crash leaves without one is
+deleted at the next start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Self, TypeVar
+
+from gateway.refusal import Refused
+from infra.broker.failpoints import failpoint
+from infra.config.ownership import why_not_ours
+from messages.errors import ConfigError, UsageError
+from producers.batch import prompt_lines
+from producers.files.private import make_folder, open_private, read_ordinary, sync_folder, take_lock, write_atomically
+from producers.files.shapes import from_json, shaped
+
+T = TypeVar("T")
+
+_PIECE_BYTES = 1 << 20
+_NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}[a-z-]*")
+_OURS = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file's description. `owner` is the name of the key that sent it; "" where no key is needed."""
+
+    id: str
+    owner: str
+    name: str
+    size: int
+    sha256: str
+    created: float  # seconds since the epoch
+    purpose: Literal["batch", "batch_output"] = "batch"
+
+
+def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
+    """All descriptions of this kind in a folder, by their ids; what a crash left there is deleted.
+
+    Raises ConfigError if one is damaged.
+    """
+    found: dict[str, T] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            if not _NAME.fullmatch(path.stem):
+                raise ValueError("its name is none of ours")
+            made: T = shaped(kind, from_json(read_ordinary(path)), "it")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} can't be read ({error}): restore it, or move it away") from None
+        found[path.stem] = made
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name) and path.stem not in found:
+            path.unlink()
+    return found
+
+
+def write_description(folder: Path, name: str, made: Any) -> None:
+    """Keep a description, on disk on return. Raises BatchError."""
+    write_atomically(folder / f"{name}.json", json.dumps(asdict(made), ensure_ascii=False) + "\n")
+
+
+class GatewayFolder:
+    """The folder of one gateway; use as a context manager. Raises ConfigError if it is another's, or can't be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = _locked(folder)
+        try:
+            self.files = Files(folder / "files")
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._lock)
+
+
+def _locked(folder: Path) -> int:
+    try:
+        make_folder(folder)
+        if why := why_not_ours(folder):
+            raise ConfigError(why)
+        for place in ("files", "batches"):
+            make_folder(folder / place)
+        sync_folder(folder)
+        sync_folder(folder.parent)
+        descriptor = take_lock(folder / "gateway.lock")
+    except OSError as error:
+        raise ConfigError(f"can't keep files and batches in {folder}: {error.strerror or error}") from None
+    if descriptor is None:
+        raise ConfigError(f"another gateway uses {folder}: stop it, or name another folder with --state")
+    return descriptor
+
+
+class Files:
+    """Files by their ids. Methods may be called from any thread; those that change something block on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known = read_all(folder, StoredFile)
+
+    def path(self, name: str) -> Path:
+        """Where a file's content lies."""
+        return self._folder / f"{name}.jsonl"
+
+    def of(self, owner: str) -> list[StoredFile]:
+        """Everything of one owner, oldest first."""
+        return sorted((each for each in list(self._known.values()) if each.owner == owner), key=lambda f: f.created)
+
+    def get(self, name: str, owner: str) -> StoredFile:
+        """Raises Refused if there is none, or not for this owner."""
+        found = self._known.get(name)
+        if found is None or found.owner != owner:
+            raise Refused(404, f"there is no file {name!r:.80}", "id", "not_found")
+        return found
+
+    def add(self, owner: str, name: str, content: BinaryIO) -> StoredFile:
+        """Keep what a client sends, on disk on return. Raises Refused, BatchError."""
+        made = f"file-{secrets.token_hex(12)}"
+        try:
+            size, sha256 = _copied(content, self.path(made))
+            failpoint("gateway.copied", made)
+            prompt_lines.check_file(self.path(made), "the file")
+            return self._describe(StoredFile(made, owner, name, size, sha256, time.time()))
+        except OSError as error:
+            self.path(made).unlink(missing_ok=True)
+            raise Refused(507, f"the file can't be kept: {error.strerror or error}") from None
+        except UsageError as error:
+            self.path(made).unlink(missing_ok=True)
+            raise Refused(400, str(error), "file", "invalid_value") from None
+
+    def write(self, name: str, owner: str, title: str, lines: Iterable[str]) -> None:
+        """Keep what a batch has made, under an id that the caller chooses: again, it is the same file."""
+        write_atomically(self.path(name), lines)
+        size = self.path(name).stat().st_size
+        self._describe(StoredFile(name, owner, title, size, "", time.time(), "batch_output"))
+
+    def delete(self, name: str, owner: str) -> None:
+        """Delete a file, for good on return. Raises Refused, OSError."""
+        self.get(name, owner)
+        del self._known[name]
+        (self._folder / f"{name}.json").unlink()
+        self.path(name).unlink(missing_ok=True)
+        sync_folder(self._folder)
+
+    def _describe(self, made: StoredFile) -> StoredFile:
+        write_description(self._folder, made.id, made)
+        failpoint("gateway.described", made.id)
+        self._known[made.id] = made
+        return made
+
+
+def _copied(content: BinaryIO, path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of what was copied, on disk on return. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with open_private(path, "xb") as file:
+        while piece := content.read(_PIECE_BYTES):
+            digest.update(piece)
+            size += len(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()

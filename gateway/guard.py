@@ -1,0 +1,152 @@
+"""What every request passes first: who may ask, how much, how long, how many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.gateway import Gateway
+from gateway.refusal import Refused
+from producers.batch.prompt_lines import MAX_FILE_BYTES
+
+MAX_BODY_BYTES = 8 << 20
+MAX_OPEN = 128  # requests under way, streams among them
+BODY_S = 30.0
+MAX_UPLOAD_BYTES = MAX_FILE_BYTES + (64 << 10)  # what is around the file in its form
+UPLOAD_S = 600.0
+_UPLOAD = ("POST", "/v1/files")
+_OPEN_TO_ALL = ("/", "/health", "/ready", "/docs", "/openapi.json")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Guard:
+    """ASGI middleware. The request's key lies in `scope["state"]["key"]`: None where none is needed."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        send = self._counting(send)
+        try:
+            scope.setdefault("state", {})["key"] = self._admitted(scope)
+        except Refused as refused:
+            return await refused.response(scope["path"])(scope, receive, send)
+        self._open += 1
+        self._gateway.figures.open.set(self._open)
+        try:
+            await self._pass(scope, receive, send)
+        finally:
+            self._open -= 1
+            self._gateway.figures.open.set(self._open)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            if (scope["method"], scope["path"]) == _UPLOAD:
+                return await self._app(scope, _bounded(headers, receive), send)
+            async with asyncio.timeout(BODY_S):
+                body = await _body(headers, receive)
+        except (Refused, TimeoutError) as error:
+            refused = error if isinstance(error, Refused) else Refused(408, f"the body took longer than {BODY_S:g} s")
+            return await refused.response(scope["path"])(scope, receive, send)
+        if body is not None:
+            if body:  # curl calls it a form unless told otherwise, and Ollama's own examples don't tell it
+                others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+                scope["headers"] = [*others, (b"content-type", b"application/json")]
+            await self._app(scope, _once(body, receive), send)
+
+    def _admitted(self, scope: Scope) -> Any:
+        headers, path = Headers(scope=scope), scope["path"]
+        if not self._gateway.keys.needed:
+            _check_local(headers)
+        if path in _OPEN_TO_ALL:
+            return None
+        if self._open >= MAX_OPEN:
+            raise Refused(429, f"{MAX_OPEN} requests are under way already", code="too_many_requests", retry_s=1)
+        if not self._gateway.keys.needed:
+            return None
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
+        key = self._gateway.keys.find(secret.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            raise Refused(401, "an API key is needed, as 'Authorization: Bearer KEY'", code="invalid_api_key")
+        return key
+
+    def _counting(self, send: Send) -> Send:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._gateway.figures.requests.labels(str(message["status"])).inc()
+            await send(message)
+
+        return counted
+
+
+def _check_local(headers: Headers) -> None:
+    """Without keys a page on the web, opened on this machine, must not be able to ask."""
+    if _hostname(f"//{headers.get('host', '')}") not in _LOOPBACK:
+        raise Refused(403, "without API keys only requests to localhost are answered: add one with kvasir keys add")
+    origin = headers.get("origin")
+    if origin and _hostname(origin) not in _LOOPBACK:
+        raise Refused(403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add")
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # brackets that are no IPv6 address
+        return None
+
+
+def _bounded(headers: Headers, receive: Receive) -> Receive:
+    """The body as it comes, for a form that is written to disk. Raises Refused where it is too long, now or later."""
+    too_long = Refused(413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large")
+    if int(headers.get("content-length", "0")) > MAX_UPLOAD_BYTES:
+        raise too_long
+    size = 0
+
+    async def bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_UPLOAD_BYTES:
+            raise too_long
+        return message
+
+    return bounded
+
+
+async def _body(headers: Headers, receive: Receive) -> bytes | None:
+    """All of the body; None if the client left while sending. Raises Refused."""
+    too_long = Refused(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
+    if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
+        raise too_long
+    pieces, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > MAX_BODY_BYTES:
+            raise too_long
+        more = message.get("more_body", False)
+    return b"".join(pieces)
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    """The body in one piece, then whatever comes."""
+    left: list[Callable[[], Message]] = [lambda: {"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return left.pop()() if left else await receive()
+
+    return replay

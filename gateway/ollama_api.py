@@ -1,0 +1,330 @@
+"""Ollama's API: chat, generate, and what is asked about models. docs/gateway.md lists every field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field, model_validator
+
+from gateway.dispatch import PromptRequest
+from gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
+from gateway.refusal import DESCRIBED, Refused
+from gateway.requests import Strict, wanted
+from gateway.streams import streamed
+from infra.config.types import ModelSettings
+from messages.jobs import JobResult, Sampling
+
+router = APIRouter(prefix="/api", tags=["Ollama"], responses=DESCRIBED)
+
+LIKE = "0.33.0"  # the release of Ollama whose API this follows
+
+NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "context": ([],),
+    "height": (),
+    "images": ([],),
+    "logprobs": (False,),
+    "raw": (False,),
+    "shift": (False,),
+    "steps": (),
+    "suffix": ("",),
+    "template": ("",),
+    "think": (False,),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate": (False,),
+    "width": (),
+}
+NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+    "images": ([],),
+    "thinking": ("",),
+    "tool_call_id": ("",),
+    "tool_calls": ([],),
+    "tool_name": ("",),
+}
+NOT_AN_OPTION: Mapping[str, tuple[Any, ...]] = {
+    "embedding_only": (False,),
+    "f16_kv": (True,),
+    "frequency_penalty": (0,),
+    "logits_all": (False,),
+    "low_vram": (False,),
+    "main_gpu": (),
+    "min_p": (0,),
+    "mirostat": (0,),
+    "mirostat_eta": (),
+    "mirostat_tau": (),
+    "num_batch": (),
+    "num_gpu": (),
+    "num_keep": (),
+    "num_thread": (),
+    "numa": (False,),
+    "penalize_newline": (),
+    "presence_penalty": (0,),
+    "repeat_last_n": (),
+    "repeat_penalty": (1,),
+    "tfs_z": (1,),
+    "typical_p": (1,),
+    "use_mlock": (False,),
+    "use_mmap": (True, False),
+    "vocab_only": (False,),
+}
+_ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class Options(Strict):
+    """How tokens are chosen. `num_ctx` may ask for no more than the model has, and changes nothing."""
+
+    num_ctx: int | None = None
+    num_predict: int | None = None
+    seed: int | None = None
+    stop: str | list[str] = Field(default_factory=list)
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float | None = None
+
+
+class Asked(Strict):
+    """What both ways to an answer have."""
+
+    model: str
+    format: Literal["", "json"] | dict[str, Any] = ""
+    keep_alive: int | float | str | None = Field(None, description="Accepted; workers keep their models.")
+    options: Options = Options()
+    stream: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_served(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        kept = wanted(body, NOT_SERVED)
+        if isinstance(kept.get("options"), dict):
+            kept["options"] = wanted(kept["options"], NOT_AN_OPTION, "options.")
+        if isinstance(kept.get("messages"), list):
+            kept["messages"] = [
+                wanted(each, NOT_IN_A_MESSAGE, f"messages[{at}].") if isinstance(each, dict) else each
+                for at, each in enumerate(kept["messages"])
+            ]
+        return kept
+
+    async def sampling(self, gateway: Gateway, model: ModelSettings) -> Sampling:
+        """Raises Refused, InvalidMessage."""
+        options = self.options
+        context = await gateway.context(model.name)
+        if context and (options.num_ctx or 0) > context:
+            raise Refused(400, f"options.num_ctx is {options.num_ctx:,}, but {model.name} has {context:,} tokens")
+        unlimited = options.num_predict is None or options.num_predict < 0
+        random = options.seed is None or options.seed < 0
+        schema = {"json": '{"type":"object"}'}.get(self.format, "") if isinstance(self.format, str) else None
+        return Sampling(
+            max_tokens=await gateway.default_tokens(model.name) if unlimited else options.num_predict,  # type: ignore[arg-type]
+            temperature=model.temperature if options.temperature is None else options.temperature,
+            top_p=model.top_p if options.top_p is None else options.top_p,
+            top_k=options.top_k,
+            seed=new_seed() if random else options.seed,  # type: ignore[arg-type]
+            stop=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop),
+            json_schema=json.dumps(self.format, ensure_ascii=False) if schema is None else schema,
+        )
+
+
+class OllamaMessage(Strict):
+    """Who says what."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class OllamaChatRequest(Asked):
+    """POST /api/chat. Without messages it only asks whether the model is there."""
+
+    messages: list[OllamaMessage] = Field(default_factory=list)
+
+    @property
+    def conversation(self) -> list[tuple[str, str]]:
+        """(role, text) of each message."""
+        return [(each.role, each.content) for each in self.messages]
+
+
+class GenerateRequest(Asked):
+    """POST /api/generate. Without a prompt it only asks whether the model is there."""
+
+    prompt: str = ""
+    system: str = ""
+
+    @property
+    def conversation(self) -> list[tuple[str, str]]:
+        """(role, text) of each message."""
+        if not self.prompt:
+            return []
+        return [(role, text) for role, text in (("system", self.system), ("user", self.prompt)) if text]
+
+
+class ShowRequest(Strict):
+    """POST /api/show; `name` is what older clients call the model. Ollama's own program sends all fields, empty."""
+
+    model: str | None = None
+    name: str | None = None
+    options: Annotated[dict[str, Any] | None, Field(description="Accepted; nothing of it is shown.")] = None
+    system: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
+    template: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
+    verbose: Annotated[bool | None, Field(description="Accepted; there is no more to show.")] = None
+
+
+@router.post("/chat")
+async def chat(body: OllamaChatRequest, request: Request) -> Response:
+    """An answer to a conversation, by default as a stream of JSON lines."""
+    return await _answered(body, body.conversation, request, _as_message)
+
+
+@router.post("/generate")
+async def generate(body: GenerateRequest, request: Request) -> Response:
+    """An answer to a prompt, by default as a stream of JSON lines."""
+    return await _answered(body, body.conversation, request, lambda text: {"response": text})
+
+
+@router.get("/tags")
+async def tags(request: Request) -> dict[str, Any]:
+    """The models that there are for this key."""
+    gateway = gateway_of(request)
+    return {"models": [await _listed(gateway, name) for name in gateway.visible(request.state.key)]}
+
+
+@router.get("/ps")
+async def ps(request: Request) -> dict[str, Any]:
+    """Those that a worker has in its memory."""
+    gateway = gateway_of(request)
+    loaded = []
+    for name in gateway.visible(request.state.key):
+        if await gateway.decoders(name):
+            until = {"expires_at": _time(datetime.now(UTC) + timedelta(days=1)), "size_vram": 0}
+            about = await _listed(gateway, name)
+            del about["modified_at"]
+            loaded.append(about | until | {"context_length": await gateway.context(name)})
+    return {"models": loaded}
+
+
+@router.post("/show")
+async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
+    """What is known about a model."""
+    gateway = gateway_of(request)
+    model = _model(gateway, body.model or body.name or "", request)
+    info: dict[str, Any] = {"general.architecture": "kvasir", "general.basename": model.name}
+    if context := await gateway.context(model.name):
+        info["kvasir.context_length"] = context
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _DETAILS,
+        "model_info": info,
+        "capabilities": ["completion"],
+        "modified_at": _time(datetime.fromtimestamp(gateway.started, UTC)),
+    }
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The release of Ollama whose API this follows."""
+    return {"version": LIKE}
+
+
+@router.api_route("/{rest:path}", methods=_ALL_METHODS, include_in_schema=False)
+async def nothing_else(rest: str, request: Request) -> Response:
+    """Models are managed by kvasir.toml, and embeddings are not served."""
+    raise Refused(501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml")
+
+
+async def _answered(
+    body: Asked, conversation: list[tuple[str, str]], request: Request, words: Callable[[str], dict[str, Any]]
+) -> Response:
+    gateway = gateway_of(request)
+    model = _model(gateway, body.model, request)
+    if not conversation:
+        loaded = {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": "load"}
+        return JSONResponse(loaded)
+    prompt = prompt_of(conversation, shares=request.state.key is None)
+    sampling = await body.sampling(gateway, model)
+    ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream, request.state.key)
+    if body.stream:
+        return await streamed(_lines(ask, body.model, request, words), _error_line, "application/x-ndjson")
+    result = await gateway.result(ask, request)
+    return JSONResponse(_last(body.model, result, words(result.text)))
+
+
+async def _lines(
+    ask: PromptRequest, name: str, request: Request, words: Callable[[str], dict[str, Any]]
+) -> AsyncGenerator[str, None]:
+    async for happening in gateway_of(request).answer(ask, request):
+        if isinstance(happening, JobResult):
+            yield json.dumps(_last(name, happening, words(""))) + "\n"
+        else:
+            piece = {"model": name, "created_at": _time(), **words(happening), "done": False}
+            yield json.dumps(piece, ensure_ascii=False) + "\n"
+
+
+def _last(name: str, result: JobResult, words: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer, or the end of a stream; times in nanoseconds."""
+    used = result.decode
+    return {
+        "model": name,
+        "created_at": _time(),
+        **words,
+        "done": True,
+        "done_reason": result.finish_reason or "stop",
+        "total_duration": _nanoseconds(used.total_s),
+        "load_duration": 0,
+        "prompt_eval_count": used.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(result.prefill.prefill_s),
+        "eval_count": used.completion_tokens,
+        "eval_duration": _nanoseconds(used.decode_s),
+    }
+
+
+_DETAILS = {
+    "parent_model": "",
+    "format": "",
+    "family": "kvasir",
+    "families": ["kvasir"],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+
+
+async def _listed(gateway: Gateway, name: str) -> dict[str, Any]:
+    """A model in a list. Its weights lie with the workers, so nobody knows their size here."""
+    prints = sorted(worker.fingerprint for worker in await gateway.decoders(name))
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(datetime.fromtimestamp(gateway.started, UTC)),
+        "size": 0,
+        "digest": hashlib.sha256(f"{name} {prints[:1]}".encode()).hexdigest(),
+        "details": _DETAILS,
+    }
+
+
+def _model(gateway: Gateway, name: str, request: Request) -> ModelSettings:
+    """Ollama adds `:latest` to a name without a tag."""
+    bare = name.removesuffix(":latest")
+    return gateway.model(bare if bare in gateway.models else name, request.state.key)
+
+
+def _as_message(text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}}
+
+
+def _error_line(refused: Refused) -> str:
+    return json.dumps(refused.ollama(), ensure_ascii=False) + "\n"
+
+
+def _time(moment: datetime | None = None) -> str:
+    return (moment or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

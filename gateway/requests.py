@@ -1,0 +1,36 @@
+"""What requests of both APIs have in common: nothing in them is ignored unless it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from gateway.refusal import Refused
+
+
+class Strict(BaseModel):
+    """A part of a request: a field that it doesn't have is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def wanted(fields: Mapping[str, Any], not_served: Mapping[str, tuple[Any, ...]], where: str = "") -> dict[str, Any]:
+    """The fields that say something. Raises Refused for what we don't serve, by name.
+
+    `not_served` has for each such field the values by which clients say that they don't want it; null always does.
+    """
+    kept = {}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name not in not_served:
+            kept[name] = value
+        elif not any(_same(value, neutral) for neutral in not_served[name]):
+            raise Refused(400, f"{where + name!r} is not served", f"{where}{name}", "unsupported_parameter")
+    return kept
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,0 +1,206 @@
+"""Serves the gateway until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gateway.app import make_app
+from gateway.batches import Batches
+from gateway.batches_api import check_body
+from gateway.dispatch import Dispatch
+from gateway.files import GatewayFolder
+from gateway.gateway import STOP_S, Gateway
+from gateway.guard import MAX_OPEN
+from gateway.keys import KeyRing, file_in
+from infra.config.types import ModelSettings
+from messages.errors import ConfigError
+from monitoring.server import Page, PageServer
+from producers.client import Client
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 << 10
+HEADERS_S = 30.0  # that a client may take to send a request's headers
+TAKE_S = 60.0  # that it may take to receive what was written
+_IDLE_S = 30
+
+
+def check_host(host: str, folder: Path) -> None:
+    """Raises ConfigError if anybody else than this machine's users could ask without a key."""
+    if not KeyRing(file_in(folder)).needed and not _is_loopback(host):
+        raise ConfigError(
+            f"without API keys the gateway listens on loopback only, not on {host}: "
+            f"add a key with kvasir keys add NAME --state {folder}"
+        )
+
+
+def serve(
+    client: Client,
+    models: Mapping[str, ModelSettings],
+    address: tuple[str, int],
+    folder: Path,
+    on_ready: Callable[[str], None],
+    page: tuple[str, int] | None = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; streams have ten seconds to end then. `on_ready` is told the URL.
+
+    `folder` holds what the gateway keeps: keys, files, batches. `page`: host and port of a page such as the workers',
+    for Prometheus and supervisors, which have no key.
+
+    Raises ConfigError, BatchError.
+    """
+    host, port = address
+    check_host(host, folder)
+    with listening(host, port) as listener, GatewayFolder(folder) as state:
+        port = listener.getsockname()[1]
+        name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
+        with closing(Dispatch(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
+            gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
+            server = GatewayServer(gateway)
+            with _outlived(server), _watched(gateway, page):
+                on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+                server.run([listener])
+
+
+class TimedConnection(H11Protocol):
+    """Cut if its client is too slow: uvicorn waits for ever for headers, and for one that takes nothing."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._limits: dict[Literal["headers", "take"], asyncio.TimerHandle] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of the first byte that isn't taken
+        self._begin("headers", HEADERS_S)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._begin("headers", HEADERS_S)
+        else:
+            self._end("headers")
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().pause_writing()
+        self._begin("take", TAKE_S)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().resume_writing()
+        self._end("take")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._end("headers")
+        self._end("take")
+        super().connection_lost(exc)
+
+    def _begin(self, what: Literal["headers", "take"], seconds: float) -> None:
+        if what not in self._limits:
+            self._limits[what] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _end(self, what: Literal["headers", "take"]) -> None:
+        if timer := self._limits.pop(what, None):
+            timer.cancel()
+
+
+class GatewayServer(uvicorn.Server):
+    """Tells the gateway as soon as it is told itself."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        super().__init__(
+            uvicorn.Config(
+                make_app(gateway),
+                http=TimedConnection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=4 * MAX_OPEN,
+                timeout_keep_alive=_IDLE_S,
+                timeout_graceful_shutdown=int(STOP_S) + 5,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See uvicorn: called in the main thread, where the event loop runs."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop().call_soon_threadsafe(self._gateway.stop)
+        super().handle_exit(sig, frame)
+
+
+@contextmanager
+def _watched(gateway: Gateway, address: tuple[str, int] | None) -> Iterator[None]:
+    """The gateway's page, served meanwhile."""
+    if address is None:
+        return (yield)
+    page = Page(gateway.figures.registry, lambda: {"status": "ok"}, gateway.why_not_ready_now, gateway.status)
+    with PageServer(page, *address) as served:
+        log.info("metrics, health, readiness and status are at %s", served.url)
+        yield
+
+
+@contextmanager
+def _outlived(server: GatewayServer) -> Iterator[None]:
+    """A signal that comes before uvicorn listens ends it, too; the one that it raises again at its end does nothing."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there; port 0 takes a free one. Raises ConfigError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=4 * MAX_OPEN)
+    except OSError as error:
+        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+    # asyncio lets small writes through at once only where it sees the protocol, and `create_server` leaves it out.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listener.detach()) as listener:
+        yield listener
+
+
+def own_name(port: int) -> str:
+    """What a gateway on this port of this machine is called at the broker, however often it is started."""
+    host = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname())
+    return f"gateway-{host[:64]}-{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,38 @@
+"""A stream as a response: what fails before its first line has a status of its own, what fails later is a line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from fastapi.responses import StreamingResponse
+
+from gateway.refusal import Refused
+
+_OPEN_S = 10.0  # then the response begins, whatever comes
+
+
+async def streamed(
+    lines: AsyncGenerator[str, None], failed: Callable[[Refused], str], media_type: str, still_waiting: str = ""
+) -> StreamingResponse:
+    """A response of these lines. `failed`: the line that ends it after a failure; `still_waiting`: keeps it open."""
+    first = asyncio.ensure_future(anext(lines))
+    await asyncio.wait({first}, timeout=_OPEN_S)
+    if first.done():
+        first.result()
+
+    async def body() -> AsyncIterator[str]:
+        try:
+            while not first.done():
+                if still_waiting:
+                    yield still_waiting
+                await asyncio.wait({first}, timeout=_OPEN_S)
+            yield first.result()
+            async for line in lines:
+                yield line
+        except Refused as refused:
+            yield failed(refused)
+        finally:
+            first.cancel()
+
+    return StreamingResponse(body(), media_type=media_type, headers={"Cache-Control": "no-cache"})

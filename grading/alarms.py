@@ -1,0 +1,54 @@
+"""What a whole class says of its rubric: if everybody is low on one criterion, the rubric or the solution is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from grading.points import EARLIER, Grade
+from grading.rubric.rubric import Rubric
+from producers.words import plural
+
+MIN_CLASS = 5
+LOW = 0.34  # of a criterion's points
+NEARLY_ALL = 0.9  # of the class
+CONTRAST = 0.2  # by how much the median of the other criteria must be above this one's
+
+
+def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:
+    """A sentence for each criterion on which nearly everybody is low, one if the class is low on everything, and one if
+    it was not all graded with the same rubric."""
+    shares = {
+        criterion.id: [
+            float(item.points) / float(item.max_points)
+            for grade in grades
+            if grade.state in ("graded", "incomplete")
+            for item in grade.criteria
+            if item.id == criterion.id and item.points is not None
+        ]
+        for criterion in rubric.criteria
+    }
+    earlier = sum(EARLIER in grade.remarks for grade in grades)
+    whose = f"{earlier} of {plural(len(grades), 'submission')} {'is' if earlier == 1 else 'are'}"
+    mixed = (f"{whose} graded with another rubric, solution or template than the others",)
+    return (*(mixed if 0 < earlier < sum(grade.state == "graded" for grade in grades) else ()), *_low_alarms(shares))
+
+
+def _low_alarms(shares: dict[str, list[float]]) -> tuple[str, ...]:
+    low = [id for id, values in shares.items() if _is_low(values)]
+    if low and len(low) == len(shares):
+        return ("nearly everybody is low on every criterion: is this the rubric and the solution of this assignment?",)
+    return tuple(
+        f"{id}: {sum(value <= LOW for value in shares[id])} of {len(shares[id])} submissions have at most a third "
+        "of the points: does the rubric, or the solution, say there what was asked?"
+        for id in low
+        if _others(shares, id) >= median(shares[id]) + CONTRAST
+    )
+
+
+def _is_low(values: Sequence[float]) -> bool:
+    return len(values) >= MIN_CLASS and sum(value <= LOW for value in values) >= NEARLY_ALL * len(values)
+
+
+def _others(shares: dict[str, list[float]], id: str) -> float:
+    return median([value for other, values in shares.items() if other != id for value in values] or [1.0])

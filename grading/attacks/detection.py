@@ -1,0 +1,106 @@
+"""Text in a submission that speaks to the grader instead of to the assignment.
+
+A small model (`scorer.py`) scores sentences, and runs of two and three; it asks a person to look, and decides nothing.
+Points come from criteria and from an enumeration, so the worst that an attack can reach is a wrong number of points,
+and that is what the person is asked to look for. Homework may well speak of grades, of instructions and of language
+models: the model was taught that as well (`examples/attacks`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from grading.attacks.disguises import READINGS, plain, uncovered
+from grading.attacks.scorer import Floats, ScorerWeights, scores
+from grading.prompts.prompt import has_control_tokens
+from grading.submissions.reading import Submission
+
+MAX_FLAGS = 3
+MAX_CHARS = 150_000  # of a submission, at both ends: a runaway output is no letter to anybody
+MAX_SENTENCES = 6_000
+MAX_SHOWN = 120
+_RUN, _RUN_CHARS = 3, 420  # sentences that are read as one: a phrase may go on in the next line
+_LINES, _LINES_CHARS = 6, 120  # or in several, if they are short
+_USUAL, _CAUTION = 20, 1.1  # sentences; more of them give chance more chances, so each has to be clearer
+_CERTAIN = 0.8  # rot13 and backwards make words of anything; what they find has to be clearer
+
+_END = re.compile(r"\n+|(?<=[.!?…])\s+|(?<=[。!?;।؟])")
+_MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
+_LETTERS = re.compile(r"[^\W\d_]")
+_PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
+
+
+@lru_cache(maxsize=1024)  # a watched batch is graded again with each result, and its submissions stay as they are
+def instruction_flags(submission: Submission) -> tuple[str, ...]:
+    """A sentence for each part, at most three, with the passage that most reads as if it spoke to the grader."""
+    flags = []
+    for part, found in zip(submission.parts, strongest([part.text for part in submission.parts]), strict=True):
+        where = part.where or part.kind
+        if found:
+            score, passage = found
+            flags.append(f"speaks to the grader ({where}, score {score:.2f}): “{passage}”")
+        elif has_control_tokens(part.text):
+            flags.append(f"holds a chat control token ({where})")
+    return tuple(flags[:MAX_FLAGS])
+
+
+def strongest(texts: Sequence[str], using: ScorerWeights | None = None) -> list[tuple[float, str] | None]:
+    """For each text its strongest passage with its score, from 0.5 to 1, or None."""
+    best: list[tuple[float, str] | None] = [None] * len(texts)
+    sentences = [(owner, sentence) for owner, text in enumerate(_cut(texts)) for sentence in split(text)]
+    if len(sentences) > MAX_SENTENCES:
+        sentences = sentences[: MAX_SENTENCES // 2] + sentences[-MAX_SENTENCES // 2 :]
+    caution = _CAUTION * max(np.log(len(sentences) / _USUAL), 0.0) if sentences else 0.0
+    for number, reading in enumerate(READINGS):
+        read = [reading(sentence) for _, sentence in sentences]
+        news = [not number or now != before for now, (_, before) in zip(read, sentences, strict=True)]
+        runs = list(_runs([owner for owner, _ in sentences], read, news))
+        found = _logits(read, runs, using) - (_CERTAIN if number > 2 else 0.0) - caution
+        for place in np.flatnonzero(found > 0):
+            first, last = runs[place]
+            score = float(1 / (1 + np.exp(-found[place])))
+            owner = sentences[first][0]
+            if score > (best[owner] or (0.0, ""))[0]:
+                best[owner] = score, " ".join(" ".join(read[first:last]).split())[:MAX_SHOWN]
+    return best
+
+
+def _cut(texts: Sequence[str]) -> Iterator[str]:
+    """Each text's beginning and end, so that all of them together are about as long as is read."""
+    share = MAX_CHARS / max(sum(map(len, texts)), 1)
+    for text in texts:
+        kept = int(len(text) * share / 2)
+        yield text if share >= 1 else f"{text[:kept]}\n{text[len(text) - kept :]}"
+
+
+def split(text: str) -> list[str]:
+    """The sentences of a text, and the lines of code, without what stands in their margins."""
+    found = (_MARGIN.sub("", sentence) for sentence in _END.split(uncovered(text)))
+    return [piece for sentence in found for piece in _PIECE.findall(sentence) if _LETTERS.search(piece)]
+
+
+def _runs(owners: Sequence[int], read: Sequence[str], news: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Neighbouring sentences of one text, up to three, or six short ones, of which one at least is new."""
+    for first, owner in enumerate(owners):
+        length, new = 0, False
+        for last in range(first, min(first + _LINES, len(owners))):
+            length += len(read[last])
+            new |= news[last]
+            room = _RUN_CHARS if last < first + _RUN else _LINES_CHARS
+            if owners[last] != owner or (length > room and last > first):
+                break
+            if new:
+                yield first, last + 1
+
+
+def _logits(read: Sequence[str], runs: Sequence[tuple[int, int]], using: ScorerWeights | None) -> Floats:
+    if not runs:
+        return np.zeros(0, np.float32)
+    plainly = {sentence: plain(sentence) for sentence in set(read)}  # what a program prints it often prints again
+    texts = [plainly[sentence] for sentence in read]
+    starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
+    return scores(" ".join(texts), [(starts[first], starts[last] - 1) for first, last in runs], using)

@@ -1,0 +1,176 @@
+"""How much a piece of text reads as if it spoke to who grades: a linear model over n-grams of characters and words.
+
+The text is read once. Every n-gram has a weight in a small hashed table; running sums over those weights give the score
+of any passage in constant time, so that all sentences, and all runs of a few, cost no more than the text itself. What
+words mean (`attacks.words`) has weights of its own: two meanings in one passage, however far apart and in whatever
+language, say more of an attack of a kind never met than its spelling does. `examples/attacks/train.py` makes the table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from grading.attacks.disguises import plain
+
+BITS = 17
+BUCKETS = 1 << BITS
+_ODD = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)))
+WEIGHTS = "attacks.weights"
+GRAMS = (3, 4)
+WORD_WEIGHT = 4.0
+SHORT = 800.0  # what a word or two say is not held for certain
+PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0  # pairs of meanings: beside the n-grams, and when there are few of them
+NEAR = (0, 1, 2, 3)  # a word, and the pairs that it makes with the words that follow
+_CJK = "\u3040-\u30ff\u3400-\u9fff"
+_STEM = 5
+_ARTICLE = re.compile("^(?:و|ف)?(?:ال|بال|لل)?(?=..)")
+WORDS = "attacks.words"
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerWeights:
+    """Weights of hashed n-grams and of pairs of meanings, the bias, and how far above even chances is worth a look."""
+
+    weights: Floats
+    bias: float
+    threshold: float = 0.0
+
+
+@cache
+def table() -> ScorerWeights:
+    """The table that comes with the package: a line of JSON, then a byte for each weight."""
+    head, _, body = resources.files("grading.attacks").joinpath(WEIGHTS).read_bytes().partition(b"\n")
+    numbers = json.loads(head)
+    weights = np.frombuffer(body, np.int8).astype(np.float32) * np.float32(numbers["step"])
+    return ScorerWeights(weights, numbers["bias"], numbers["threshold"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Features:
+    """One sort of feature: where each may start, their buckets, how far it reaches, and what it counts."""
+
+    starts: Integers
+    buckets: Integers
+    reach: int  # in characters, or in words
+    counts: float
+
+
+def _words(text: str) -> tuple[Integers, npt.NDArray[np.uint64]]:
+    """Where each word of a text starts, and what it means or how it begins."""
+    found = [(match.start(), meaning(match[0])) for match in word_list()[1].finditer(text)]
+    return np.array([start for start, _ in found], np.int64), np.array([stem for _, stem in found], np.uint64)
+
+
+def _features(text: str, starts: Integers, stems: npt.NDArray[np.uint64]) -> Iterator[_Features]:
+    codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
+    hashes = np.zeros(len(codes), np.uint64)
+    for size in range(1, max(GRAMS) + 1):
+        hashes = hashes[: max(len(codes) - size + 1, 0)] * _ODD[0] + codes[size - 1 :]
+        if size in GRAMS:
+            yield _Features(np.arange(len(hashes)), _bucket(hashes, size), size - 1, 1.0)
+    for distance in NEAR:
+        last = max(len(stems) - distance, 0)
+        pairs = stems[:last] * _ODD[1] + stems[distance:] * np.uint64(distance > 0)
+        yield _Features(starts, _bucket(pairs, 16 + distance), distance, WORD_WEIGHT)
+
+
+def _bucket(hashes: npt.NDArray[np.uint64], salt: int) -> Integers:
+    mixed = (hashes + np.uint64(salt)) * _ODD[2]
+    return ((mixed ^ (mixed >> np.uint64(29))) * _ODD[3] >> np.uint64(64 - BITS)).astype(np.int64)
+
+
+def places() -> int:
+    """How many weights a table has: one for each bucket of n-grams, and one for each two meanings."""
+    return BUCKETS + meanings() ** 2
+
+
+def buckets(text: str) -> tuple[Integers, Floats]:
+    """The places in a table of what a whole text holds, each once, and what each is worth to its score."""
+    starts, stems = _words(text)
+    found = list(_features(text, starts, stems))
+    counts = np.concatenate([np.full(len(one.buckets), one.counts) for one in found])
+    grams, which = np.unique(np.concatenate([one.buckets for one in found]), return_inverse=True)
+    held = np.unique(stems[stems < meanings()]).astype(np.int64)
+    first, second = np.triu_indices(len(held), 1)
+    pairs = BUCKETS + held[first] * meanings() + held[second]
+    worth = np.bincount(which, counts) / np.sqrt(SHORT + (counts * counts).sum())
+    return np.append(grams, pairs), np.append(worth, np.full(len(pairs), _pair_worth(len(pairs))))
+
+
+def _pair_worth(count: npt.ArrayLike) -> Floats:
+    """What each pair is worth in passages that hold so many."""
+    return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + np.asarray(count)), np.float32)
+
+
+def scores(text: str, passages: Sequence[tuple[int, int]], using: ScorerWeights | None = None) -> Floats:
+    """The logit of each passage, given by its first character and the one after its last; above 0: worth a look."""
+    using = using or table()
+    first, last = np.array(passages, np.int64).reshape(-1, 2).T
+    total, squares = np.zeros(len(passages)), np.zeros(len(passages))
+    starts, stems = _words(text)
+    for one in _features(text, starts, stems):
+        sums = np.concatenate(([0.0], np.cumsum(using.weights[one.buckets], dtype=np.float64)))
+        low = np.minimum(np.searchsorted(one.starts, first), len(one.buckets))
+        # Those that reach beyond the passage are not in it. Characters are counted, words have places.
+        in_words = one.counts != 1
+        high = np.searchsorted(one.starts, last) - one.reach if in_words else last - one.reach
+        high = np.clip(high, low, len(one.buckets))
+        total += one.counts * (sums[high] - sums[low])
+        squares += one.counts**2 * (high - low)
+    total = total / np.sqrt(SHORT + squares) + using.bias - using.threshold
+    held = _held(stems, np.searchsorted(starts, first), np.searchsorted(starts, last))
+    each = held.sum(axis=1)
+    pairs = (held @ using.weights[BUCKETS:].reshape(meanings(), -1) * held).sum(axis=1)
+    return np.asarray(total + pairs * _pair_worth(each * (each - 1) / 2), np.float32)
+
+
+def _held(stems: npt.NDArray[np.uint64], first: Integers, last: Integers) -> Floats:
+    """For each passage, given by its first word and the one after its last, 1 for each meaning in it, else 0."""
+    sets = np.zeros((-(-meanings() // 64), len(stems) + 1), np.uint64)  # of 64 meanings each, a bit for each
+    listed = np.flatnonzero(stems < meanings())
+    sets[stems[listed] >> np.uint64(6), listed] = np.uint64(1) << (stems[listed] & np.uint64(63))
+    ends = np.column_stack((first, last)).ravel()
+    seen = np.bitwise_or.reduceat(sets, ends, axis=1)[:, ::2] * (first < last).astype(np.uint64)
+    bits: Floats = ((seen[:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float32)
+    return np.concatenate(list(bits), axis=1)[:, : meanings()]
+
+
+@cache
+def word_list() -> tuple[dict[str, int], re.Pattern[str]]:
+    """Words, and beginnings of words, with the number of what they mean; and what finds the words of a text."""
+    lines = resources.files("grading.attacks").joinpath(WORDS).read_text("utf-8").splitlines()
+    listed = [(plain(stem), number) for number, line in enumerate(lines) for stem in line.split()[1:]]
+    found = dict(reversed(listed))  # the first line that has a stem keeps it
+    unspaced = sorted((stem for stem in found if re.match(f"[{_CJK}]", stem)), key=len, reverse=True)
+    # The three begin with different characters; the longest comes last, or each word would be held against it first.
+    return found, re.compile("|".join([rf"[^\W_{_CJK}]+", r"[^\w\s]", *map(re.escape, unspaced), f"[{_CJK}]"]))
+
+
+@cache
+def meanings() -> int:
+    """How many meanings `attacks.words` has; they are counted from 0."""
+    return max(word_list()[0].values()) + 1
+
+
+@lru_cache(maxsize=65_536)
+def meaning(word: str) -> int:
+    """The number of what a word means, if the list has it, else one from `meanings()` on for its beginning."""
+    listed, _ = word_list()
+    bare = _ARTICLE.sub("", word)
+    for size in range(len(bare), 0, -1):
+        head = bare[:size]
+        if head in listed and (size == len(bare) or size > 3 or not head.isascii()):
+            return listed[head]
+    return meanings() + crc32(word[:_STEM].encode("utf-8", "replace"))

@@ -1,0 +1,320 @@
+"""Four forms of picture as SVG: columns, points, lines and spans of time.
+
+A picture is as wide as its place: what lies across is in percent, text has its own size, so that it reads on a phone.
+Each has a title, axes in words, and a text alternative. What people or models wrote is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from grading.charts.histogram import Bar
+
+_LEFT, _RIGHT = 8.0, 99.0  # percent: between them lies what is drawn
+_HEIGHT = 150  # pixels of the part that holds columns, points or lines
+_LINE = 18  # pixels from one line of text to the next
+_LANE = 12  # pixels of a slot
+_MANY_SPANS = 2_000  # more are joined where nobody could see them apart
+_SHADES = 5
+
+# Told apart by people who see few colours (after Okabe and Ito), at least 3:1 against the page.
+_LIGHT = ("#1d1f21", "#63666a", "#d9d6cf", ("#0072b2", "#d55e00", "#00805d", "#b0568a", "#6b6b6b"))
+_DARK = ("#f2f0ec", "#b4b1ab", "#44474d", ("#56b4e9", "#e69f00", "#35c49a", "#e39cc4", "#c0c0c0"))
+
+
+def _style(ink: str, quiet: str, line: str, shades: Sequence[str]) -> str:
+    colours = "".join(f".chart .k{number}{{fill:{shade};stroke:{shade}}}" for number, shade in enumerate(shades))
+    return (
+        f".chart text{{fill:{quiet}}}.chart .title{{fill:{ink}}}.chart .rule{{stroke:{line}}}"
+        f".chart .even{{stroke:{quiet}}}{colours}"
+    )
+
+
+_FORM = (
+    ".chart{display:block;font:12px system-ui,sans-serif;font-variant-numeric:tabular-nums}"
+    ".chart .title{font-size:14px;font-weight:600}.chart rect,.chart circle{stroke-width:0}"
+    ".chart circle{fill-opacity:.65}.chart .line{stroke-width:2}.chart .even{stroke-dasharray:4 4}"
+)
+STYLE = f"{_FORM}{_style(*_LIGHT)}@media (prefers-color-scheme:dark){{{_style(*_DARK)}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawn picture; `words` says what it shows to those who don't see it."""
+
+    title: str
+    words: str
+    height: int
+    body: str
+
+    def inline(self) -> str:
+        """The element for a page that holds `STYLE`."""
+        return self._element("", "")
+
+    def file(self, dark: bool | None = None) -> str:
+        """The text of a file of its own. `dark` None: as the reader's system is set."""
+        style = STYLE if dark is None else _FORM + _style(*(_DARK if dark else _LIGHT))
+        ground = ".chart{background:#fff}@media (prefers-color-scheme:dark){.chart{background:#17181a}}"
+        return self._element(
+            ' xmlns="http://www.w3.org/2000/svg"', f"<style>{style}{ground if dark is None else ''}</style>"
+        )
+
+    def image(self, dark: bool) -> str:
+        """An `img` for a page that lets no SVG in."""
+        data = base64.b64encode(self.file(dark).encode()).decode()
+        return (
+            f'<img alt="{escape(self._alternative())}" width="100%" height="{self.height}" '
+            f'src="data:image/svg+xml;base64,{data}">'
+        )
+
+    def _element(self, space: str, style: str) -> str:
+        return (
+            f'<svg{space} class="chart" role="img" width="100%" height="{self.height}" '
+            f'aria-label="{escape(self._alternative())}">{style}{self.body}</svg>'
+        )
+
+    def _alternative(self) -> str:
+        return f"{self.title}. {self.words}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that a slot did from `start_s` to `end_s`. Spans of one row that overlap lie in lanes of their own."""
+
+    row: str
+    kind: str
+    start_s: float
+    end_s: float
+
+
+def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]]) -> Picture:
+    """Beside each other, for each label, how often each of the series had it. All have the same labels."""
+    some = next(iter(series.values()))
+    counted = max(bar.count for bars in series.values() for bar in bars)
+    ticks, most = _scale(counted, whole=True)
+    top, head = _head(title, series, up)
+    width = (_RIGHT - _LEFT) / len(some)
+    each = 0.84 * width / len(series)
+    body = [head, _rules(top, ticks, most)]
+    for number, (name, bars) in enumerate(series.items()):
+        for place, bar in enumerate(bars):
+            tall = bar.count / most * _HEIGHT
+            left = _LEFT + place * width + 0.08 * width + number * each
+            said = f"{name}, {bar.label}: {bar.count}"
+            body.append(_rect(left, top + _HEIGHT - tall, each * 0.96, tall, number, said))
+    every = 2 if len(some) > 8 and max(len(bar.label) for bar in some) > 3 else 1
+    for place in range(0, len(some), every):
+        body.append(_text(_LEFT + (place + 0.5) * width, top + _HEIGHT + 16, some[place].label, "middle"))
+    body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 36, across, "middle"))
+    words = [f"{name}: {', '.join(f'{bar.label} ×{bar.count}' for bar in bars)}" for name, bars in series.items()]
+    return Picture(title, "; ".join(words), top + _HEIGHT + 46, "".join(body))
+
+
+def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float], int], most: float) -> Picture:
+    """Circles whose area says how often a pair (across, up) of 0 to `most` came; on the dashed line both are equal."""
+    top, head = _head(title, (), f"{up}; dashed: both the same")
+    largest = max(pairs.values(), default=1)
+
+    def x(value: float) -> float:
+        return _LEFT + 2 + value / most * (_RIGHT - _LEFT - 4)
+
+    def y(value: float) -> float:
+        return top + 10 + (1 - value / most) * (_HEIGHT - 10)
+
+    ticks, most = _scale(most)
+    body = [head, _rules(top + 10, ticks, most, _HEIGHT - 10)]
+    body.append(f'<line class="even" x1="{x(0):.2f}%" y1="{y(0):.1f}" x2="{x(most):.2f}%" y2="{y(most):.1f}"/>')
+    for (here, there), count in sorted(pairs.items(), key=lambda item: -item[1]):
+        radius = 4 + 6 * math.sqrt(count / largest)
+        said = f"{_short(here)} and {_short(there)}: {count}"
+        body.append(
+            f'<circle class="k0" cx="{x(here):.2f}%" cy="{y(there):.1f}" r="{radius:.1f}">'
+            f"<title>{escape(said)}</title></circle>"
+        )
+    body += [_text(x(tick), top + _HEIGHT + 24, _short(tick), "middle") for tick in ticks]
+    body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 44, across, "middle"))
+    same = sum(count for (here, there), count in pairs.items() if here == there)
+    above = sum(count for (here, there), count in pairs.items() if there > here)
+    total = sum(pairs.values())
+    words = f"Of {total}, {same} the same, {above} above the line, {total - same - above} below"
+    return Picture(title, words, top + _HEIGHT + 54, "".join(body))
+
+
+def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+    """Steps over time: of each series (seconds, value) in order of time, each value until the next."""
+    length_s = max((at for steps in series.values() for at, _ in steps), default=0) or 1.0
+    ticks, most = _scale(max((value for steps in series.values() for _, value in steps), default=0), whole=True)
+    top, head = _head(title, series, up)
+    body = [head, _rules(top, ticks, most)]
+    for number, steps in enumerate(series.values()):
+        corners = list(_corners(_thinned(steps, length_s), length_s))
+        for (at, value), (then, after) in itertools.pairwise(corners):
+            ends = (_at(at, length_s), _level(value, most, top), _at(then, length_s), _level(after, most, top))
+            body.append(
+                '<line class="line k{}" x1="{:.2f}%" y1="{:.1f}" x2="{:.2f}%" y2="{:.1f}"/>'.format(number, *ends)
+            )
+    body.append(_time_axis(top + _HEIGHT, length_s, _LEFT))
+    words = [f"{name}: at most {max((v for _, v in steps), default=0):g}" for name, steps in series.items()]
+    return Picture(title, f"{'; '.join(words)}; over {_time(length_s)}", top + _HEIGHT + 46, "".join(body))
+
+
+def spans(title: str, found: Iterable[Span]) -> Picture:
+    """A Gantt chart: rows in the order in which they come, with as many lanes as are needed at once."""
+    rows: dict[str, list[Span]] = {}
+    for span in found:
+        rows.setdefault(span.row, []).append(span)
+    kinds = dict.fromkeys(kind for spans in rows.values() for kind in sorted({span.kind for span in spans}))
+    numbers = {kind: number % _SHADES for number, kind in enumerate(kinds)}
+    length_s = max((span.end_s for spans in rows.values() for span in spans), default=0) or 1.0
+    gap_s = length_s / 700 if sum(map(len, rows.values())) > _MANY_SPANS else -1.0
+    y, head = _head(title, kinds, "")
+    body, words = [head], []
+    for row, members in rows.items():
+        lanes = _lanes(members)
+        body.append(_text(0, y + 10, row))
+        y += _LINE
+        for lane in lanes:
+            for span in _joined(lane, gap_s):
+                said = f"{span.kind}, {_time(span.start_s)} to {_time(span.end_s)}"
+                wide = max(0.15, (span.end_s - span.start_s) / length_s * _RIGHT - 0.1)
+                body.append(_rect(span.start_s / length_s * _RIGHT, y, wide, _LANE - 2, numbers[span.kind], said))
+            y += _LANE
+        busy = sum(span.end_s - span.start_s for span in members) / len(lanes) / length_s
+        words.append(f"{row}: {len(members)} in {len(lanes)} at once, busy {busy:.0%} of the time")
+        y += 6
+    body.append(_time_axis(y, length_s, 0))
+    return Picture(title, f"{'; '.join(words)}; {_time(length_s)} in all", y + 46, "".join(body))
+
+
+# --- parts
+
+
+def _head(title: str, names: Iterable[str], up: str) -> tuple[int, str]:
+    """Title, what the colours mean where there are several, and the axis that goes up; and where they end."""
+    names = list(names)
+    parts, y = [_text(0, 16, title, kind="title")], 16 + _LINE
+    if len(names) > 1:
+        beside = 1 if max(map(len, names)) > 20 else 2
+        for number, name in enumerate(names):
+            column, line = 50 * (number % beside), y + number // beside * _LINE
+            parts.append(_rect(column, line - 10, 1.5, 11, number % _SHADES))
+            parts.append(_text(column + 3, line, name))
+        y += -(-len(names) // beside) * _LINE
+    if up:
+        parts.append(_text(0, y, up))
+    return y + 14 if up else y - 8, "".join(parts)
+
+
+def _rules(top: float, ticks: Sequence[float], most: float, high: float = _HEIGHT) -> str:
+    parts = []
+    for tick in ticks:
+        y = top + (1 - tick / most) * high
+        parts.append(f'<line class="rule" x1="{_LEFT}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(_LEFT - 1, y + 4, _short(tick), "end"))
+    return "".join(parts)
+
+
+def _rect(left: float, top: float, wide: float, high: float, shade: int, said: str = "") -> str:
+    title = f"<title>{escape(said)}</title>" if said else ""
+    return (
+        f'<rect class="k{shade}" x="{left:.2f}%" y="{top:.1f}" width="{wide:.2f}%" height="{high:.1f}">{title}</rect>'
+    )
+
+
+def _text(across: float, y: float, text: str, anchor: str = "start", kind: str = "label") -> str:
+    return f'<text class="{kind}" x="{across:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _ticks(most: float, whole: bool = False) -> list[float]:
+    """From 0, at most six, in steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(most / 5))
+    step = next(power * factor for factor in (1, 2, 5, 10) if most / (power * factor) <= 5)
+    step = max(1.0, step) if whole else step
+    count = math.floor(most / step + 1e-9) + 1
+    return [int(step * n) if whole else round(step * n, 6) for n in range(count)]
+
+
+def _scale(most: float, whole: bool = False) -> tuple[list[float], float]:
+    """Ticks up to the first that is not below `most`, and that one."""
+    ticks = _ticks(most or 1.0, whole)
+    if ticks[-1] < most:
+        ticks.append(round(ticks[-1] + ticks[1], 6))
+    return ticks, ticks[-1]
+
+
+def _short(value: float) -> str:
+    return f"{value:g}"
+
+
+def _at(seconds: float, length_s: float) -> float:
+    return _LEFT + seconds / length_s * (_RIGHT - _LEFT)
+
+
+def _level(value: float, most: float, top: float) -> float:
+    return top + (1 - value / most) * _HEIGHT
+
+
+def _thinned(steps: Sequence[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
+    """The last of those that would fall on one pixel."""
+    return list({int(at / length_s * 700): (at, value) for at, value in steps}.values())
+
+
+def _corners(steps: Iterable[tuple[float, float]], length_s: float) -> Iterable[tuple[float, float]]:
+    before = None
+    for at, value in steps:
+        if before is not None:
+            yield at, before
+        yield at, value
+        before = value
+    if before is not None:
+        yield length_s, before
+
+
+def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """As few as hold them without two at once."""
+    lanes: list[list[Span]] = []
+    for span in sorted(spans, key=lambda each: each.start_s):
+        free = next((lane for lane in lanes if lane[-1].end_s <= span.start_s), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return lanes
+
+
+def _joined(lane: Iterable[Span], gap_s: float) -> list[Span]:
+    """Neighbours of one kind become one where less than `gap_s` parts them."""
+    made: list[Span] = []
+    for span in lane:
+        if made and made[-1].kind == span.kind and span.start_s - made[-1].end_s <= gap_s:
+            made[-1] = Span(span.row, span.kind, made[-1].start_s, span.end_s)
+        else:
+            made.append(span)
+    return made
+
+
+def _time_axis(y: float, length_s: float, left: float) -> str:
+    unit_s, unit = next((pair for pair in ((3600.0, "hours"), (60.0, "minutes")) if length_s > 2 * pair[0]), (1.0, ""))
+    length = length_s / unit_s
+    parts = [f'<line class="rule" x1="{left}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>']
+    for tick in _ticks(length):
+        across = left + tick / length * (_RIGHT - left)
+        anchor = "start" if not tick else "end" if across > 95 else "middle"
+        parts.append(_text(across, y + 16, _short(tick), anchor))
+    parts.append(_text((left + _RIGHT) / 2, y + 36, f"{unit or 'seconds'} since the start", "middle"))
+    return "".join(parts)
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds > 7200
+        else f"{seconds / 60:.1f} min"
+        if seconds > 120
+        else f"{seconds:.1f} s"
+    )

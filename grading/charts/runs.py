@@ -1,0 +1,71 @@
+"""What a run did, from its results: who worked when, how many jobs waited, how many were done.
+
+Results know when things happened since their job was submitted, which a run does with all of them at its start; jobs
+that were submitted again later are drawn from their own start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from grading.charts.drawing import Picture, Span, lines, spans
+from messages.jobs import JobResult
+
+Steps = list[tuple[float, float]]
+
+
+def pictures(results: Iterable[JobResult]) -> list[Picture]:
+    """Progress, queues and Gantt chart; none before the first job has been decoded."""
+    done = [result for result in results if result.decode.total_s > 0]
+    if not done:
+        return []
+    started = [_prefill_start(result) for result in done]
+    stored = [_prefill_end(result) for result in done if result.prefill.worker_id]
+    decoded, ended = [r.decode.queue_s for r in done], [r.decode.total_s for r in done]
+    return [
+        lines("Answers over time", "jobs answered", {"answered": _steps([], ended)}),
+        lines(
+            "Jobs that waited", "jobs", {"for prefill": _steps([0.0] * len(done), started), **_ready(stored, decoded)}
+        ),
+        spans("Who worked when", worked(done)),
+    ]
+
+
+def worked(results: Iterable[JobResult]) -> list[Span]:
+    """What each worker did for each job, prefill first, workers by name."""
+    found = []
+    for result in results:
+        prefill, decode = result.prefill, result.decode
+        if prefill.worker_id:
+            row = f"1{prefill.worker_id} · prefill"
+            found.append(Span(row, result.model, prefill.queue_s, _prefill_end(result)))
+        if decode.worker_id and decode.total_s > 0:
+            found.append(Span(f"2{decode.worker_id} · decode", result.model, decode.queue_s, decode.total_s))
+    return [
+        Span(each.row[1:], each.kind, each.start_s, each.end_s) for each in sorted(found, key=lambda each: each.row)
+    ]
+
+
+def _prefill_start(result: JobResult) -> float:
+    """When it left the first queue; without a prefill worker when decode took it."""
+    return result.prefill.queue_s if result.prefill.worker_id else result.decode.queue_s
+
+
+def _prefill_end(result: JobResult) -> float:
+    prefill = result.prefill
+    return min(prefill.queue_s + prefill.prefill_s + prefill.put_s, result.decode.queue_s or float("inf"))
+
+
+def _ready(stored: Sequence[float], decoded: Sequence[float]) -> dict[str, Steps]:
+    return {"for decode": _steps(stored, decoded)} if len(stored) == len(decoded) else {}
+
+
+def _steps(up: Iterable[float], down: Iterable[float]) -> Steps:
+    """How many came and have not gone, at each moment; without `up` how many have gone."""
+    come = [(at, 1) for at in up]
+    moves = sorted([*come, *((at, -1 if come else 1) for at in down)], key=lambda move: (move[0], -move[1]))
+    level, steps = 0, [(0.0, 0.0)]
+    for at, by in moves:
+        level += by
+        steps.append((at, float(level)))
+    return steps

@@ -1,0 +1,265 @@
+"""Canvas's gradebook: the file that an instructor downloads there, filled in, and taken back by "Import grades".
+
+What Canvas asks of the file: a header with `Student`, `ID` and a last column of facts about the student that contains
+"Section"; one column an assignment, named `Title (assignment id)` (a title without a known id would create a new
+assignment); a row `    Points Possible` above the students. Students are matched by ID, blanks leave a grade as it is,
+`EX` excuses, columns with `(read only)` are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+
+from grading.export.final import Exported, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.tables import (
+    ExportError,
+    Sheet,
+    cell,
+    column,
+    differs,
+    read_sheet,
+    two_decimals,
+    uses_decimal_comma,
+    with_cell,
+    write_sheet,
+)
+from grading.rubric.rubric import Points, exact, plain
+from grading.submissions.lms_names import canvas_id, canvas_name
+from producers.words import plural
+
+_NAMED = re.compile(r"(?P<title>.*\S)\s*\((?P<id>\d+)\)\s*\Z", re.DOTALL)
+_POINTS = re.compile(r"\d{1,9}(?:\.\d{1,9})?\Z")
+_POINTS_POSSIBLE = "points possible"
+_EXCUSED = "EX"
+_FILE = "canvas-gradebook.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradebook:
+    """A gradebook's sheet and where things are in it."""
+
+    sheet: Sheet
+    id_column: int
+    last_fact: int  # the last column of facts about the student
+    assignment: int
+    possible: int  # the row `Points Possible`
+    decimal_comma: bool
+
+    @property
+    def name(self) -> str:
+        """What the column of the assignment is called."""
+        return self.sheet.rows[0][self.assignment].strip()
+
+    def students(self) -> Iterable[int]:
+        """Indices of the rows of students."""
+        return range(self.possible + 1, len(self.sheet.rows))
+
+
+def export_canvas(
+    folder: Path,
+    gradebook: bytes | None,
+    assignment: str,
+    *,
+    include_unreviewed: bool = False,
+    all_columns: bool = False,
+    scale: bool = False,
+) -> Exported:
+    """The grades as a gradebook that Canvas imports.
+
+    Args:
+        gradebook: what the instructor exported from Canvas; None makes a file from the submissions' names alone.
+        assignment: the column: its id, its title, or both as in `Homework 4 (1234)`; "" if there is only one, and
+            its title is the class's. Grades in another assignment's column are the worst that can happen here.
+        all_columns: keep the other assignments' columns. Left out, the import can't bring back old grades there.
+        scale: scale to Canvas's points possible, where they differ from the rubric's total.
+
+    Raises ExportError, BatchError.
+    """
+    graded, grades = final_grades(folder, include_unreviewed)
+    if gradebook is None:
+        made = _made(grades, graded.total, assignment)
+        blank = left_blank(grades, lambda final: "" if canvas_id(final.submission) else _NO_ID)
+        return Exported(_FILE, "text/csv", write_sheet(made), blank, asks=graded.alarms)
+    book = _read(gradebook, assignment.strip(), graded.title)
+    factor, notes = _factor(book, graded.total, scale)
+    rows, met, excused, replaced = _filled(book, grades, factor)
+    left = plural(excused, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
+    notes += [left] if excused else []
+    sheet = replace(book.sheet, rows=rows if all_columns else [_without_others(row, book) for row in rows])
+    return Exported(
+        _FILE,
+        "text/csv",
+        write_sheet(sheet, newline="\n"),
+        left_blank(grades, lambda final: _why_out(final, met)),
+        (*notes, f"the grades are in the column {book.name!r}"),
+        (*changes(f"the column {book.name!r}", replaced), *graded.alarms),
+    )
+
+
+def held_by_canvas(
+    grades: Sequence[FinalGrade], gradebook: bytes | None, assignment: str = "", title: str = ""
+) -> list[FinalGrade]:
+    """Those of the grades, blank ones too, that the file would hold; arguments as for `export_canvas`. ExportError."""
+    by_id = by_user(grades, canvas_id)
+    if gradebook is None:
+        return list(by_id.values())
+    book = _read(gradebook, assignment.strip(), title)
+    rows = [book.sheet.rows[index] for index in book.students()]
+    before = {cell(row, book.id_column).strip(): cell(row, book.assignment).strip() for row in rows}
+    return [final for user, final in by_id.items() if user in before and _holds(final, before[user])]
+
+
+def _holds(final: FinalGrade, before: str) -> bool:
+    """Whether the cell is ours: an excuse stays, and a grade that we have nothing to put in place of."""
+    return before.upper() != _EXCUSED and (final.points is not None or not before)
+
+
+_NO_ID = "its name holds no Canvas user id, so it is not in the file"
+_NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
+
+
+def assignment_columns(gradebook: bytes) -> list[str]:
+    """The assignments of a downloaded gradebook that can take grades, as their columns are called."""
+    sheet = read_sheet(gradebook, "gradebook")
+    _, last = _facts(sheet)
+    return [name.strip() for name in sheet.rows[0][last + 1 :] if _takes_grades(name)]
+
+
+def matching(columns: Iterable[str], *names: str) -> list[str]:
+    """Those columns whose title, or id, is one of these names; case, punctuation and blanks don't count."""
+    wanted = {_words(name) for name in names} - {""}
+    return [column for column in columns if not wanted.isdisjoint(_names(column))]
+
+
+def _names(column: str) -> set[str]:
+    match = _NAMED.match(column)
+    return {_words(column), _words(match["title"]), match["id"]} if match else set()
+
+
+def _words(text: str) -> str:
+    """Letters and digits alone; signs that make another number of one, as in 1.5, stay."""
+    found = re.findall(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[+#]+", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(found)
+
+
+# --- reading the gradebook
+
+
+def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
+    sheet = read_sheet(data, "gradebook")
+    id_column, last_fact = _facts(sheet)
+    possible = next((i for i, row in enumerate(sheet.rows) if cell(row, 0).strip().casefold() == _POINTS_POSSIBLE), 0)
+    if not possible:
+        raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
+    chosen = _find(sheet.rows[0], last_fact, assignment, title)
+    return _Gradebook(sheet, id_column, last_fact, chosen, possible, uses_decimal_comma(sheet))
+
+
+def _facts(sheet: Sheet) -> tuple[int, int]:
+    """The columns of the ID and of the last fact about a student."""
+    header = sheet.rows[0]
+    id_column = column(header, "ID")
+    sections = [index for index, name in enumerate(header) if "section" in name.casefold() and not _NAMED.match(name)]
+    if column(header, "Student", "LastName", "Last Name") < 0 or id_column < 0 or not sections:
+        raise ExportError("the gradebook lacks a column Student, ID or Section; export it from Canvas anew")
+    return id_column, sections[0]
+
+
+def _takes_grades(name: str) -> bool:
+    return bool(_NAMED.match(name)) and "(read only)" not in name.casefold()
+
+
+def _find(header: Sequence[str], last_fact: int, wanted: str, title: str) -> int:
+    """The column of the assignment: never by its place."""
+    offered = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
+    unsaid = not wanted and len(offered) > 1
+    called = [] if unsaid else matching(offered.values(), wanted or title)
+    # A whole name goes before a part of one.
+    named = [name for name in called if name.strip() == wanted] or called
+    found = [index for index, name in offered.items() if name in named]
+    if len(found) == 1:
+        return found[0]
+    names = "; ".join(name.strip() for name in offered.values()) or "none"
+    what = "more than one assignment" if found or unsaid else "no assignment"
+    which = "" if unsaid else f" called {wanted or title!r:.100}"
+    raise ExportError(f"the gradebook has {what}{which}. Its columns are: {names}. Say which one it is", "--assignment")
+
+
+def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list[str]]:
+    """By what points are multiplied, and a note on it."""
+    text = cell(book.sheet.rows[book.possible], book.assignment).strip().replace(",", ".")
+    if not text or "read only" in text.casefold():
+        return Decimal(1), []
+    possible = Decimal(text) if _POINTS.match(text) else Decimal(0)
+    if possible == exact(total):
+        return Decimal(1), []
+    if not scale or not possible:
+        why = f"Canvas counts this assignment as {text:.20} points, the rubric adds up to {total}: correct one of them"
+        if not possible:
+            raise ExportError(why)
+        raise ExportError(f"{why}, or let the points be scaled", "--scale")
+    return possible / exact(total), [f"points are scaled from {total} to {possible}"]
+
+
+# --- filling it in
+
+
+def _filled(
+    book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
+) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
+    """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
+    by_id = by_user(grades, canvas_id)
+    rows = list(book.sheet.rows)
+    met: set[str] = set()
+    excused = 0
+    replaced: list[tuple[str, str, str]] = []
+    for index in book.students():
+        user = cell(rows[index], book.id_column).strip()
+        final = by_id.get(user)
+        if final is None:
+            continue
+        met.add(user)
+        before = cell(rows[index], book.assignment).strip()
+        if before.upper() == _EXCUSED:
+            excused += 1
+        elif final.points is not None:
+            points = plain(exact(final.points) * factor)
+            after = two_decimals(points, book.decimal_comma)
+            if differs(before, after):
+                replaced.append((cell(rows[index], 0).strip() or user, before, after))
+            rows[index] = with_cell(rows[index], book.assignment, after)
+    return rows, met, excused, replaced
+
+
+def _why_out(final: FinalGrade, met: set[str]) -> str:
+    user = canvas_id(final.submission)
+    return "" if user in met else _NOT_LISTED if user else _NO_ID
+
+
+def _without_others(row: Sequence[str], book: _Gradebook) -> list[str]:
+    return [*(cell(row, index) for index in range(book.last_fact + 1)), cell(row, book.assignment)]
+
+
+# --- without a gradebook
+
+
+def _made(grades: Sequence[FinalGrade], total: Points, assignment: str) -> Sheet:
+    """A gradebook from the names that Canvas gave the submissions: its ids are in them."""
+    if not _NAMED.match(assignment):
+        raise ExportError(
+            "without a downloaded gradebook the assignment must be named with its id, as in 'Homework 4 (1234)': "
+            "Canvas would take another title for a new assignment"
+        )
+    facts = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
+    rows = [[*facts, assignment], ["    Points Possible", "", "", "", "", two_decimals(total)]]
+    known = [final for final in grades if canvas_id(final.submission)]
+    rows += [
+        [canvas_name(final.submission), canvas_id(final.submission), "", "", "", two_decimals(final.points)]
+        for final in known
+    ]
+    return Sheet(rows)

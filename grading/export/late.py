@@ -1,0 +1,144 @@
+"""Who handed in when, `times.csv` in the batch's folder, and what lateness costs by the rubric's rule.
+
+A column `submission` (its name), `student_id`, `ID` or `Identifier` (the learning platform's), and `submitted_at` as
+ISO 8601. Who is not in it counts as on time, unless Canvas marked the work as late: then nobody knows how late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students
+from grading.report.graded import GradedClass
+from grading.report.grades import one_line
+from grading.rubric.late import LateRule
+from grading.rubric.rubric import Points, exact, plain
+from grading.submissions.lms_names import is_late, student_id
+from messages.errors import BatchError
+from producers.files.private import open_ordinary, write_atomically
+from producers.words import plural, some
+
+FILE = "times.csv"
+UNKNOWN = "late by Canvas's mark, and when is not known: upload the times of submission"
+_Row = tuple[int, list[str], datetime]  # its number, whom it names, and when
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """What lateness takes off one grade."""
+
+    points: Points
+    words: str  # `late, 2 days begun: 20 % of 6 points, −1.2`
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The rule of a class and when each submission came, by name and by the student's id."""
+
+    rule: LateRule
+    times: Mapping[str, datetime]
+
+    def penalty(self, submission: str, points: Points, possible: Points) -> Penalty | None:
+        """What is taken off, at most all of the points; None: nothing. Raises ExportError where it can't be told."""
+        submitted = self.times.get(submission) or self.times.get(student_id(submission))
+        if submitted is None:
+            return None
+        days = _days(self.rule, submitted)
+        percent, taken = self.rule.off(days, possible)
+        off = plain(min(taken, exact(points)))
+        if not off:
+            return None
+        return Penalty(
+            off, f"late, {plural(days, 'day')} begun: {plain(percent)} % of {plain(exact(possible))} points, −{off}"
+        )
+
+    def unknown(self, submission: str) -> bool:
+        """Whether it was late and nobody knows how much."""
+        return is_late(submission) and not {submission, student_id(submission)} & self.times.keys()
+
+
+def late_of(folder: Path, rule: LateRule | None) -> Late | None:
+    """The rule with the folder's times; None without a rule. Raises ExportError, BatchError."""
+    if rule is None:
+        return None
+    try:
+        with open_ordinary(folder / FILE) as file:
+            return Late(rule, {name: time for _, names, time in _rows(file.read()) for name in names})
+    except FileNotFoundError:
+        return Late(rule, {})
+    except OSError as error:
+        raise BatchError(f"{folder / FILE} can't be read: {error.strerror}") from None
+
+
+def keep_times(folder: Path, data: bytes, graded: GradedClass) -> tuple[int, str]:
+    """Check a table of times, and keep it for the batch in `folder`: of how many of the class, and what to say of it.
+
+    Raises ExportError, also for times that can't be compared with the rule's, or are of nobody in the class: without
+    them all lateness would be taken away.
+    """
+    rows = _rows(data)
+    if graded.late:
+        for _, _, time in rows:
+            _days(graded.late, time)
+    count, remark = _matched(rows, graded)
+    with suppress(FileNotFoundError), open_ordinary(folder / FILE) as file:
+        if file.read() == data:
+            return count, remark
+    write_atomically(folder / FILE, data)
+    return count, remark
+
+
+def _matched(rows: Iterable[_Row], graded: GradedClass) -> tuple[int, str]:
+    """How many submissions have a time, and a remark on rows of others: who handed in nothing may have one too."""
+    names_of = {grade.submission: (student_id(grade.submission), grade.submission) for grade in graded.grades}
+    by_name = {name: submission for submission, names in names_of.items() for name in names if name}
+    found: dict[str, datetime] = {}
+    strangers = []
+    for number, names, time in rows:
+        said = one_line(", ".join(names))[:60] or "nobody"
+        whose = next((by_name[name] for name in names if name in by_name), "")
+        if not whose:
+            strangers.append(repr(said))
+        if names and found.setdefault(whose or names[0], time) != time:
+            raise ExportError(
+                f"times, row {number}: {said!r} has another time in a row above; keep the one that counts"
+            )
+    count = len(found.keys() & names_of.keys())
+    if not count:
+        what = f"no submission of this class is {some(strangers)}" if strangers else "no row has a time"
+        raise ExportError(f"the table of times can't be used: {what}; it needs the submissions' names or ids")
+    rest = f"times: {plural(len(strangers), 'row', 'is', 'are')} of no submission of this class: {some(strangers)}"
+    return count, rest if strangers else ""
+
+
+def _days(rule: LateRule, submitted: datetime) -> int:
+    try:
+        return rule.days(submitted)
+    except TypeError:
+        raise ExportError("due time and times of submission: write an offset (+01:00) in both, or in none") from None
+
+
+def _rows(data: bytes) -> list[_Row]:
+    """The rows that hold a time."""
+    sheet = read_sheet(data, "table of times")
+    who, when = students(sheet), column(sheet.rows[0], "submitted_at")
+    if not who or when < 0:
+        raise ExportError("the table of times needs submitted_at, and submission (or student_id, ID, Identifier)")
+    return [
+        (number + 1, [name for place in who if (name := student(sheet, number, place))], time)
+        for number in range(1, len(sheet.rows))
+        if (time := _time(sheet, number, when))
+    ]
+
+
+def _time(sheet: Sheet, number: int, when: int) -> datetime | None:
+    text = cell(sheet.rows[number], when).strip()
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        said = one_line(text)[:40]
+        raise ExportError(f"times, row {number + 1}: {said!r} is no time as in 2026-11-04T08:30+01:00") from None

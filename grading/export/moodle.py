@@ -1,0 +1,151 @@
+"""Moodle: the offline grading worksheet, filled in, and the zip of feedback files.
+
+The worksheet must have the columns `Identifier` ("Participant 123"), `Grade` and `Last modified (grade)`; Moodle
+compares the last with its own record and leaves newer grades alone, so it goes back as it came. Feedback files go back
+in folders named like those of the submissions.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from grading.cells import safe_cell, safe_html
+from grading.export.feedback import EPOCH, FeedbackKind, feedback_fragment, feedback_text
+from grading.export.final import Exported, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.tables import (
+    PARTICIPANT,
+    ExportError,
+    Sheet,
+    cell,
+    column,
+    differs,
+    read_sheet,
+    two_decimals,
+    uses_decimal_comma,
+    with_cell,
+    write_sheet,
+)
+from grading.rubric.rubric import Points
+from grading.submissions.lms_names import moodle_id
+from producers.words import plural
+
+_NEEDED = ("Identifier", "Grade", "Last modified (grade)")
+_NO_ID = "its folder's name holds no Moodle participant number, so it is not in the file"
+_NOT_LISTED = "its participant number is not in the worksheet, so it is not in the file"
+
+
+def export_moodle(
+    folder: Path,
+    worksheet: bytes,
+    *,
+    include_unreviewed: bool = False,
+) -> Exported:
+    """The downloaded grading worksheet with grades and feedback comments. Raises ExportError, BatchError."""
+    graded, grades = final_grades(folder, include_unreviewed)
+    sheet = _read(worksheet)
+    _check_maximum(sheet, graded.total)
+    rows, met, locked, replaced = _filled(sheet, grades)
+    blank = left_blank(grades, lambda final: _why_out(final, met))
+    left = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
+    notes = (plural(locked, "grade", *left),) if locked else ()
+    asks = (*changes("the worksheet", replaced), *graded.alarms)
+    data = write_sheet(replace(sheet, rows=rows), newline="\n")
+    return Exported("moodle-worksheet.csv", "text/csv", data, blank, notes, asks)
+
+
+def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
+    """Those of the grades, blank ones too, that the worksheet would hold, or for None the feedback zip. ExportError."""
+    by_id = by_user(grades, moodle_id)
+    if worksheet is None:
+        return list(by_id.values())
+    sheet = _read(worksheet)
+    who, where = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
+    rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, who)))}
+    return [
+        final
+        for user, final in by_id.items()
+        if (row := rows.get(user)) and not _locked(sheet, row)
+        # Where we have nothing to put in place of a grade, that one stays.
+        if final.points is not None or cell(row, where).strip() in ("", "-")
+    ]
+
+
+def _locked(sheet: Sheet, row: Sequence[str]) -> bool:
+    return cell(row, column(sheet.rows[0], "Grade can be changed")).strip().casefold() == "no"
+
+
+def export_moodle_feedback(
+    folder: Path,
+    kind: FeedbackKind = "html",
+    *,
+    include_unreviewed: bool = False,
+) -> Exported:
+    """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
+    graded, grades = final_grades(folder, include_unreviewed)
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for final in grades:
+            if final.points is not None and moodle_id(final.submission):
+                place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", EPOCH)
+                archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
+    blank = left_blank(grades, lambda final: "" if moodle_id(final.submission) else _NO_ID)
+    return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
+
+
+def _read(worksheet: bytes) -> Sheet:
+    sheet = read_sheet(worksheet, "worksheet")
+    missing = [name for name in _NEEDED if column(sheet.rows[0], name) < 0]
+    if missing:
+        raise ExportError(f"the worksheet lacks the column {missing[0]!r}; download the grading worksheet anew")
+    return sheet
+
+
+def _check_maximum(sheet: Sheet, total: Points) -> None:
+    index = column(sheet.rows[0], "Maximum grade")
+    found = {cell(row, index).strip().replace(",", ".") for row in sheet.rows[1:]} - {"", "-"} if index >= 0 else set()
+    wrong = sorted(text for text in found if re.fullmatch(r"\d+(\.\d+)?", text) and float(text) != float(total))
+    if wrong:
+        raise ExportError(
+            f"Moodle counts this assignment as {wrong[0]} points, the rubric adds up to {total}: correct one of them"
+        )
+
+
+def _filled(
+    sheet: Sheet, grades: Sequence[FinalGrade]
+) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
+    """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
+    header = sheet.rows[0]
+    at = {name: column(header, name) for name in (*_NEEDED, "Full name", "Feedback comments")}
+    by_id = by_user(grades, moodle_id)
+    comma = uses_decimal_comma(sheet)
+    rows, met, locked = [header], set(), 0
+    replaced: list[tuple[str, str, str]] = []
+    for row in sheet.rows[1:]:
+        said = cell(row, at["Feedback comments"])
+        if safe_cell(said) != said:  # students read it: no apostrophe of ours belongs there
+            row = with_cell(row, at["Feedback comments"], safe_html(said))
+        match = PARTICIPANT.match(cell(row, at["Identifier"]))
+        final = by_id.get(match[1]) if match else None
+        if final is not None and match:
+            met.add(match[1])
+            if _locked(sheet, row):
+                locked += 1
+            elif final.points is not None:
+                before, after = cell(row, at["Grade"]).strip(), two_decimals(final.points, comma)
+                if differs(before, after):
+                    replaced.append((cell(row, at["Full name"]) or final.submission, before, after))
+                row = with_cell(row, at["Grade"], after)
+                if at["Feedback comments"] >= 0:
+                    row = with_cell(row, at["Feedback comments"], safe_html(feedback_fragment("", final)))
+        rows.append(row)
+    return rows, met, locked, replaced
+
+
+def _why_out(final: FinalGrade, met: set[str]) -> str:
+    user = moodle_id(final.submission)
+    return "" if user in met else _NOT_LISTED if user else _NO_ID

@@ -1,0 +1,343 @@
+"""`bound.json` and an empty `hand-grades.csv`: who was drawn to be graded by hand, when, by whom, and what is promised.
+
+It is written before anybody grades, and is not changed after: who could choose what to promise, or another sample, once
+the first one is graded, would choose what suits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, check_plan, corrected, uniform_sample
+from grading.export.tables import ExportError, Sheet, cell, read_sheet, write_sheet
+from grading.points import Grade
+from grading.report.graded import GradedClass, load_graded
+from grading.report.grades import one_line
+from grading.reviews import read_overrides
+from grading.rubric.rubric import Points
+from infra.config.next_command import next_command
+from messages.errors import BatchError
+from producers.files.private import open_ordinary, open_private, read_ordinary, write_atomically
+from producers.files.shapes import from_json, shaped
+from producers.words import plural
+
+FILE = "bound.json"
+SHEET = "hand-grades.csv"  # it says nothing of what the models gave
+_NAME, _REMARK = "submission", "remark"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be promised. `thresholds` (): the signal's own."""
+
+    sizes: tuple[int, ...] = (30,)  # grades by hand; of several, each is a look, and looks cost
+    tolerance: Points = 1  # points by which a grade may differ
+    at_most: float = 0.2  # share of the unseen that may differ by more
+    confidence: float = CONFIDENCE
+    signal: str = "reasons"
+    thresholds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One submission of the class as it stood at the draw."""
+
+    item_id: str
+    submission: str
+    doubt: float
+    digest: str  # of the model's points
+
+
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """A part of the class with a sample, and a bound, of its own; "" is the whole class."""
+
+    name: str
+    members: tuple[Member, ...]
+    sample: tuple[str, ...]  # item ids in the order drawn, for the largest size
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What bound.json says. `looks` is how many of the plan's sizes have been asked for."""
+
+    by: str
+    at: float  # seconds since the epoch
+    seed: str  # of these grades: another draw of the same grades is the same sample
+    plan: Plan
+    strata: tuple[Stratum, ...]
+    reviewed_before: int = 0  # grades that somebody had decided on: not drawn from
+    looks: int = 1
+    version: int = field(default=_VERSION)
+
+    @property
+    def size(self) -> int:
+        """How many are to be graded by hand now, in each part."""
+        return self.plan.sizes[self.looks - 1]
+
+    @property
+    def confidence(self) -> float:
+        """Of each single bound, so that all of them hold together with the plan's."""
+        return corrected(self.plan.confidence, len(self.plan.thresholds) * len(self.strata) * len(self.plan.sizes))
+
+    def sample(self, stratum: Stratum) -> tuple[str, ...]:
+        """The item ids to be graded by hand now."""
+        return stratum.sample[: self.size]
+
+    def sampled(self) -> dict[str, Member]:
+        """All who are to be graded by hand now, in the order drawn."""
+        by_id = {member.item_id: member for stratum in self.strata for member in stratum.members}
+        return {id: by_id[id] for stratum in self.strata for id in self.sample(stratum)}
+
+
+def draw(folder: Path, plan: Plan, by: str, strata: Mapping[str, str] | None = None) -> Draw:
+    """Draw a sample of the class in `folder` and write it down, with an empty sheet for the hand grades.
+
+    Args:
+        by: who draws.
+        strata: the part that each submission (by name) belongs to; None makes one sample of the whole class.
+
+    Raises BoundError if a sample of these grades is being graded already, or there is nothing to draw from; BatchError.
+    """
+    graded = load_graded(folder)
+    plan = _checked(plan, graded)
+    _refuse_second(folder, graded)
+    members = undecided(folder, graded, plan.signal)
+    if not members:
+        raise BoundError("there is no grade from a model that nobody has decided on; grade the class first")
+    parts, seed = _parts(members, strata), _seed(graded.batch_id, members)
+    made = Draw(
+        one_line(by),
+        time.time(),
+        seed,
+        plan,
+        tuple(
+            Stratum(name, tuple(part), uniform_sample([one.item_id for one in part], plan.sizes[-1], f"{seed} {name}"))
+            for name, part in parts.items()
+        ),
+        reviewed_before=sum(map(counts, graded.grades)) - len(members),
+    )
+    _set_aside(folder)
+    _save(folder, made)
+    _start_sheet(folder, made, graded)
+    return made
+
+
+def undecided(folder: Path, graded: GradedClass, signal: str) -> list[Member]:
+    """The grades from a model that no person has decided on: what was looked at isn't unseen."""
+    decided = {override.item_id for override in read_overrides(folder)}  # an item's id, or its submission's name
+    given = [member(grade, signal) for grade in graded.grades if counts(grade)]
+    return [one for one in given if not {one.item_id, one.submission} & decided]
+
+
+def _seed(batch_id: str, members: Iterable[Member]) -> str:
+    """Nobody chooses it: the same grades have the same, others (another rubric, a regrade) have another."""
+    grades = sorted((one.item_id, one.digest) for one in members)
+    return hashlib.sha256(json.dumps([batch_id, grades]).encode()).hexdigest()[:16]
+
+
+def _checked(plan: Plan, graded: GradedClass) -> Plan:
+    if plan.signal not in SIGNALS:
+        raise BoundError(f"there is no signal {plan.signal!r}; there are {', '.join(SIGNALS)}")
+    thresholds = plan.thresholds or SIGNALS[plan.signal].thresholds
+    check_plan(thresholds, plan.sizes, plan.at_most, plan.confidence)
+    if not 0 <= plan.tolerance < graded.total:
+        raise BoundError(f"the class has {graded.total} points: a grade can't be off by more than {plan.tolerance}")
+    if plan.signal == "spread" and not any(len(item.sampled) > 1 for one in graded.grades for item in one.criteria):
+        raise BoundError("the signal 'spread' needs several answers to each prompt: kvasir grade --samples 3")
+    return Plan(plan.sizes, plan.tolerance, plan.at_most, plan.confidence, plan.signal, tuple(thresholds))
+
+
+def strata_from(data: bytes, what: str) -> dict[str, str]:
+    """The part that each submission belongs to, from a CSV with a header (submission, part). Raises ExportError."""
+    rows = read_sheet(data, what).rows[1:]
+    return {one_line(cell(row, 0)): one_line(cell(row, 1)) for row in rows if cell(row, 0).strip()}
+
+
+def _parts(members: Iterable[Member], strata: Mapping[str, str] | None) -> dict[str, list[Member]]:
+    found: dict[str, list[Member]] = {}
+    lost = []
+    for one in members:
+        part = "" if strata is None else strata.get(one.submission, "")
+        lost += [one.submission] if strata is not None and not part else []
+        found.setdefault(part, []).append(one)
+    if lost:
+        raise BoundError(
+            f"{plural(len(lost), 'submission')} belong to no part, the first {lost[0]!r}: name all of them"
+        )
+    return dict(sorted(found.items()))
+
+
+def _refuse_second(folder: Path, graded: GradedClass) -> None:
+    """Raises BoundError where somebody has begun to grade a sample of the same grades."""
+    if not is_drawn(folder):
+        return
+    before = drawn(folder)
+    if not changed(before, graded) and _begun(folder):
+        raise BoundError(
+            f"{folder} has its sample: drawn by {before.by} on {_day(before.at)}. A second one of the same grades "
+            "would let you keep the better of two, and then neither promises anything"
+        )
+
+
+def _set_aside(folder: Path) -> None:
+    """What was drawn before, and what was filled in, also where one of the two has gone: nothing is overwritten."""
+    at = time.time_ns()
+    for name in (FILE, SHEET):
+        place = folder / name
+        if place.exists():
+            stem, _, ending = name.partition(".")
+            place.rename(folder / f"{stem}.{at}.{ending}")
+
+
+def _begun(folder: Path) -> bool:
+    """Whether the sheet holds points, or has gone."""
+    try:
+        rows = read_rows(folder / SHEET).rows[1:]
+    except BoundError:
+        return True
+    return any(text.strip() for row in rows for text in row[1:])
+
+
+def member(grade: Grade, signal: str) -> Member:
+    """A submission as the record keeps it."""
+    return Member(grade.id, one_line(grade.submission), SIGNALS[signal].of(grade), digest(grade))
+
+
+def counts(grade: Grade) -> bool:
+    """Whether a model gave it a total: the others are a person's in any case."""
+    return grade.state == "graded" and grade.points is not None
+
+
+def digest(grade: Grade) -> str:
+    """Names a grade's points, by criterion."""
+    points = [(item.id, str(item.points), str(item.max_points)) for item in grade.criteria]
+    return hashlib.sha256(json.dumps([str(grade.points), points]).encode()).hexdigest()[:16]
+
+
+def changed(made: Draw, graded: GradedClass) -> list[str]:
+    """The submissions whose points are not those of the draw any more, or that are gone."""
+    now = {one.item_id: one for one in (member(grade, made.plan.signal) for grade in graded.grades if counts(grade))}
+    members = [one for stratum in made.strata for one in stratum.members]
+    return [one.submission for one in members if now.get(one.item_id) != one]
+
+
+def is_drawn(folder: Path) -> bool:
+    """Whether a sample was drawn here."""
+    return (folder / FILE).is_file()
+
+
+def drawn(folder: Path) -> Draw:
+    """What was drawn. Raises BoundError if nothing was, or the record can't be read."""
+    try:
+        made: Draw = shaped(Draw, from_json(read_ordinary(folder / FILE)), "the sample")
+        _check(made)
+        return made
+    except FileNotFoundError:
+        raise _not_drawn(folder) from None
+    except (OSError, ValueError) as error:
+        raise BoundError(f"{folder / FILE} can't be used ({error}): it must be as it was written") from None
+
+
+def _check(made: Draw) -> None:
+    """Raises ValueError where the record isn't one that `draw` makes."""
+    if made.version != _VERSION or made.plan.signal not in SIGNALS or not 1 <= made.looks <= len(made.plan.sizes):
+        raise ValueError("it is of another version")
+    check_plan(made.plan.thresholds, made.plan.sizes, made.plan.at_most, made.plan.confidence)
+    for stratum in made.strata:
+        ids = [one.item_id for one in stratum.members]
+        if stratum.sample != uniform_sample(ids, made.plan.sizes[-1], f"{made.seed} {stratum.name}"):
+            raise ValueError("the sample is not the one that its seed draws")
+
+
+def more(folder: Path) -> Draw:
+    """The next look that was planned: the sheet gets the rows for it. Raises BoundError where none was."""
+    with held(folder):
+        made = drawn(folder)
+        if made.looks == len(made.plan.sizes):
+            raise BoundError(
+                f"only {made.size} grades were planned at the draw. More looks must be planned before the first one, "
+                "because they cost: --draw 30,60"
+            )
+        extended = replace(made, looks=made.looks + 1)
+        _extend_sheet(folder, extended)
+        _save(folder, extended)
+    return extended
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Alone with record and sheet, among all who hold them so. Raises BoundError if nothing is drawn; BatchError."""
+    while True:
+        try:
+            with open_private(folder / FILE, "r+b") as record:
+                fcntl.flock(record, fcntl.LOCK_EX)
+                if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:  # else it was written anew
+                    yield
+                    return
+        except FileNotFoundError:
+            raise _not_drawn(folder) from None
+        except OSError as error:
+            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing is kept") from None
+
+
+def _not_drawn(folder: Path) -> BoundError:
+    return BoundError(f"no sample is drawn yet in {folder}: {next_command('bound', folder, '--draw', 30)}")
+
+
+# --- the sheet
+
+
+def limits(graded: GradedClass) -> dict[str, Points]:
+    """The criteria and their points, in the rubric's order."""
+    grade = next(grade for grade in graded.grades if counts(grade))
+    return {item.id: item.max_points for item in grade.criteria}
+
+
+def header_of(most: Mapping[str, Points]) -> list[str]:
+    """The sheet's columns: who, a column a criterion, and room for a remark."""
+    return [_NAME, *(f"{id} (0 to {points})" for id, points in most.items()), _REMARK]
+
+
+def _start_sheet(folder: Path, made: Draw, graded: GradedClass) -> None:
+    """An empty sheet. Raises BatchError."""
+    header = header_of(limits(graded))
+    rows = [[one.submission, *[""] * (len(header) - 1)] for one in made.sampled().values()]
+    write_atomically(folder / SHEET, write_sheet(Sheet([header, *rows]), newline="\n"))
+
+
+def _extend_sheet(folder: Path, made: Draw) -> None:
+    """Rows for those who are drawn and not in the sheet yet."""
+    sheet = read_rows(folder / SHEET)
+    there = {cell(row, 0) for row in sheet.rows[1:]}
+    new = [one.submission for one in made.sampled().values() if one.submission not in there]
+    rows = [*sheet.rows, *([name, *[""] * (len(sheet.rows[0]) - 1)] for name in new)]
+    write_atomically(folder / SHEET, write_sheet(Sheet(rows, sheet.delimiter, sheet.bom), newline="\n"))
+
+
+def read_rows(place: Path) -> Sheet:
+    """The sheet as it is. Raises BoundError."""
+    try:
+        with open_ordinary(place) as file:
+            return read_sheet(file.read(), f"sheet {place}")
+    except ExportError as error:
+        raise BoundError(str(error)) from None
+    except OSError as error:
+        raise BoundError(f"{place} can't be read: {error.strerror}") from None
+
+
+def _save(folder: Path, made: Draw) -> None:
+    write_atomically(folder / FILE, json.dumps(asdict(made), indent=1))
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

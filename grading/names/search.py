@@ -1,0 +1,508 @@
+"""Where a class's names stand in a text. What is looked for, and why, says `grading.names.pseudonyms`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import PurePosixPath
+from typing import Literal
+
+from grading.names.common_words import COMMON_WORDS
+from grading.names.letters import (
+    CJK,
+    GAP,
+    GAP_CHARS,
+    NARROW,
+    PARTICLES,
+    WORD,
+    letters,
+    without_digraphs,
+    without_markup,
+)
+from grading.submissions.reading import Submission
+from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
+
+MIN_LETTERS = 5  # of a whole name: a shorter one is taken for a name only where it looks like one
+MAX_WORDS = 6
+_MAX_LETTERS = 60  # of a name: a longer one is looked for as a whole only
+_MAX_WORD = 200
+_MIN_LABEL = 4  # characters; what is shorter is inside a name, or not, whatever stands before it
+
+_MACHINES = frozenset(
+    """
+    admin content data git guest home info jovyan local mail noreply public root rstudio runner share shared staff
+    student students temp test ubuntu user users
+    """.split()  # noqa: SIM905  as the next table of words
+)
+_WHO = r"(?P<who>[^\W_](?:[\w.+'-]|%[0-9A-Fa-f]{2}){0,80})"
+_MAIL = re.compile(rf"(?<![\w.+'%-]){_WHO}(?=@[\w-]{{1,60}}[.:])")
+_ACCOUNT = re.compile(
+    r"(?i)(?:[/\\](?:users?|home\d?|homes|u|scratch|profiles|people|staff|students?)(?:[/\\]{1,2}|%2f)"
+    r"|(?:github|gitlab|bitbucket|rpubs|kaggle|huggingface|codeberg)[\w.-]{0,40}[/:](?:~|users/)?|(?<![\w/])~(?=[\w.-]{1,80}/))"
+    + _WHO
+)
+_LOGIN = re.compile(
+    r"""(?i)\b(?:login|user|username|userid|netid|account|logname|owner|author)["']?\s{0,2}[:=]\s{0,2}["']?""" + _WHO
+)
+_LABEL = (
+    r"(?i:(?:\b(?:authors?|names?|students?|by|group|team|partners?|with|thanks to|signed|maintainer)|©[ \d]*)"
+    r"\W{0,8})\Z"
+)
+_AUTHOR = re.compile(_LABEL)
+_AUTHOR_OR_START = re.compile(rf"""(?:\A|\n|[#>|*/]\s)[\s#/*>%"'|<!-]*\Z|{_LABEL}""")
+_BEFORE = re.compile(r"(?<![^\W_])([^\W\d_])[\u0300-\u036f]?\.?(?:[ -]?[^\W\d_]\.){0,2}[ \u00a0]{0,2}\Z")
+_AFTER = re.compile(r"(?:,?[ \u00a0]{1,2}|,)([^\W\d_])[\u0300-\u036f]?\.")
+_OLD_BETWEEN = re.compile(r"[ \t,._'’\-]{0,3}")
+
+_Span = tuple[int, int, str]  # where a name stands, and what stands in for it
+_Run = tuple[tuple[int, int], ...]  # where neighbouring words stand that may be a name
+_Kind = Literal["part", "login"]
+_Needs = Literal["nothing", "a mark", "a label", "the initial"]  # beside a word, for it to mean somebody
+
+
+@dataclass(eq=False, slots=True)
+class Student:
+    """What is known of one student's name."""
+
+    stand_in: str
+    written: str  # as the platform wrote it
+    number: str = ""  # the platform's
+    parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, or the reverse
+    of_words: bool = False  # made of common words
+    guarded: bool = False  # so, or short
+
+    @property
+    def wholes(self) -> set[str]:
+        """All its letters in order, in both spellings; and of three words or more those of two."""
+        return {*_spellings(letters(self.written)), *(one + other for one, other in self.parts)}
+
+    def guesses(self) -> set[tuple[str, str]]:
+        """Where the family name may end, if nothing says so."""
+        unknown = self.wholes if not self.parts else ()
+        return {(way[:cut], way[cut:]) for way in unknown for cut in range(2, len(way) - 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One way in which letters may mean a student."""
+
+    kind: _Kind
+    student: Student
+    initial: str = ""  # of a part: that of the other one
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """Whom letters that are less than a whole name may mean in one text, and when they do."""
+
+    kind: _Kind
+    initial: str
+    needs: _Needs
+    stand_in: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Less:
+    """All that such letters may mean in one text, in the order in which it is tried.
+
+    A family name that many share would otherwise be looked at once for each of them, wherever it stands.
+    """
+
+    meanings: list[_Meaning]
+    without_initials: list[_Meaning]  # the same, where no initial stands beside that is one of theirs
+    common: bool
+
+    def beside(self, initials: Collection[str]) -> list[_Meaning]:
+        """What they mean beside these initials."""
+        if self.common:  # an initial is no proof then, but a label before it may be
+            return self.meanings
+        return [one for one in self.meanings if one.initial in initials] or self.without_initials
+
+
+def student_called(written: str, stand_in: str, number: str = "", words: Sequence[str] = ()) -> Student:
+    """A student of this name; `words`: those of the name, where the platform keeps them apart."""
+    made = Student(stand_in, written, number)
+    for spell in (str, without_digraphs) if len(words) > 1 else ():
+        parts = [spell(letters(word)) for word in words]
+        made.parts |= {("".join(parts[cut:]), "".join(parts[:cut])) for cut in range(1, len(parts))}
+        longer = [part for part in parts if len(part) > 2 and part not in COMMON_WORDS] if len(parts) > 2 else []
+        made.parts |= {(one, other) for one in longer for other in longer if one != other}
+        made.parts |= {(given, family) for family, given in made.parts}
+    return made
+
+
+class Names:
+    """The names of a class, and where they stand in a text."""
+
+    def __init__(self, students: list[Student], form: int = PROMPT_FORM) -> None:
+        self.students = students
+        self._old = form < ANY_SPELLING
+        self._in_use: set[str] = set()  # parts of names that others write about
+        self._index()
+
+    def learn(self, submissions: Sequence[Submission], authors: Sequence[Student | None]) -> list[set[Student]]:
+        """Look through the class for where names are written in two words, and for what is a word to many.
+
+        Returns for each submission whose whole name stands in it, its author's included.
+        """
+        users: defaultdict[str, set[int]] = defaultdict(set)
+        present: list[set[Student]] = [{author} if author else set() for author in authors]
+        for index, (one, author) in enumerate(zip(submissions, authors, strict=True)) if not self._old else ():
+            for text in (PurePosixPath(one.name).name, *(without_markup(part.text) for part in one.parts)):
+                words, meant = self._words(text), self._wholes_in(author, set())
+                seen: set[tuple[object, ...]] = set()
+                for joined, run in self._runs(text, words, self._wholes):
+                    written = [words[text[start:end]] for start, end in run]
+                    for students in meant(joined):
+                        key = (students[0], *written)
+                        if key not in seen and self._is_whole(students[0], text, run, author):
+                            seen.add(key)
+                            present[index].update(students)
+                            _note_parts(students, joined, written)
+                for part in set(words.values()):
+                    users[part].add(index)
+        self._index()
+        self._in_use = {part for part, using in users.items() if self._is_in_use(part, using, present)}
+        return present
+
+    def replaced(self, text: str, author: Student | None, present: set[Student]) -> str:
+        """The text with all names replaced."""
+        longest: dict[int, _Span] = {}  # by where they begin; of two of one length, the first
+        for span in self._found(text if self._old else without_markup(text), author, present):
+            other = longest.setdefault(span[0], span)
+            if span[1] > other[1]:
+                longest[span[0]] = span
+        pieces, cursor = [], 0
+        for start in sorted(longest):
+            if start >= cursor:
+                _, end, stand_in = longest[start]
+                pieces += [text[cursor:start], stand_in]
+                cursor = end
+        return "".join([*pieces, text[cursor:]]) if pieces else text
+
+    # --- what there is to look for
+
+    def _index(self) -> None:
+        """`_wholes`, `_forms`: what letters mean; `_begun`: what a run of words may have when it isn't over."""
+        self._wholes: dict[str, list[Student]] = {}
+        self._forms: dict[str, list[_Form]] = {}
+        self._begun: set[str] = set()
+        for student in self.students:
+            short = all(len(way) < MIN_LETTERS and way.isascii() for way in student.wholes)
+            student.of_words = _made_of_words(student)
+            student.guarded = short or student.of_words
+            wholes = {letters(student.written)} if self._old else student.wholes
+            for way in sorted(wholes):
+                ring = way + way[:-1]
+                for turn in range(len(way) if len(way) <= _MAX_LETTERS else 0):
+                    self._wholes.setdefault(ring[turn : turn + len(way)], []).append(student)
+                    self._begun.update(itertools.accumulate(ring[turn : turn + len(way)]))
+                self._wholes.setdefault(way, []).append(student)
+        self._unspaced = {joined: meant[0] for joined, meant in self._wholes.items() if CJK.fullmatch(joined)}
+        for student in self.students:
+            for pair in () if self._old else sorted(student.parts):
+                self._add_parts(student, *pair, sure=True)
+            for pair in () if self._old else sorted(student.guesses()):
+                self._add_parts(student, *pair, sure=False)
+        self._known = self._wholes.keys() | self._forms.keys()
+
+    def _add(self, joined: str, form: _Form) -> None:
+        self._forms.setdefault(joined, []).append(form)
+
+    def _add_parts(self, student: Student, one: str, other: str, sure: bool) -> None:
+        for part, second in ((one, other), (other, one)):
+            self._add(part, _Form("part", student, second[0], sure))
+            for login in (second[0] + part, part + second[0], second[0] + part[:7]):
+                self._add(login, _Form("login", student, sure=sure))
+
+    def _is_in_use(self, part: str, using: set[int], present: Sequence[set[Student]]) -> bool:
+        """Whether one in fifty, and somebody, writes about it whom no student of that name has anything to do with."""
+        students = {form.student for form in self._forms.get(part, ()) if form.kind == "part"}
+        others = sum(not (students & present[index]) for index in using) if students else 0
+        return others > 0 and others * 50 >= len(present)
+
+    def _wholes_in(self, author: Student | None, present: set[Student]) -> Callable[[str], list[list[Student]]]:
+        """Whose whole name letters are in one text: those together who are told alike."""
+
+        @cache
+        def wholes(joined: str) -> list[list[Student]]:
+            alike: dict[tuple[object, ...], list[Student]] = {}
+            for one in self._wholes.get(joined, ()):
+                told = (one is author, one in present, one.guarded, one.of_words, self._old and one)
+                alike.setdefault(told, []).append(one)
+            return list(alike.values())
+
+        return wholes
+
+    def _less_in(self, author: Student | None, present: set[Student]) -> Callable[[str], _Less]:
+        """What letters may mean in one text if they are less than a whole name."""
+
+        @cache
+        def less(joined: str) -> _Less:
+            common = self._is_common(joined)
+            meanings: dict[tuple[str, ...], _Meaning] = {}
+            alone: dict[tuple[str, ...], _Meaning] = {}
+            for form in self._forms.get(joined, ()):
+                own, near = form.student is author, form.student in present
+                needs = _needs(form, joined, own, near, common)
+                if needs and (form.kind, form.initial, needs) not in meanings:
+                    made = _Meaning(form.kind, form.initial, needs, form.student.stand_in)
+                    meanings[form.kind, form.initial, needs] = made
+                    if needs != "the initial":
+                        alone.setdefault((form.kind, needs), made)
+            return _Less([*meanings.values()], [*alone.values()], common)
+
+        return less
+
+    # --- where it stands
+
+    def _words(self, text: str) -> dict[str, str]:
+        """The words of a text that may belong to a name, and their letters."""
+        found = {}
+        for word in set(WORD.findall(text)):
+            joined = letters(word) if len(word) <= _MAX_WORD else ""
+            short = without_digraphs(joined)
+            if joined in self._known:
+                found[word] = joined
+            elif short in self._known or short in self._begun:
+                found[word] = short
+            elif joined in self._begun:
+                found[word] = joined
+        return found
+
+    def _runs(self, text: str, words: Mapping[str, str], known: Container[str]) -> Iterator[tuple[str, _Run]]:
+        """All runs of words whose letters are known: these, and where they stand."""
+        begun = self._begun
+        runs: list[tuple[str, _Run]] = []  # all of them end where the last word ends
+        end = 0
+        # Letters that stand alone are in every text, and no name is made of nothing else.
+        for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
+            joined = words.get(match[0])
+            if joined is None:
+                continue
+            here = match.span()
+            runs = [
+                (longer, (*run, here))
+                for before, run in runs
+                if (longer := before + joined) in begun and len(run) < MAX_WORDS
+            ]
+            if runs and not self._is_gap(text, end, here[0]):
+                runs = []
+            runs.append((joined, (here,)))
+            end = here[1]
+            for one in runs:
+                if one[0] in known:
+                    yield one
+
+    def _is_gap(self, text: str, start: int, end: int) -> bool:
+        """Whether what stands between two words may stand inside a name."""
+        if end - start < _MIN_LABEL:
+            return _is_short_gap(text[start:end], self._old)
+        between = _OLD_BETWEEN if self._old else GAP
+        return end - start <= GAP_CHARS and between.fullmatch(text, start, end) is not None
+
+    def _found(self, text: str, author: Student | None, present: set[Student]) -> Iterator[_Span]:
+        wholes_of, less_than = self._wholes_in(author, present), self._less_in(author, present)
+        for joined, run in self._runs(text, self._words(text), self._known):
+            for whole, *_ in wholes_of(joined):
+                if self._is_whole(whole, text, run, author):
+                    yield run[0][0], _after_numbers(whole, text, run[-1][1]), whole.stand_in
+                    break
+            else:
+                if (less := less_than(joined)).meanings and (part := self._part(less, text, run)):
+                    yield part
+        if self._old:
+            return
+        yield from self._glued(text)
+        yield from self._accounts(text, cache(lambda joined: self._account(joined, author, present)))
+        if author and len(author.number) >= MIN_LETTERS:
+            number = re.compile(rf"(?<![\w.]){author.number}(?![^\W_]|\.\d)")
+            yield from ((*match.span(), author.stand_in) for match in number.finditer(text))
+
+    def _is_whole(self, student: Student, text: str, run: _Run, author: Student | None) -> bool:
+        """Whether a run of words that has the letters of the name is the name."""
+        if self._old:
+            return _is_whole_in_order(student, [text[start:end] for start, end in run])
+        of_words = student.of_words or _are_common(text, run)
+        if not (of_words or student.guarded):
+            return True
+        words = [text[start:end] for start, end in run]
+        if not all(map(str.isascii, map(letters, words))):
+            return True
+        if len(words) == 1:
+            return not of_words and words[0][0].isupper() and sum(map(str.isupper, words[0])) == 2
+        gaps = [text[end:start] for (_, end), (start, _) in itertools.pairwise(run)]
+        if not all(NARROW.fullmatch(gap) for gap in gaps):
+            return False
+        listed = of_words and any("," in gap for gap in gaps)  # "Min, Max, Mean" is a list, "by Mean, Max" an author
+        if listed and not _AUTHOR_OR_START.search(text[max(0, run[0][0] - 60) : run[0][0]]):
+            return False
+        if all(word[0].isupper() or word in PARTICLES for word in words):
+            return not (of_words and all(word.isupper() for word in words))
+        return student is author and not of_words and all(gap.isspace() for gap in gaps)
+
+    def _part(self, less: _Less, text: str, run: _Run) -> _Span | None:
+        """Where a part of a name means a student: with the other one's initial, alone, or as an account's name."""
+        start, end = run[0][0], run[-1][1]
+        small = text[start].islower() and all(text[first].islower() for first, _ in run[1:])
+        if len(run) > 1 and (small or _are_common(text, run)):
+            return None
+        initials = {} if small else _initials(text, start, end)
+        best = None
+        for meaning in less.beside(initials) if initials else less.without_initials:
+            first, last = start, end
+            if meaning.kind == "login":
+                means = len(run) == 1 and (meaning.needs == "nothing" or _has_mark(text, start, end))
+            elif small:
+                continue
+            else:
+                if initials:
+                    first, last = initials.get(meaning.initial, (start, end))
+                means = meaning.needs == "nothing" or (meaning.initial in initials and not less.common)
+                if not means and meaning.needs == "a label":
+                    means = _AUTHOR.search(text[max(0, first - 40) : first]) is not None
+            if means and (not best or last - first > best[1] - best[0]):
+                best = first, last, meaning.stand_in
+        return best
+
+    def _is_common(self, joined: str) -> bool:
+        return joined in COMMON_WORDS or joined in self._in_use
+
+    def _glued(self, text: str) -> Iterator[_Span]:
+        """Names in scripts that are written without white space, inside what is a word to others."""
+        firsts = {name[0] for name in self._unspaced}
+        sizes = sorted({len(name) for name in self._unspaced}, reverse=True)
+        for match in CJK.finditer(text) if firsts else ():
+            places = [place for place in range(*match.span()) if text[place].isalpha()]
+            squeezed = "".join((letters(text[place]) or "?")[0] for place in places)
+            for at in (at for at, letter in enumerate(squeezed) if letter in firsts):
+                for size in (size for size in sizes if at + size <= len(places)):
+                    student = self._unspaced.get(squeezed[at : at + size])
+                    if student and (size > 2 or _stands_out(squeezed, at, at + size)):
+                        yield places[at], places[at + size - 1] + 1, student.stand_in
+
+    def _accounts(self, text: str, account: Callable[[str], Student | None]) -> Iterator[_Span]:
+        """Names where an account's must stand: before an @, below a folder of homes, behind a host of repositories."""
+        for match in itertools.chain(*(one.finditer(text) for one in (_MAIL, _ACCOUNT, _LOGIN))):
+            start, _ = match.span("who")
+            words = [word for word, _ in zip(WORD.finditer(match["who"]), range(4), strict=False)]
+            for count in range(len(words), 0, -1):
+                joined = "".join(letters(word[0]) for word in words[:count])
+                end = words[count - 1].end()
+                student = account(joined)
+                if student and not (match.re is _LOGIN and self._is_common(joined)):
+                    digits = re.compile(r"\d*").match(match["who"], end)
+                    yield start + words[0].start(), start + (digits.end() if digits else end), student.stand_in
+                    break
+
+    def _account(self, joined: str, author: Student | None, present: set[Student]) -> Student | None:
+        if joined in _MACHINES or len(joined) < 2:
+            return None
+        wholes, forms = self._wholes.get(joined, ()), self._forms.get(joined, ())
+        own = any(form.student is author and (form.sure or len(joined) > 2) for form in forms)
+        if author in wholes or own:
+            return author
+        others = (form.student for form in forms if self._is_others(form, joined, present))
+        return next(itertools.chain(wholes, others), None)
+
+    def _is_others(self, form: _Form, joined: str, present: set[Student]) -> bool:
+        if not form.sure:
+            return form.kind == "login" and len(joined) >= MIN_LETTERS and not self._is_common(joined)
+        return form.student in present or (len(joined) > 2 and not self._is_common(joined))
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_short_gap(between: str, old: bool) -> bool:
+    return (_OLD_BETWEEN if old else GAP).fullmatch(between) is not None
+
+
+def _note_parts(students: Sequence[Student], joined: str, words: Sequence[str]) -> None:
+    """Where the family name ends in what Canvas wrote in one word, now that somebody wrote it in several."""
+    cuts = list(itertools.accumulate(map(len, words[:-1])))
+    for student in students:
+        for way in _spellings(letters(student.written)):
+            turn = (way + way).find(joined)
+            ends = [turn] if len(joined) - turn in cuts else cuts if turn == 0 and len(cuts) == 1 else []
+            new = {(way[:end], way[end:]) for end in ends} - student.parts
+            if new:
+                student.parts |= new
+                student.of_words = _made_of_words(student)
+
+
+def _spellings(joined: str) -> list[str]:
+    short = without_digraphs(joined)
+    return [joined] if short == joined else [joined, short]
+
+
+def _made_of_words(student: Student) -> bool:
+    pairs = student.parts or student.guesses()
+    return any(one in COMMON_WORDS and other in COMMON_WORDS for one, other in pairs)
+
+
+def _is_whole_in_order(student: Student, words: Sequence[str]) -> bool:
+    turned = ("".join(map(letters, [*words[turn:], *words[:turn]])) for turn in range(len(words)))
+    return letters(student.written) in turned and len(letters(student.written)) >= MIN_LETTERS
+
+
+def _are_common(text: str, run: _Run) -> bool:
+    for start, end in run:
+        joined = letters(text[start:end])
+        if len(joined) != 1 and joined not in COMMON_WORDS:
+            return False
+    return not any(text[start:end] in PARTICLES for start, end in run[:-1])
+
+
+def _initials(text: str, start: int, end: int) -> dict[str, tuple[int, int]]:
+    """The letters that stand as initials beside a run of words, and where both stand."""
+    found = {}
+    after = _AFTER.match(text, end) if "." in text[end : end + 6] else None
+    if after and after[1].isupper():
+        found[letters(after[1])] = start, after.end()
+    near = text[max(0, start - 9) : start]
+    before = _BEFORE.search(near) if near[-1:] in (".", " ", "\u00a0") and not near[-2:-1].islower() else None
+    if before and before[1].isupper():
+        found[letters(before[1])] = start - len(before[0]), end
+    return found
+
+
+def _shortest(form: _Form, own: bool, near: bool) -> int:
+    """Letters that a part, or an account's name wherever it stands, must have to mean the student."""
+    if form.kind == "login":
+        return MIN_LETTERS
+    if form.sure:
+        return 2 if near else 3
+    return 3 if own else 5
+
+
+def _needs(form: _Form, joined: str, own: bool, near: bool, common: bool) -> _Needs | None:
+    """What has to stand beside letters for them to mean this student in one text; None if nothing would do."""
+    if len(joined) < _shortest(form, own, near) or (common and not (own and form.kind == "part")):
+        return None
+    if form.kind == "login":
+        return ("nothing" if near else None) if form.sure else "a mark" if own else None
+    if near and not common and len(joined) > 2 and not form.student.guarded and (own or form.sure):
+        return "nothing"
+    return "a label" if own else "the initial"
+
+
+def _has_mark(text: str, start: int, end: int) -> bool:
+    return any(mark in "/\\@0123456789" for mark in text[start - 1 : start] + text[end : end + 1])
+
+
+def _after_numbers(student: Student, text: str, end: int) -> int:
+    """Where the platform's numbers end behind a name: files are called so."""
+    if not student.number or text[end : end + 1] != "_":
+        return end
+    match = re.compile(rf"(?:_LATE)?_{student.number}(?:_\d+)?").match(text, end)
+    return match.end() if match else end
+
+
+def _stands_out(squeezed: str, start: int, end: int) -> bool:
+    """Whether two letters of a name stand as a word: what is before and behind isn't a part of another one."""
+    before, after = squeezed[max(0, start - 1) : start], squeezed[end : end + 1]
+    return before in "者名生是由和与跟及我叫给谢：" and after in "的和与及在是同老君说写做、さんはがのと은는이가의와"

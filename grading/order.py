@@ -1,0 +1,27 @@
+"""How much work a job is expected to be: a batch is published longest first.
+
+Queues are first in, first out, so what is published first is decoded first. A long job that begins last would keep one
+slot busy while all others are idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grading.prompts.prompt import Prompt
+from messages.jobs import Question, Sampling
+
+
+def answer_tokens(sampling: Sampling, questions: Sequence[Question]) -> int:
+    """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
+    wanted = [one.sampling for one in questions] or [sampling]
+    return sum(each.max_tokens * each.answers for each in wanted)
+
+
+def expected_work(prompt: Prompt, sampling: Sampling, questions: Sequence[Question] = ()) -> tuple[int, int]:
+    """A key that grows with the work: tokens that may be generated, then bytes of the student's part.
+
+    Only what is known before decoding. A model's mean answer, which workers learn, is the same for all jobs of its
+    queue and would change nothing in their order.
+    """
+    return answer_tokens(sampling, questions), len(prompt.own.encode())

@@ -1,0 +1,297 @@
+"""From answers to a grade: what the points add up to, whether the evidence is there, what a person should look at.
+
+A grade is never invented. An answer that can't be read leaves its criteria without points and says why; the total is
+computed here, from all criteria or not at all.
+
+    graded      every criterion has points
+    incomplete  some criteria have no points, and so there is no total
+    failed      no criterion has points: the submission can't be read, or no answer can be used
+    empty       nothing was handed in: 0 points, with the reason
+    waiting     some answer has not come yet
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from grading.attacks.detection import instruction_flags
+from grading.prompts.answers import ParsedAnswer, Passage
+from grading.prompts.prompt import cut_summary
+from grading.quotes import Evidence, Private, Shown, evidence_state, leaks, shown_texts
+from grading.rubric.checks import CheckFinding
+from grading.rubric.rubric import Criterion, Points, Role, Rubric, add_points
+from grading.submissions.reading import Submission
+from grading.submissions.truncation import Cut
+from producers.words import plural
+
+GradeState = Literal["graded", "incomplete", "failed", "empty", "waiting"]
+WAITING = "no result yet"  # in place of an answer
+# Remarks on a grade that a later run left as it was.
+KEPT = "as it was graded before: the work, a model or a setting has changed since"
+EARLIER = "as it was graded before, with another rubric, solution or template"
+
+# Answers to the same prompt that are this part of a criterion's points apart disagree.
+DISAGREEMENT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a person must look before this grade is given out. `criterion_id` is "" for the submission as a whole."""
+
+    criterion_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionGrade:
+    """One criterion of one submission. `points` is None exactly when `reason` says why there are none."""
+
+    id: str
+    title: str
+    max_points: Points
+    points: Points | None
+    evidence: str = ""
+    evidence_state: Evidence = "none given"
+    feedback: str = ""
+    reason: str = ""
+    sampled: tuple[Points, ...] = ()  # what each of several answers awarded, the one that counts first
+    leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step, by the model's own probabilities
+
+    @property
+    def distribution(self) -> Mapping[str, float]:
+        """The share of each step: of the model's probability, else of several answers; empty if neither is there."""
+        if self.likelihoods or len(self.sampled) < 2:
+            return self.likelihoods
+        counts = Counter(map(str, sorted(self.sampled)))
+        return {step: count / len(self.sampled) for step, count in counts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What came of one submission. `points` is None unless the state is graded or empty."""
+
+    submission: str
+    state: GradeState
+    points: Points | None
+    max_points: Points
+    criteria: tuple[CriterionGrade, ...]
+    summary: str = ""
+    remarks: tuple[str, ...] = ()  # for information, a sentence each; nothing that a person must decide
+    cuts: tuple[Cut, ...] = ()
+    reason: str = ""  # why there is no total, or why it is 0 without a look
+    item_id: str = ""  # pseudonym: what reviews and queues call the submission
+    doubts: tuple[Doubt, ...] = ()  # none of them is among the remarks
+    versions: Mapping[str, str] = field(default_factory=dict)  # of what graded it; empty if that is not known
+
+    @property
+    def id(self) -> str:
+        """What files about the class call the submission: its pseudonym, or its name where it has none."""
+        return self.item_id or self.submission
+
+    @property
+    def needs_review(self) -> bool:
+        """Whether it is exported blank until a person has looked."""
+        return bool(self.doubts)
+
+    @property
+    def review_reasons(self) -> tuple[str, ...]:
+        """Why a person must decide, a sentence each."""
+        return tuple(doubt.why for doubt in self.doubts)
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether it failed before any model was asked."""
+        return self.state == "failed" and all(criterion.reason == self.reason for criterion in self.criteria)
+
+    @property
+    def nothing_yet(self) -> bool:
+        """Whether it waits, and has no points yet for any criterion."""
+        return self.state == "waiting" and len(self.missing) == len(self.criteria)
+
+    @property
+    def missing(self) -> tuple[CriterionGrade, ...]:
+        """The criteria without points."""
+        return tuple(criterion for criterion in self.criteria if criterion.points is None)
+
+
+# --- what a person must decide, and what is good to know ---
+
+
+def _truncated(cuts: Iterable[Cut], outputs: bool) -> list[str]:
+    """Outputs can be done without; where code or text was cut, points may have been."""
+    chosen = [cut for cut in cuts if (cut.kind == "output") == outputs]
+    return [f"truncated: {line} not shown to the models" for line in cut_summary(chosen)]
+
+
+def _submission_remarks(submission: Submission, cuts: Sequence[Cut]) -> list[str]:
+    remarks = _truncated(cuts, outputs=True)
+    if submission.images_left_out:
+        remarks.append(_unseen(submission))
+    return [*remarks, *(note for note in submission.notes if note not in submission.lost)]
+
+
+def _unseen(submission: Submission) -> str:
+    return f"{plural(submission.images_left_out, 'image')} not shown to the models"
+
+
+def _doubts(
+    submission: Submission,
+    criteria: Iterable[CriterionGrade],
+    findings: Sequence[CheckFinding],
+    summary_leaks: bool,
+    copied: str,
+    cuts: Sequence[Cut],
+) -> list[Doubt]:
+    """Why a person must look, in the order in which they are shown."""
+    whole = (*instruction_flags(submission), copied, *submission.lost, *_truncated(cuts, outputs=False))
+    doubts = [Doubt("", why) for why in whole if why]
+    for criterion in criteria:
+        doubts += [Doubt(criterion.id, f"{criterion.id}: {why}") for why in _criterion_doubts(criterion, findings)]
+    if summary_leaks:
+        doubts.append(Doubt("", "summary withheld: it repeats what only graders see"))
+    return doubts
+
+
+def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding]) -> Iterable[str]:
+    if criterion.points is None:
+        return
+    state = criterion.evidence_state
+    if state == "not found" or (state == "none given" and criterion.points):
+        yield f"evidence {state}"
+    if state == "not their own" and criterion.points:
+        yield "evidence only in what the students were given"
+    if criterion.leaks:
+        yield "the feedback repeats what only graders see"
+    if _disagree(criterion):
+        yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
+    failed = [finding.text for finding in findings if finding.criterion == criterion.id and not finding.passed]
+    if failed and criterion.points == criterion.max_points:
+        yield f"full points, but a check failed ({failed[0]})"
+
+
+def _disagree(criterion: CriterionGrade) -> bool:
+    spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
+    return spread > 0 and spread >= DISAGREEMENT * criterion.max_points
+
+
+# --- the grade ---
+
+
+def grade_submission(
+    name: str,
+    rubric: Rubric,
+    answers: Mapping[Role, ParsedAnswer | str],
+    submission: Submission,
+    cuts: Sequence[Cut] = (),
+    findings: Sequence[CheckFinding] = (),
+    hidden: Private = Private(),  # noqa: B008  frozen
+    copied: str = "",
+) -> Grade:
+    """The grade of one submission.
+
+    Args:
+        name: how results call the submission; a pseudonym where the class uses them.
+        answers: for each role its answer, or one sentence that says why there is none.
+        submission: as it was handed in, before cuts; evidence is looked for in all of it.
+        findings: what deterministic checks found.
+        hidden: what feedback must not repeat.
+        copied: why it looks like a copy of the solution.
+    """
+    if submission.problem:
+        return _without_answers(name, rubric, "failed", submission.problem)
+    if submission.empty:
+        what = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
+        reason = "; ".join([what, *submission.notes])
+        unseen = [*submission.lost, *([_unseen(submission)] if submission.images_left_out else [])]
+        nothing = _without_answers(name, rubric, "empty", reason)
+        return replace(nothing, doubts=tuple(Doubt("", why) for why in unseen))
+    shown = shown_texts(submission, hidden.given)
+    criteria = tuple(_criterion_grade(criterion, answers, shown, hidden) for criterion in rubric.criteria)
+    summary, no_summary = _summary(answers)
+    summary_leaks = leaks(summary, hidden, shown)
+    state = "waiting" if WAITING in answers.values() else _state(criteria)
+    passages = [] if state == "waiting" else _passages(answers, shown)
+    doubts = [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copied, cuts)
+    doubts = [*passages, *doubts]
+    failed = [f"check: {finding.text}" for finding in findings if not finding.passed]
+    known = [*_submission_remarks(submission, cuts), *failed, *no_summary]
+    return Grade(
+        submission=name,
+        state=state,
+        points=add_points(item.points for item in criteria if item.points is not None) if state == "graded" else None,
+        max_points=rubric.total,
+        criteria=criteria,
+        summary="" if summary_leaks else summary,
+        remarks=tuple(dict.fromkeys(known)),
+        cuts=tuple(cuts),
+        reason=WAITING if state == "waiting" else _why_missing(criteria),
+        doubts=tuple(doubts),
+    )
+
+
+def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str) -> Grade:
+    points, why = (0, "") if state == "empty" else (None, reason)
+    criteria = tuple(
+        CriterionGrade(criterion.id, criterion.title, criterion.points, points, reason=why)
+        for criterion in rubric.criteria
+    )
+    return Grade(name, state, points, rubric.total, criteria, reason=reason)
+
+
+def _criterion_grade(
+    criterion: Criterion, answers: Mapping[Role, ParsedAnswer | str], shown: Shown, hidden: Private
+) -> CriterionGrade:
+    answer = answers.get(criterion.model, "no answer has come")
+    said = answer.criteria.get(criterion.id) if isinstance(answer, ParsedAnswer) else None
+    if said is None:
+        reason = answer if isinstance(answer, str) else answer.missing.get(criterion.id, "the answer lacks it")
+        return CriterionGrade(criterion.id, criterion.title, criterion.points, None, reason=reason)
+    return CriterionGrade(
+        id=criterion.id,
+        title=criterion.title,
+        max_points=criterion.points,
+        points=said.points,
+        evidence=said.evidence,
+        evidence_state=evidence_state(said.evidence, shown),
+        feedback=said.feedback,
+        sampled=said.sampled,
+        likelihoods=said.likelihoods,
+        leaks=leaks(said.feedback, hidden, shown),
+    )
+
+
+def _summary(answers: Mapping[Role, ParsedAnswer | str]) -> tuple[str, list[str]]:
+    answer = answers.get("feedback")
+    if isinstance(answer, ParsedAnswer):
+        return answer.summary, [f"no summary: {answer.no_summary}"] if answer.no_summary else []
+    return "", [f"no summary: {answer}"] if answer and answer != WAITING else []
+
+
+def _passages(answers: Mapping[Role, ParsedAnswer | str], shown: Shown) -> list[Doubt]:
+    """What a model takes to speak to whoever grades, if it stands in the work: models make quotes up."""
+    said = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
+    there = [passage for passage in said if passage and evidence_state(passage.quote, shown) == "found"]
+    return [Doubt("", f"a passage seems to speak to whoever grades{_sure(each)}: “{each.quote}”") for each in there]
+
+
+def _sure(passage: Passage) -> str:
+    return "" if passage.likelihood is None else f" (the model's own likelihood: {passage.likelihood:.0%})"
+
+
+def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
+    missing = sum(criterion.points is None for criterion in criteria)
+    if not missing:
+        return "graded"
+    return "failed" if missing == len(criteria) else "incomplete"
+
+
+def _why_missing(criteria: Iterable[CriterionGrade]) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for criterion in criteria:
+        if criterion.points is None:
+            by_reason.setdefault(criterion.reason, []).append(criterion.id)
+    return "; ".join(f"no points for {', '.join(ids)}: {reason}" for reason, ids in by_reason.items())

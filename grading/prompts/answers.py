@@ -1,0 +1,251 @@
+"""What a model answers: the JSON schema that constrains it, the bound on its length, and its strict reading."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grading.prompts.repetition import is_repetition
+from grading.rubric.rubric import Criterion, Points
+from messages.errors import KvasirError
+
+# Characters; the prompt asks for them, the schema enforces them.
+EVIDENCE_CHARS = 160
+FEEDBACK_CHARS = 200
+SUMMARY_CHARS = 400
+
+
+class AnswerError(KvasirError):
+    """A model's answer is not what its schema says; the message names the place and what was there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionAnswer:
+    """What the model says of one criterion; `points` is one of the criterion's grid."""
+
+    points: Points
+    evidence: str
+    feedback: str
+    sampled: tuple[Points, ...] = ()  # of several answers, what each awarded
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step; empty: the engine doesn't tell
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Of the work, what speaks to whoever grades, says the model; `likelihood`: of its yes; None: not known."""
+
+    quote: str
+    likelihood: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """A whole answer: one entry for each criterion asked for, in order."""
+
+    criteria: Mapping[str, CriterionAnswer]
+    summary: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)  # criteria that were asked about in vain, and why
+    no_summary: str = ""  # why there is none
+    passage: Passage | None = None  # None: the model says that there is none
+
+
+# --- the schema ---
+
+
+def answer_schema(criteria: Sequence[Criterion], with_summary: bool) -> dict[str, Any]:
+    """The JSON schema of an answer: everything bounded, in the order in which it is to be written.
+
+    Evidence comes before points, so that a model that writes from left to right looks before it judges.
+    Raises ValueError if there is nothing to ask for.
+    """
+    properties: dict[str, Any] = {criterion.id: criterion_schema(criterion) for criterion in criteria}
+    if with_summary:
+        properties["summary"] = _bounded_text(SUMMARY_CHARS)
+    if not properties:
+        raise ValueError("an answer without criteria and without summary")
+    return _closed_object(properties)
+
+
+def criterion_schema(criterion: Criterion) -> dict[str, Any]:
+    """The JSON schema of what is said of one criterion."""
+    return _closed_object(
+        {
+            "evidence": _bounded_text(EVIDENCE_CHARS),
+            "points": {"enum": list(criterion.grid)},
+            "feedback": _bounded_text(FEEDBACK_CHARS),
+        }
+    )
+
+
+def summary_schema() -> dict[str, Any]:
+    """The JSON schema of a summary that is asked for by itself."""
+    return _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
+
+
+def passage_schema() -> dict[str, Any]:
+    """The JSON schema of whether a passage speaks to whoever grades. The quote comes first: it is looked for first."""
+    return _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
+
+
+def _bounded_text(longest: int) -> dict[str, Any]:
+    return {"type": "string", "maxLength": longest}
+
+
+def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def max_answer_tokens(schema: Mapping[str, Any], char_bytes: int = 6, space_bytes: int = 22) -> int:
+    """A number of tokens within which every answer that is constrained by `schema` closes.
+
+    A token is at least one byte of text. One character of a string is at most 6 bytes (`\\uXXXX`; raw UTF-8 takes 4),
+    and a grammar counts each escape as one character, halves of a pair included. White space between two JSON tokens
+    is at most 22 bytes (llama.cpp: two line breaks and 20 blanks); an engine whose grammar leaves white space open has
+    to close it. One token more ends the answer.
+
+    The worst case is several times what models write. `char_bytes=1, space_bytes=1` bounds an ASCII answer without
+    escapes: use that to plan, and where a context is too short for the worst; an answer cut off there is not JSON and
+    becomes a failure, not a grade.
+    """
+    return _max_bytes(schema, char_bytes, space_bytes) + space_bytes + 1
+
+
+def _max_bytes(schema: Mapping[str, Any], char_bytes: int, space_bytes: int) -> int:
+    """Bytes of one value and the white space after it."""
+    if "enum" in schema:
+        return max(len(json.dumps(value)) for value in schema["enum"]) + space_bytes
+    if schema["type"] == "string":
+        return 2 + int(schema["maxLength"]) * char_bytes + space_bytes
+    members = [
+        # the key, its colon and, for all but the last, a comma: each followed by white space
+        len(json.dumps(key)) + 2 + 3 * space_bytes + _max_bytes(value, char_bytes, space_bytes)
+        for key, value in schema["properties"].items()
+    ]
+    return 2 + 2 * space_bytes + sum(members)
+
+
+# --- reading an answer ---
+
+
+def parse_answer(text: str, criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
+    """Read a model's answer. Repairs nothing and fills nothing in.
+
+    A text longer than its schema allows is taken as it is: an engine without constraint may write it, and its length
+    changes no points. Raises AnswerError with one sentence for anything else that departs from the schema.
+    """
+    data = _load_object(text)
+    expected = [criterion.id for criterion in criteria] + (["summary"] if with_summary else [])
+    _check_keys("the answer", data, expected)
+    answers = {criterion.id: _criterion_answer(criterion, data[criterion.id]) for criterion in criteria}
+    return ParsedAnswer(answers, _said("the summary", data["summary"]) if with_summary else "")
+
+
+def parse_criterion(text: str, criterion: Criterion) -> CriterionAnswer:
+    """Read the answer to a question about one criterion, as strictly as `parse_answer`. Raises AnswerError.
+
+    Answers in batches of an earlier form don't name it.
+    """
+    data = _load_object(text)
+    return _criterion_answer(criterion, data[criterion.id] if set(data) == {criterion.id} else data)
+
+
+def parse_summary(text: str) -> str:
+    """Read the answer to the question for a summary. Raises AnswerError."""
+    data = _load_object(text)
+    _check_keys("the answer", data, ("summary",))
+    return _said("the summary", data["summary"])
+
+
+def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> Passage | None:
+    """What the model took to speak to whoever grades; None if nothing. Raises AnswerError.
+
+    likelihoods: of no and yes, where they are known; they decide then, whatever of the two was drawn.
+    """
+    data = _load_object(text)
+    _check_keys("the answer", data, ("quote", "addressed"))
+    if data["addressed"] not in ("yes", "no"):
+        raise AnswerError(f"addressed is {data['addressed']!r:.40}; allowed are yes and no")
+    quote = _text_field("the quote", data["quote"])
+    likelihood = likelihoods[1] if len(likelihoods) == 2 else None
+    said = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
+    return Passage(quote, likelihood) if said and quote else None
+
+
+def _load_object(text: str) -> dict[str, Any]:
+    def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        if repeated:
+            raise AnswerError(f"the answer has {repeated[0]!r:.60} twice")
+        return dict(pairs)
+
+    def no_constants(name: str) -> None:
+        raise AnswerError(f"the answer holds {name}, which is no JSON number")
+
+    try:
+        data = json.loads(text, object_pairs_hook=no_repeats, parse_constant=no_constants)
+    except json.JSONDecodeError as error:
+        raise AnswerError(f"the answer is not JSON at character {error.pos:,} of {len(text):,}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise AnswerError(f"the answer is not JSON that can be read: {error}") from None
+    if not isinstance(data, dict):
+        raise AnswerError(f"the answer is JSON, but {_kind(data)} instead of an object")
+    return data
+
+
+def _check_keys(place: str, data: Mapping[str, Any], expected: Sequence[str]) -> None:
+    for key in expected:
+        if key not in data:
+            raise AnswerError(f"{place} lacks {key!r}")
+    for key in data:
+        if key not in expected:
+            raise AnswerError(f"{place} has {key!r:.60}, which was not asked for")
+
+
+def _criterion_answer(criterion: Criterion, data: Any) -> CriterionAnswer:
+    if not isinstance(data, dict):
+        raise AnswerError(f"{criterion.id!r} is {_kind(data)} instead of an object")
+    _check_keys(repr(criterion.id), data, ("evidence", "points", "feedback"))
+    return CriterionAnswer(
+        points=_points(criterion, data["points"]),
+        evidence=_text_field(f"evidence of {criterion.id!r}", data["evidence"]),
+        feedback=_said(f"the feedback of {criterion.id!r}", data["feedback"]),
+    )
+
+
+def _points(criterion: Criterion, value: Any) -> Points:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise AnswerError(f"points of {criterion.id!r} are {_kind(value)} instead of a number")
+    for allowed in criterion.grid:
+        if value == allowed:
+            return allowed
+    limits = f"0 to {criterion.points} in steps of {criterion.step}"
+    raise AnswerError(f"points of {criterion.id!r} are {value!r:.40}; allowed are {limits}")
+
+
+def _said(place: str, value: Any) -> str:
+    """What a student may read."""
+    text = _text_field(place.removeprefix("the "), value)
+    if is_repetition(text):
+        raise AnswerError(f"{place} only repeats itself")
+    return text
+
+
+def _text_field(place: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise AnswerError(f"{place} is {_kind(value)} instead of text")
+    if any(0xD800 <= ord(char) < 0xE000 for char in value):
+        raise AnswerError(f"{place} holds half a character (a lone surrogate)")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,74 @@
+"""`grades.json`: a graded class as its folder keeps it, for exports and reviews. Needs no model and no submissions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grading.points import Grade
+from grading.report.grades import summary
+from grading.rubric.late import LateRule
+from grading.rubric.rubric import Points
+from infra.config.next_command import next_command
+from messages.errors import BatchError
+from producers.files.private import read_ordinary, write_atomically
+from producers.files.shapes import from_json, shaped
+
+FILE = "grades.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GradedClass:
+    """What came of a class. `versions` are digests of rubric, solution, template and prompt, by name."""
+
+    batch_id: str
+    title: str
+    total: Points
+    grades: tuple[Grade, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    alarms: tuple[str, ...] = ()  # about the class as a whole
+    late: LateRule | None = None
+
+    def __repr__(self) -> str:
+        return f"<GradedClass {self.title!r}: {summary(self.grades)}>"
+
+
+def save_graded(folder: Path, graded: GradedClass) -> None:
+    """Write grades.json, whole or not at all. Raises BatchError."""
+    fields = {"version": _VERSION, **asdict(graded)}
+    write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=True))
+
+
+def load_graded(folder: Path) -> GradedClass:
+    """Read grades.json. Raises BatchError if the folder has none, or it can't be read."""
+    path = folder / FILE
+    anew = f"with: {next_command('results', folder)}"
+    try:
+        fields = from_json(read_ordinary(path))
+        if isinstance(fields, dict) and fields.get("version") != _VERSION:
+            raise BatchError(f"{path} was written by another version; write it anew {anew}")
+        graded: GradedClass = shaped(GradedClass, _as_now(fields), "the class")
+        if not graded.total > 0:
+            raise ValueError("the class has no points")
+        return graded
+    except FileNotFoundError:
+        if not (folder / "batch.json").is_file():
+            raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
+        raise BatchError(f"{folder} has no {FILE} yet; write it {anew}") from None
+    except (OSError, ValueError) as error:
+        raise BatchError(f"{path} can't be read ({error}); write it anew {anew}") from None
+
+
+def _as_now(fields: Any) -> Any:
+    """Of a class that was written when one list, `flags`, held both: the remarks apart."""
+    grades = fields.get("grades") if isinstance(fields, dict) else None
+    for grade in grades if isinstance(grades, list) else ():
+        if isinstance(grade, dict) and isinstance(grade.get("flags"), list):
+            doubts = grade.get("doubts")
+            whys = [doubt.get("why") for doubt in doubts if isinstance(doubt, dict)] if isinstance(doubts, list) else []
+            grade["remarks"] = [flag for flag in grade["flags"] if flag not in whys]
+    return fields

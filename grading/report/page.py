@@ -1,0 +1,120 @@
+"""report.html: a class's grades on one page that needs nothing else.
+
+No request leaves the page: style and script are inside, named by their hashes in its content security policy, and
+everything that a student or a model wrote is escaped. It reads on a phone, on paper, in the dark, and without script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from grading.charts.drawing import STYLE, Picture, columns
+from grading.charts.histogram import Bar, histogram
+from grading.points import Grade
+from grading.report.grades import count_states, show_distribution, show_points
+from grading.rubric.rubric import Criterion, Points, Rubric
+from producers.words import plural
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_TEMPLATE = "report_page.html.j2"
+# Controls but for tab and line break, halves of surrogate pairs, and non-characters: what HTML doesn't allow.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def render_page(
+    grades: Sequence[Grade],
+    rubric: Rubric,
+    facts: Iterable[tuple[str, str]],
+    notice: str = "",
+    pictures: Sequence[Picture] = (),
+    late: Mapping[str, str] | None = None,
+) -> str:
+    """The page as HTML.
+
+    Args:
+        grades: in the order in which they are listed.
+        facts: (label, value) about the run, shown under the title.
+        notice: a banner across the top; "" for none.
+        pictures: of the run, after the criteria.
+        late: what is taken off for lateness, in words, by submission.
+    """
+    page = _template().render(
+        grades=grades,
+        rubric=rubric,
+        facts=tuple(facts),
+        notice=notice,
+        lead=_lead(grades, rubric),
+        criteria=[(criterion, *_given(grades, criterion)) for criterion in rubric.criteria],
+        totals=_totals(grades, rubric),
+        pictures=pictures,
+        late=late or {},
+    )
+    return _FORBIDDEN.sub("�", page)
+
+
+@cache
+def _template() -> Template:
+    """Ready with what is the same in every report. Jinja is imported here: most commands make no page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    folder = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    ours: dict[str, object] = {
+        "plural": plural,
+        "reached": _reached,
+        "distribution": show_distribution,
+        "drawn": lambda picture: Markup(picture.inline()),
+    }
+    for name, kind in (("style", "css"), ("script", "js")):
+        source = (folder / f"report_page.{kind}").read_text("utf-8") + (STYLE if kind == "css" else "")
+        # Not escaped: the page's own style and script, and pictures, which escape what they hold.
+        ours |= {name: Markup(source), f"{name}_hash": _source_hash(source)}
+    return environment.get_template(_TEMPLATE, globals=ours)
+
+
+def _source_hash(source: str) -> str:
+    """How a content security policy names an inline source."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
+    """The figures of the class, under the title."""
+    counts = [f"{count} {state}" for state, count in count_states(grades).items() if count]
+    counts.append(f"{sum(grade.needs_review for grade in grades)} of {len(grades)} need review")
+    return " · ".join([plural(len(grades), "submission"), *counts, f"out of {show_points(rubric.total)} points"])
+
+
+def _reached(grade: Grade, criterion: Criterion) -> Points | None:
+    """The points of one submission for one criterion."""
+    return next((item.points for item in grade.criteria if item.id == criterion.id), None)
+
+
+def _given(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:
+    """Mean and distribution, of those who handed something in and got points for it; None and () if nobody did."""
+    handed_in = (_reached(grade, criterion) for grade in grades if grade.state != "empty")
+    reached = [points for points in handed_in if points is not None]
+    return (fmean(reached), histogram(reached, criterion.points, criterion.step)) if reached else (None, ())
+
+
+def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, Picture | None]:
+    """What all the graded submissions reached: in words, and as a picture."""
+    reached = [grade.points for grade in grades if grade.state == "graded" and grade.points is not None]
+    if not reached:
+        return "", None
+    middle = f"median {median(reached):.3g}, mean {fmean(reached):.3g}"
+    steps = min(criterion.step for criterion in rubric.criteria)
+    bars = histogram(reached, rubric.total, steps)
+    drawn = columns("Submissions by points", "points", "submissions", {"model": bars})
+    return f"{plural(len(reached), 'graded submission')}: {middle}", drawn

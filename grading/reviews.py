@@ -1,0 +1,153 @@
+"""What a person decided about a grade: `reviews.jsonl` in the batch's folder, one decision a line.
+
+    {"item_id": "…", "criterion_id": "loops", "points": 2, "feedback": null, "reason": "…", "by": "…", "time": …,
+     "version": "…"}
+
+A decision about a criterion settles what was doubtful there. One without a criterion settles the whole submission: with
+points it sets the total, without it accepts what stands. The last decision about the same thing counts.
+
+`version` names what stood about the submission when its decider looked at it. Where something else stands by the time
+that the line is written, somebody decided meanwhile: nothing is written then. Lines without one are read as ever.
+
+One line may also stand for a whole review (`submission`, `criteria`, `summary`, `withdrawn`), of which the last about
+a submission counts; such a line is read as the decisions that it stands for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grading.rubric.rubric import MAX_POINTS, Points
+from messages.errors import BatchError
+from producers.files.journal import Lines
+from producers.files.private import open_private
+from producers.files.shapes import shaped
+
+FILE = "reviews.jsonl"
+MAX_TEXT = 20_000  # characters of a feedback or a reason
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One decision. None leaves what the models said."""
+
+    item_id: str  # `Grade.item_id`, or the submission's name
+    criterion_id: str | None  # None: the whole submission
+    points: Points | None
+    feedback: str | None
+    reason: str
+    reviewer: str = ""
+    time: float = field(default_factory=time.time)  # seconds since the epoch
+    version: str | None = None  # `version_of` what stood when it was made; None: it replaces whatever stands
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem:
+            raise BatchError(f"a review can't be used: {problem}")
+
+
+def _problem(override: Override) -> str:
+    if not isinstance(override.item_id, str) or not override.item_id:
+        return "it names no submission (item_id)"
+    if override.criterion_id is not None and not isinstance(override.criterion_id, str):
+        return "criterion_id must be a criterion's id, or null for the whole submission"
+    points = override.points
+    if points is not None and (not isinstance(points, int | float) or isinstance(points, bool)):
+        return "points must be a number, or null"
+    if points is not None and not (math.isfinite(points) and 0 <= points <= MAX_POINTS):
+        return f"points must be from 0 to {MAX_POINTS:,}"
+    texts = (override.feedback or "", override.reason, override.reviewer)
+    if any(not isinstance(text, str) or len(text) > MAX_TEXT for text in texts):
+        return f"feedback, reason and reviewer must be texts of at most {MAX_TEXT:,} characters"
+    if not override.reason.strip():
+        return "it gives no reason"
+    return ""
+
+
+class ReviewConflict(BatchError):
+    """Somebody has decided on the same submission since these decisions were made; none of them was written."""
+
+
+def version_of(standing: Iterable[Override]) -> str:
+    """Names what stands about one submission: another name as soon as anybody has decided anew."""
+    lines = sorted(json.dumps(asdict(override)) for override in standing)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def append_override(folder: Path, *overrides: Override) -> None:
+    """Add decisions to the batch in `folder`: all of them or none, on disk on return.
+
+    Raises ReviewConflict where a decision was made on something else than what stands now, which is looked up under a
+    lock, so that of two processes one is told. Raises BatchError if the file can't be read or written.
+    """
+    _append(folder, [(made.item_id, made.version) for made in overrides], map(_row, overrides))
+
+
+def _append(folder: Path, seen: Iterable[tuple[str, str | None]], rows: Iterable[dict[str, Any]]) -> None:
+    """Add lines; `seen`: submissions, and the version of each that they were made on."""
+    try:
+        with open_private(folder / FILE, "ab") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            standing = read_overrides(folder)
+            for item_id, version in seen:
+                if version not in (None, version_of(current(standing, item_id).values())):
+                    raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
+            Lines(folder / FILE).append(rows)
+    except OSError as error:
+        raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the decision is not kept") from None
+
+
+def undo_override(folder: Path, item_id: str, version: str, before: Iterable[Override], reviewer: str) -> None:
+    """Let `before` stand again about a submission, in place of the decisions that `version` names; no line is lost.
+
+    Raises ReviewConflict where something else stands by now, and BatchError as `append_override`.
+    """
+    withdrawn = {"submission": item_id, "withdrawn": True, "by": reviewer, "at": time.time()}
+    _append(folder, [(item_id, version)], [withdrawn, *map(_row, before)])
+
+
+def _row(override: Override) -> dict[str, Any]:
+    row = asdict(override)
+    row["by"] = row.pop("reviewer")
+    return row
+
+
+def read_overrides(folder: Path) -> list[Override]:
+    """All decisions that stand about the batch in `folder`, oldest first. Raises BatchError on a line that is none."""
+    made: list[Override] = []
+    for _, (whole, overrides) in Lines(folder / FILE).made(decisions_in, "review"):
+        made = [override for override in made if override.item_id != whole] + overrides
+    return made
+
+
+def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
+    """The submission whose earlier decisions a line replaces, None for none, and the decisions in it.
+
+    Raises ValueError, BatchError on a line that is none.
+    """
+    if "submission" not in row:
+        return None, [_override({"reviewer": row.get("by", "")} | row)]
+    shared = {"item_id": row["submission"], "criterion_id": None, "points": None, "feedback": row.get("summary")}
+    shared |= {"reason": row.get("reason") or "looked at", "reviewer": row.get("by", ""), "time": row.get("at", 0.0)}
+    criteria = shaped(Mapping[str, dict], row.get("criteria", {}), "the review.criteria")  # type: ignore[type-arg]
+    changes = [{**shared, "feedback": None, **change, "criterion_id": id} for id, change in criteria.items()]
+    made = [_override(fields) for fields in (shared, *changes)]
+    return row["submission"], [] if row.get("withdrawn") else made
+
+
+def _override(fields: dict[str, Any]) -> Override:
+    made: Override = shaped(Override, fields, "the review")
+    return made
+
+
+def current(overrides: Iterable[Override], *names: str) -> dict[str | None, Override]:
+    """What counts for the submission of these names: for each criterion decided on, and for None, the last decision."""
+    return {override.criterion_id: override for override in overrides if override.item_id in names}

@@ -1,0 +1,174 @@
+"""Deterministic checks: what a program can see in a submission without a model. A rubric lists them under `checks`:
+
+    checks:
+      - {criterion: churn, variables: [churn_rate]}      # assigned somewhere
+      - {criterion: revenue, functions: [group_by|aggregate]}   # one of these is called
+      - {criterion: revenue, columns: [region, month]}   # named somewhere in the code
+      - {criterion: churn, output: present}              # some cell has an output
+      - {criterion: churn, output: as solution}          # the figures in the solution's outputs are in the student's
+
+`criterion` is optional. A check that a format can't answer says nothing: a script holds no outputs, Markdown calls no
+function, SQL assigns no variable. The findings stand in the student's part of the prompt, after the prefix, and
+beside the model's answer: full points where a check of that criterion failed wait for a person.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grading.submissions.notebooks import Part
+from messages.errors import RubricError
+
+Kind = Literal["variables", "functions", "columns", "output"]
+KINDS: tuple[Kind, ...] = ("variables", "functions", "columns", "output")
+PRESENT = "present"
+AS_SOLUTION = "as solution"
+
+MAX_CHECKS = 50
+MAX_NAMES = 50
+_NAME = re.compile(r"[^\W\d][\w.]{0,79}(?:(?:::|\.)[\w.]{1,80})?\Z")
+_COLUMN = re.compile(r"[^\n\"'`]{1,80}\Z")
+_FIGURE = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w])")
+_ENOUGH_DIGITS = 3  # shorter figures are everywhere
+_MOST_FIGURES = 200
+_CLOSE = 1e-3  # relative: outputs are rounded to different lengths
+_ENOUGH = 0.8  # of the solution's figures
+_CELL = re.compile(r"(?:^|, )cell \d")  # as a part of a notebook says where it is
+_PROSE = re.compile(r"(?:^|, )text\Z")  # Markdown, plain text, what was typed into the LMS
+_QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)  # also in a Python string
+_SQL_FUNCTION = re.compile(
+    "abs|avg|cast|ceil|coalesce|concat|count|date|dense_rank|extract|floor|ifnull|lag|lead|length|lower|max|min|ntile"
+    "|nullif|now|rank|replace|round|row_number|strftime|substr|substring|sum|total|trim|upper",
+    re.IGNORECASE,
+)
+_STRING = r"""(\"{3}.*?\"{3}|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+# A "#" in a string begins no comment. In SQL it is part of a name.
+_COMMENTS = {
+    False: re.compile(rf"(?s:{_STRING})|(?:#|--(?= )).*"),
+    True: re.compile(rf"(?s:{_STRING})|--.*|(?s:/\*.*?\*/)"),
+}
+# `{0}` is the name. Assigned: by an arrow or "=", among others, with a type, by a loop; in SQL by AS, or as a table.
+_PATTERNS = {
+    "variables": r"(?<![\w.$]){0}\s*(?::\s?[\w.\[\], |]+)?(?:<<?-|:?=(?!=)|[-+*/|&%]=)|->>?\s*{0}(?![\w.])"
+    r"|(?m:^[ \t(\[]*(?:\*?\w+[ \t]*,[ \t]*)*{0}[ \t]*,[ \t\w,*]*[)\]]?[ \t]*=(?!=))|\bfor\s*\(?\s*{0}\s+in\b"
+    r"|\bas\s+[\"`\[]?{0}(?!\w)|\b(?:table|view|with)\s+(?:if\s+not\s+exists\s+)?{0}(?!\w)",
+    "functions": r"(?<!\w){0}\s*\(",
+    "columns": r"(?<!\w){0}(?!\w)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the rubric's `checks`. Each name may hold alternatives, separated by "|"."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    criterion: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """What one check says. `text` holds no word of the student's."""
+
+    criterion: str
+    passed: bool
+    text: str
+
+
+def parse_checks(file: str, data: Any, criteria: Iterable[str]) -> tuple[Check, ...]:
+    """The rubric's checks. Raises RubricError that names the file and the line of the list."""
+    if not isinstance(data, list) or len(data) > MAX_CHECKS:
+        raise RubricError(f"{file}: 'checks' must be a list of at most {MAX_CHECKS} checks")
+    known = set(criteria)
+    return tuple(_check(f"{file}: check {number}", item, known) for number, item in enumerate(data, 1))
+
+
+def _check(at: str, item: Any, criteria: set[str]) -> Check:
+    kinds = [kind for kind in KINDS if isinstance(item, dict) and kind in item]
+    if not isinstance(item, dict) or len(kinds) != 1 or set(item) - {*KINDS, "criterion"}:
+        raise RubricError(f"{at} must have one of {', '.join(KINDS)}, and may have 'criterion'; nothing else")
+    criterion, kind = item.get("criterion", ""), kinds[0]
+    if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):
+        raise RubricError(f"{at}: {criterion!r:.60} is no criterion's id")
+    if kind == "output":
+        if item[kind] not in (PRESENT, AS_SOLUTION):
+            raise RubricError(f"{at}: 'output' must be '{PRESENT}' or '{AS_SOLUTION}', not {item[kind]!r:.60}")
+        return Check(kind, (item[kind],), criterion)
+    names = [item[kind]] if isinstance(item[kind], str) else item[kind]
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_NAMES:
+        raise RubricError(f"{at}: '{kind}' must be a list of 1 to {MAX_NAMES} names")
+    allowed = _COLUMN if kind == "columns" else _NAME
+    for name in names:
+        if not isinstance(name, str) or not all(allowed.match(one.strip()) for one in name.split("|")):
+            raise RubricError(f"{at}: {name!r:.60} is no name; alternatives are written a|b")
+    return Check(kind, tuple(names), criterion)
+
+
+def run_checks(
+    checks: Iterable[Check], parts: Iterable[Part], solution: Iterable[Part] = (), language: str = ""
+) -> list[CheckFinding]:
+    """What the checks find in a submission's parts, before cuts; nothing where its format can't answer.
+
+    Only notebooks hold outputs, prose calls no function, and what R and Python do by one SQL does by other words.
+    """
+    parts = list(parts)
+    source = "\n".join(part.text for part in parts if part.kind == "code")
+    sql = language == "SQL" or bool(_QUERY.search(source))
+    code = _COMMENTS[language == "SQL"].sub(lambda found: found[1] or "", source)
+    shown = "\n".join(part.text for part in parts if part.kind == "output")
+    expected = "\n".join(part.text for part in solution if part.kind == "output")
+    findings: list[CheckFinding] = []
+    for check in checks:
+        if check.kind == "output":
+            findings += [_output(check, shown, expected)] if any(_CELL.search(part.where) for part in parts) else []
+        elif not all(_PROSE.search(part.where) for part in parts):
+            named = [(_named(check, name, code, sql), name) for name in check.names]
+            findings += [found for found, name in named if found.passed or _can_tell(check, name, sql, language)]
+    return findings
+
+
+def _can_tell(check: Check, name: str, sql: bool, language: str) -> bool:
+    """Whether it means something that the name was not found."""
+    if check.kind == "variables":
+        return language != "SQL"
+    known = any(_SQL_FUNCTION.fullmatch(one.strip()) for one in name.split("|"))
+    return check.kind == "columns" or not sql or known
+
+
+def _named(check: Check, name: str, code: str, sql: bool) -> CheckFinding:
+    case = re.IGNORECASE if sql else re.NOFLAG
+    found = any(re.search(_PATTERNS[check.kind].format(re.escape(one.strip())), code, case) for one in name.split("|"))
+    what = {"variables": "variable", "functions": "function", "columns": "column"}[check.kind]
+    did = {"variables": "assigned", "functions": "called", "columns": "used"}[check.kind]
+    shown = name.replace("|", " or ")
+    return CheckFinding(check.criterion, found, f"{what} {shown}: {did if found else f'not {did}'}")
+
+
+def _output(check: Check, shown: str, expected: str) -> CheckFinding:
+    if check.names == (PRESENT,):
+        there = bool(shown.strip())
+        return CheckFinding(check.criterion, there, "outputs: present" if there else "outputs: none; was the work run?")
+    wanted = _figures(expected)
+    if not wanted:
+        return CheckFinding(check.criterion, passed=True, text="outputs: the solution shows no figures to compare with")
+    figures = _figures(shown)
+    met = sum(any(_close(figure, other) for other in figures) for figure in wanted)
+    passed = met >= _ENOUGH * len(wanted)
+    return CheckFinding(check.criterion, passed, f"outputs: {met} of {len(wanted)} figures of the solution's are there")
+
+
+def _figures(text: str) -> list[float]:
+    """The different figures with three digits or more, in order."""
+    figures: dict[float, None] = {}
+    for match in _FIGURE.finditer(text[:1_000_000]):
+        digits = re.sub(r"\D", "", match.group()).lstrip("0")
+        if len(digits) >= _ENOUGH_DIGITS and len(figures) < _MOST_FIGURES:
+            figures[float(match.group().replace(",", ""))] = None
+    return list(figures)
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= _CLOSE * max(abs(one), abs(other))

@@ -1,0 +1,172 @@
+"""A rubric as the fields of a form, and the file that such fields make.
+
+What a form says nothing about (checks) goes from one file to the next as it was. A form that changes nothing makes a
+rubric of the same digest; comments are no part of a rubric, so a file that is written from a form has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import count
+from typing import Any
+
+import yaml
+
+from grading.rubric.rubric import Points, Rubric, exact, parse_rubric, plain, rubric_data
+
+_FIRST_WIDTH = 110  # columns of a line
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionFields:
+    """One criterion. `rulings` are lines; `was` is the id that the file has, "" for one that was added."""
+
+    id: str = ""
+    title: str = ""
+    points: Points = 1
+    step: Points = 1
+    model: str = "code"
+    guidance: str = ""
+    rulings: str = ""
+    was: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LateFields:
+    """The rule on lateness; `due` as it is written, "" for no rule."""
+
+    due: str = ""
+    percent: Points = 10
+    grace_minutes: Points = 0
+    most_percent: Points = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RubricFields:
+    """All of it. `rest` is what no field shows: checks, and whether the total is written."""
+
+    title: str = ""
+    instructions: str = ""
+    feedback: str = ""
+    criteria: tuple[CriterionFields, ...] = ()
+    late: LateFields = LateFields()
+    rest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Points:
+        """Points that can be had."""
+        return plain(sum(exact(each.points) for each in self.criteria) + exact(0))
+
+
+def read_fields(file: str, text: str, suffix: str) -> RubricFields:
+    """The fields of a rubric in a text of the kind that files with this suffix hold. Raises RubricError."""
+    parse_rubric(file, text, suffix)
+    data = rubric_data(file, text, suffix)
+    criteria = tuple(
+        CriterionFields(
+            **{name: value for name, value in item.items() if name != "rulings"},
+            rulings="\n".join(item.get("rulings", [])),
+            was=item["id"],
+        )
+        for item in data["criteria"]
+    )
+    late: dict[str, Any] = {**data.get("late", {})}
+    late |= {"due": str(late["due"])} if late else {}
+    known = {one.name for one in fields(RubricFields)}
+    rest = {name: value for name, value in data.items() if name not in known}
+    texts = {name: data[name] for name in ("title", "instructions", "feedback") if name in data}
+    return RubricFields(**texts, criteria=criteria, late=LateFields(**late), rest=rest)
+
+
+def written(form: RubricFields) -> str:
+    """The YAML that says what the fields say."""
+    data: dict[str, Any] = {"title": form.title}
+    data |= {name: getattr(form, name) for name in ("instructions", "feedback") if getattr(form, name)}
+    data |= {"total": form.total} if "total" in form.rest else {}
+    data["criteria"] = [_criterion(each) for each in form.criteria]
+    late = {one.name: getattr(form.late, one.name) for one in fields(LateFields)}
+    usual = LateFields()
+    if form.late.due:
+        kept = {"due", "percent"}
+        data["late"] = {name: value for name, value in late.items() if name in kept or value != getattr(usual, name)}
+    if checks := _checks(form):
+        data["checks"] = checks
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_FIRST_WIDTH)
+
+
+def _criterion(each: CriterionFields) -> dict[str, Any]:
+    made: dict[str, Any] = {"id": each.id, "title": each.title, "points": each.points}
+    made |= {"step": each.step} if each.step != 1 else {}
+    made["model"] = each.model
+    made |= {"guidance": each.guidance} if each.guidance else {}
+    rulings = [line.strip() for line in each.rulings.splitlines() if line.strip()]
+    return made | ({"rulings": rulings} if rulings else {})
+
+
+def _checks(form: RubricFields) -> list[Any]:
+    """With the criteria's ids as they are now; a check of a criterion that has gone goes with it."""
+    now = {each.was: each.id for each in form.criteria if each.was}
+    checks = form.rest.get("checks", [])
+    return [
+        check | ({"criterion": now[check["criterion"]]} if check.get("criterion") else {})
+        for check in checks
+        if not check.get("criterion") or check["criterion"] in now
+    ]
+
+
+def with_criterion(form: RubricFields) -> RubricFields:
+    """With a new criterion at the end, under an id that is free."""
+    taken = {id.casefold() for each in form.criteria for id in (each.id, each.was)}
+    free = next(f"criterion_{number}" for number in count(1) if f"criterion_{number}" not in taken)
+    return replace(form, criteria=(*form.criteria, CriterionFields(id=free)))
+
+
+def moved(form: RubricFields, at: int, to: int | None) -> RubricFields:
+    """With the criterion `at` in another place; None takes it out."""
+    criteria = list(form.criteria)
+    one = criteria.pop(at)
+    if to is not None:
+        criteria.insert(to, one)
+    return replace(form, criteria=tuple(criteria))
+
+
+def touched(before: Rubric, after: Rubric) -> list[str]:
+    """What differs between two rubrics, as a person would name it: ids of criteria first."""
+    old, new = ({each.id: each for each in one.criteria} for one in (before, after))
+    found = [f"{id} (new)" if id not in old else id for id, each in new.items() if old.get(id) != each]
+    found += [f"{id} (removed)" for id in old if id not in new]
+    if not found and [*old] != [*new]:
+        found.append("the order of the criteria")
+    names = {"title": "title", "instructions": "instructions", "feedback": "how the summary is written"}
+    return found + [
+        said for name, said in (names | {"checks": "checks"}).items() if getattr(before, name) != getattr(after, name)
+    ]
+
+
+def has_comments(text: str) -> bool:
+    """Whether a YAML text holds comments: a `#` between two of its parts."""
+    end = 0
+    try:
+        for token in yaml.scan(text, Loader=yaml.SafeLoader):
+            if "#" in text[end : token.start_mark.index]:
+                return True
+            end = max(end, token.end_mark.index)
+    except yaml.YAMLError:
+        return False
+    return "#" in text[end:]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lines of a text below each other, as a person writes them; nothing is written once and referred to."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """No text is an alias of another."""
+        return True
+
+
+def _as_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _as_text)

@@ -1,0 +1,424 @@
+"""The rubric: what is graded, for how many points, by which of the two models.
+
+    title: Loops and functions
+    instructions: Grade the third homework of a first course in R.     # optional
+    feedback: Write the summary in German, and begin with what went well.   # optional: its tone or language
+    total: 10                                                          # optional: checked against the sum
+    criteria:
+      - id: loops
+        title: Uses a loop where one belongs
+        points: 6
+        step: 0.5                                                      # optional, 1
+        model: code                                                    # code | feedback
+        guidance: A while loop is fine too.                            # optional; students never see it
+        rulings: [Half the points where the loop never ends.]          # optional: on edge cases; part of the guidance
+    late: {due: 2026-11-03T23:59:00+01:00, percent: 10}               # optional: see grading/rubric/late.py
+    checks: […]                                                        # optional: see grading/rubric/checks.py
+
+YAML or JSON, by the file's ending. Other people's formats are read too: see grading/rubric/formats.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from grading.rubric.checks import Check, parse_checks
+from grading.rubric.formats import from_canvas, from_earlier_form, is_earlier_form
+from grading.rubric.late import KEYS as LATE_KEYS
+from grading.rubric.late import LateRule, parse_late
+from messages.errors import RubricError
+from producers.files.private import open_ordinary
+
+Role = Literal["code", "feedback"]
+ROLES: tuple[Role, ...] = ("code", "feedback")
+KINDS = ("yaml", "yml", "json", "csv")  # how a rubric's file name ends
+Points = int | float
+
+MAX_FILE_BYTES = 1 << 20
+MAX_ALIASES = 10  # each may double what came before: enough for one shared text, too few for a bomb
+MAX_DEPTH = 10  # of lists and keys within each other
+MAX_PARTS = 10_000  # of a YAML file; the largest rubric has some 4,000, and PyYAML is slow
+MAX_DIGITS = 40  # of a number; 1:1:1:… is one too
+MAX_CRITERIA = 50
+MAX_POINTS = 10_000
+MAX_STEPS = 201  # values of one criterion, 0 included
+MIN_STEP = Decimal("0.001")
+MAX_TITLE = 200  # characters
+MAX_GUIDANCE = 8_000
+MAX_RULINGS, MAX_RULING = 20, 400  # of a criterion; characters of each
+MAX_INSTRUCTIONS = 50_000
+# An id is a key of the answer and a column of grades.csv; these are taken there.
+RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
+
+_TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}\Z")
+_TOP_KEYS = ("title", "instructions", "criteria", "total", "checks", "feedback", "late")
+_CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step", "rulings")
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One thing that earns points: 0 to `points` in steps of `step`. `guidance` is for the grader only.
+
+    `rulings` on edge cases are part of the guidance already, each on a line of its own at its end.
+    """
+
+    id: str
+    title: str
+    points: Points
+    guidance: str
+    model: Role
+    step: Points = 1
+    rulings: tuple[str, ...] = ()
+
+    @property
+    def grid(self) -> tuple[Points, ...]:
+        """Every number of points that may be awarded, from 0 up."""
+        step = exact(self.step)
+        return tuple(plain(step * i) for i in range(int(exact(self.points) / step) + 1))
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """A checked rubric. `digest` (32 hex digits) changes with anything that a model could notice."""
+
+    title: str
+    instructions: str
+    criteria: tuple[Criterion, ...]
+    digest: str
+    checks: tuple[Check, ...] = ()
+    feedback: str = ""  # how the summary is to be written
+    late: LateRule | None = None  # no part of the digest
+
+    @cached_property
+    def total(self) -> Points:
+        """The most points that a submission can earn."""
+        return add_points(criterion.points for criterion in self.criteria)
+
+    def for_model(self, role: Role) -> tuple[Criterion, ...]:
+        """The criteria that this model grades, in the rubric's order; may be none."""
+        return tuple(criterion for criterion in self.criteria if criterion.model == role)
+
+
+def exact(points: Points) -> Decimal:
+    """The number as it is written: 0.1 is a tenth."""
+    return Decimal(str(points))
+
+
+def plain(number: Decimal) -> Points:
+    """An int where the number is whole, else the nearest float."""
+    return int(number) if number == number.to_integral_value() else float(number)
+
+
+def add_points(points: Iterable[Points]) -> Points:
+    """The sum without binary rounding: ten times 0.1 is 1."""
+    return plain(sum(map(exact, points), Decimal(0)))
+
+
+def load_rubric(path: Path) -> Rubric:
+    """Read a rubric from a .yaml, .yml or .json file, or from the .csv that Canvas writes.
+
+    Raises RubricError: one sentence with the file, the place in it, and what to write instead.
+    """
+    return parse_rubric(str(path), _read(path), path.suffix.lower())
+
+
+def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
+    """The rubric in a text of the kind that files with this suffix hold. Raises as `load_rubric`."""
+    top = _mapping(file, "the rubric", rubric_data(file, text, suffix), _TOP_KEYS, ("title", "criteria"))
+    title = _text(file, "title", top["title"], MAX_TITLE, line=True)
+    instructions = _text(file, "instructions", top.get("instructions", ""), MAX_INSTRUCTIONS)
+    criteria = _criteria(file, top["criteria"])
+    checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
+    feedback = _text(file, "feedback", top.get("feedback", ""), MAX_GUIDANCE)
+    digest = _digest(title, instructions, criteria, checks, feedback)
+    late = None
+    if "late" in top:
+        late = parse_late(file, _mapping(file, "late", top["late"], LATE_KEYS, ("due", "percent")))
+    rubric = Rubric(title, instructions, criteria, digest, checks, feedback, late)
+    _check_total(file, top.get("total"), rubric.total)
+    return rubric
+
+
+def rubric_data(file: str, text: str, suffix: str) -> Any:
+    """The keys and values of ours that a text says, whichever form it has; not checked. Raises RubricError."""
+    if suffix == ".csv":
+        return from_canvas(file, text)
+    data = _parse_json(file, text) if suffix == ".json" else _parse_yaml(file, text)
+    _check_values(file, data)
+    return from_earlier_form(file, data) if is_earlier_form(data) else data
+
+
+def _digest(
+    title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
+) -> str:
+    # Without the rulings, which the guidance holds: the digest of a rubric that has none stays what it was.
+    told = [{name: value for name, value in asdict(each).items() if name != "rulings"} for each in criteria]
+    content = [title, instructions, told, [asdict(check) for check in checks]]
+    content += [feedback] if feedback else []  # a rubric without is the one that it was before there was this key
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
+
+
+# --- from file to data ---
+
+
+def _read(path: Path) -> str:
+    if path.suffix.lower() not in {f".{kind}" for kind in KINDS}:
+        raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml, .json or .csv (Canvas)")
+    try:
+        with open_ordinary(path) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise RubricError(f"{path}: the rubric can't be read: {error.strerror or error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise RubricError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; is this the rubric?")
+    how = "open it in the spreadsheet and save it as 'CSV UTF-8'" if path.suffix.lower() == ".csv" else ""
+    how = how or "save the file as UTF-8"
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RubricError(f"{path}: line {line} is not UTF-8; {how}") from None
+    if "\0" in text:  # UTF-16 without its mark
+        raise RubricError(f"{path} is not UTF-8; {how}")
+    return text
+
+
+def _parse_json(file: str, text: str) -> Any:
+    def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_repeats(file, [key for key, _ in pairs])
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=no_repeats)
+    except json.JSONDecodeError as error:
+        raise RubricError(f"{file}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise RubricError(f"{file}: not JSON that can be read: {error}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader; a key written twice is an error instead of a silent win for the second.
+
+    What would take long, or much memory, is refused on the way: PyYAML reads one part of the file after the other.
+    """
+
+    def __init__(self, file: str, text: str) -> None:
+        super().__init__(text)
+        self.name = file
+        self._parts = self._aliases = self._depth = 0
+
+    def get_event(self) -> Any:
+        """The next part of the file. Raises RubricError if that is one too many, or too deep."""
+        event = super().get_event()  # type: ignore[no-untyped-call]
+        self._parts += 1
+        self._aliases += isinstance(event, yaml.AliasEvent)
+        self._depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if problem := self._problem(event):
+            raise RubricError(f"{self.name}: line {event.start_mark.line + 1}: {problem}")
+        return event
+
+    def _problem(self, event: Any) -> str:
+        if self._aliases > MAX_ALIASES:
+            return f"{self._aliases} YAML aliases (*name); at most {MAX_ALIASES} are read: write them out"
+        if self._depth > MAX_DEPTH:
+            return _TOO_DEEP
+        if self._parts > MAX_PARTS:
+            return f"more than {MAX_PARTS:,} keys and values; is this the rubric?"
+        number = event.value if isinstance(event, yaml.ScalarEvent) and event.implicit[0] else ""
+        if len(number) > MAX_DIGITS and not number.strip("0123456789abcdefxABCDEF_.:+-"):
+            return f"a number of {len(number):,} digits; shorten it, or put it in quotes"
+        return ""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        _refuse_repeats(f"{self.name}: line {node.start_mark.line + 1}", keys)
+        return super().construct_mapping(node, deep)
+
+
+def _parse_yaml(file: str, text: str) -> Any:
+    try:
+        return _Loader(file, text).get_single_data()
+    except RubricError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise RubricError(f"{file}: {where}not YAML: {error.problem or error.context}") from None
+    except Exception as error:  # noqa: BLE001  PyYAML meets odd scalars with ValueError, KeyError, AttributeError, ...
+        raise RubricError(f"{file}: not YAML that can be read: {_first_line(error)}") from None
+
+
+def _check_values(file: str, data: Any, depth: int = 0) -> None:
+    """Refuse what the code after this couldn't show or count with."""
+    if depth > MAX_DEPTH:
+        raise RubricError(f"{file}: {_TOO_DEEP}")
+    if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
+        raise RubricError(f"{file}: a number of more than {MAX_DIGITS} digits; points go up to {MAX_POINTS:,}")
+    for key in data if isinstance(data, dict) else ():
+        if not isinstance(key, str):
+            raise RubricError(f"{file}: the key {_quote(key)} must be text; put it in quotes")
+    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        _check_values(file, item, depth + 1)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _refuse_repeats(place: str, keys: list[Any]) -> None:
+    seen: set[Hashable] = set()
+    for key in keys:
+        if not isinstance(key, Hashable):  # PyYAML itself refuses it, and says where
+            continue
+        if key in seen:
+            raise RubricError(f"{place}: the key {_quote(key)} is there twice; remove one")
+        seen.add(key)
+
+
+# --- from data to rubric ---
+
+
+def _criteria(file: str, data: Any) -> tuple[Criterion, ...]:
+    if not isinstance(data, list):
+        raise RubricError(f"{file}: 'criteria' must be a list of criteria, not {_quote(data)}")
+    if not data:
+        raise RubricError(f"{file}: 'criteria' is empty; write at least one, with id, title, points and model")
+    if len(data) > MAX_CRITERIA:
+        raise RubricError(f"{file}: {len(data)} criteria; at most {MAX_CRITERIA} are read: join some")
+    criteria = tuple(_criterion(file, number, item) for number, item in enumerate(data, 1))
+    seen: dict[str, int] = {}
+    for number, criterion in enumerate(criteria, 1):
+        # Columns of a spreadsheet that differ only in case are one trap too many.
+        first = seen.setdefault(criterion.id.casefold(), number)
+        if first != number:
+            raise RubricError(f"{file}: criteria {first} and {number} have the id {criterion.id!r}; rename one")
+    return criteria
+
+
+def _criterion(file: str, number: int, data: Any) -> Criterion:
+    name = data.get("id") if isinstance(data, dict) else None
+    place = f"criterion {number} ({name!r:.42})" if isinstance(name, str) else f"criterion {number}"
+    at = f"{file}: {place}"
+    fields = _mapping(file, place, data, _CRITERION_KEYS, ("id", "title", "points", "model"))
+    points = _number(at, "points", fields["points"])
+    step = _number(at, "step", fields.get("step", 1))
+    _check_grid(at, points, step)
+    rulings = _rulings(at, fields.get("rulings", []))
+    guidance = _text(at, "guidance", fields.get("guidance", ""), MAX_GUIDANCE)
+    return Criterion(
+        id=_id(at, fields["id"]),
+        title=_text(at, "title", fields["title"], MAX_TITLE, line=True),
+        points=plain(points),
+        guidance="\n".join([*([guidance] if guidance else []), *(f"Ruling: {ruling}" for ruling in rulings)]),
+        model=_role(at, fields["model"]),
+        step=plain(step),
+        rulings=rulings,
+    )
+
+
+def _rulings(at: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MAX_RULINGS:
+        raise RubricError(f"{at}: 'rulings' must be a list of at most {MAX_RULINGS} sentences, not {_quote(value)}")
+    return tuple(_text(at, "rulings", ruling, MAX_RULING, line=True) for ruling in value)
+
+
+def _mapping(file: str, place: str, data: Any, known: tuple[str, ...], required: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise RubricError(f"{file}: {place} must be keys and values ({', '.join(known)}), not {_quote(data)}")
+    for key in data:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"the keys are {', '.join(known)}"
+            raise RubricError(f"{file}: {place}: unknown key {_quote(key)}; {hint}")
+    for key in required:
+        if key not in data:
+            raise RubricError(f"{file}: {place}: '{key}' is missing; add '{key}: …'")
+    return data
+
+
+def _text(at: str, key: str, value: Any, longest: int, line: bool = False) -> str:
+    """The text, stripped; `line` asks for one that is not empty and has no line break."""
+    if not isinstance(value, str):
+        raise RubricError(f"{at}: '{key}' must be text, not {_quote(value)}; put it in quotes")
+    text = value.strip()
+    if len(text) > longest:
+        raise RubricError(f"{at}: '{key}' is {len(text):,} characters long; at most {longest:,} are read: shorten it")
+    if any(0xD800 <= ord(char) < 0xE000 or (char < " " and char not in "\t\n\r") for char in text):
+        raise RubricError(f"{at}: '{key}' holds a control character; write it without")
+    if line and (not text or "\n" in text or "\r" in text):
+        raise RubricError(f"{at}: '{key}' must be one line of text, not {_quote(value)}")
+    return text
+
+
+def _id(at: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise RubricError(f"{at}: 'id' must be text, not {_quote(value)}; put it in quotes")
+    if not _ID.match(value):
+        raise RubricError(
+            f"{at}: 'id' must be a letter and up to 39 letters, digits, '_' or '-', not {_quote(value)}; "
+            "the title is the place for words"
+        )
+    if value.casefold() in RESERVED_IDS:
+        raise RubricError(f"{at}: the id {value!r} names something else in the results; choose another")
+    return value
+
+
+def _role(at: str, value: Any) -> Role:
+    for role in ROLES:
+        if value == role:
+            return role
+    raise RubricError(f"{at}: 'model' must be 'code' or 'feedback', not {_quote(value)}")
+
+
+def _number(at: str, key: str, value: Any) -> Decimal:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise RubricError(f"{at}: '{key}' must be a number, not {_quote(value)}; write it without quotes or unit")
+    if not math.isfinite(value) or value <= 0:
+        raise RubricError(f"{at}: '{key}' must be a number above 0, not {_quote(value)}")
+    if value > MAX_POINTS:
+        raise RubricError(f"{at}: '{key}' must be at most {MAX_POINTS:,}, not {value:g}")
+    return exact(value)
+
+
+def _check_grid(at: str, points: Decimal, step: Decimal) -> None:
+    if step < MIN_STEP:
+        raise RubricError(f"{at}: 'step' must be at least {MIN_STEP}, not {plain(step)}")
+    if points % step:
+        raise RubricError(f"{at}: points {plain(points)} is not a multiple of step {plain(step)}; set 'step: …' to fit")
+    if points / step + 1 > MAX_STEPS:
+        raise RubricError(
+            f"{at}: 0 to {plain(points)} in steps of {plain(step)} is more than {MAX_STEPS} values; set a larger 'step'"
+        )
+
+
+def _check_total(file: str, total: Any, real: Points) -> None:
+    if total is None:
+        return
+    if plain(_number(file, "total", total)) != real:
+        raise RubricError(f"{file}: 'total' is {_quote(total)}, but the criteria add up to {real}; correct one of them")
+
+
+def _quote(value: Any) -> str:
+    """A value as an error message shows it: short, and never by walking through a whole container."""
+    if isinstance(value, dict):
+        return "keys and values"
+    if isinstance(value, list | tuple | set):
+        return "a list"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**20:
+        return "a very large number"
+    if value is None:
+        return "nothing"
+    return f"{value!r:.60}"

@@ -1,0 +1,57 @@
+"""Several answers to one prompt, from one prefill: the median counts, and how far they are apart is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_answer, parse_criterion
+from grading.rubric.rubric import Criterion
+from messages.jobs import QuestionAnswer
+
+_Parsed = TypeVar("_Parsed")
+
+
+def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
+    """One answer made of several. Raises AnswerError unless more than half of them can be read.
+
+    Each criterion gets the median of the points (of two middle ones the lower), with the evidence and feedback of the
+    first answer that awarded it; the summary is that of the first answer.
+    """
+    parsed = _readable(texts, lambda text: parse_answer(text, criteria, with_summary))
+    if len(parsed) == 1:
+        return parsed[0]
+    merged = {criterion.id: _median([answer.criteria[criterion.id] for answer in parsed]) for criterion in criteria}
+    return ParsedAnswer(merged, parsed[0].summary)
+
+
+def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionAnswer:
+    """The same for answers to a question about one criterion. Raises as `parse_samples`.
+
+    The likelihoods of the steps are those that the first answer came with.
+    """
+    parsed = _readable([answer.text for answer in answers], lambda text: parse_criterion(text, criterion))
+    chosen = _median(parsed) if len(parsed) > 1 else parsed[0]
+    shares = answers[0].likelihoods
+    known = dict(zip(map(str, criterion.grid), shares, strict=True)) if len(shares) == len(criterion.grid) else {}
+    return replace(chosen, likelihoods=known)
+
+
+def _readable(texts: Sequence[str], parse: Callable[[str], _Parsed]) -> list[_Parsed]:
+    parsed, errors = [], []
+    for text in texts:
+        try:
+            parsed.append(parse(text))
+        except AnswerError as error:
+            errors.append(error)
+    if len(parsed) * 2 <= len(texts):
+        raise errors[0] if len(texts) == 1 else AnswerError(f"{len(errors)} of {len(texts)} answers: {errors[0]}")
+    return parsed
+
+
+def _median(answers: Sequence[CriterionAnswer]) -> CriterionAnswer:
+    points = sorted(answer.points for answer in answers)
+    middle = points[(len(points) - 1) // 2]
+    chosen = next(answer for answer in answers if answer.points == middle)
+    return replace(chosen, sampled=tuple(answer.points for answer in answers))

@@ -1,0 +1,105 @@
+"""The pictures of one submission, as they lie in its notebooks: read only when somebody looks at it.
+
+They go into no prompt. What is called a PNG or a JPEG here are any bytes, of a student's choice.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grading.submissions.archives import MIB, Unreadable, decode_text
+from grading.submissions.notebooks import pictures_in, slim_notebook
+from grading.submissions.reading import notebooks_of
+from messages.errors import SubmissionError
+
+MAX_FIGURES = 40  # of one submission: who plots in a loop hands in hundreds
+MAX_FIGURE_BYTES = 4 * MIB
+_TOKEN = re.compile(r"taken ([0-9]{1,4})")
+_PLACE = re.compile(r"(?:file ([0-9]{1,5}) \([^)]*\), )?cell ([0-9]{1,6})(?:, output(?: ([0-9]{1,6}))?)?")
+
+Place = tuple[int, int, int]  # file, cell, output; 0 where there is only one file, or for the cell itself
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture, and where it stands. No bytes: it is too large, or no base64."""
+
+    place: Place
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The first pictures of a submission, and how many there are in all."""
+
+    first: tuple[Figure, ...] = ()
+    count: int = 0
+
+
+def figures_of(path: Path, name: str) -> Figures:
+    """Those of the submission that `read_submissions(path)` calls by this name; none if it can't be read any more."""
+    found: list[Figure] = []
+    count = 0
+    with suppress(SubmissionError):
+        for before, data in notebooks_of(path, name):
+            with suppress(Unreadable):
+                for where, said in _of_notebook(data):
+                    count += 1
+                    place = place_of(f"{before}{where}")
+                    if place and len(found) < MAX_FIGURES:
+                        found.append(Figure(place, _decoded(said)))
+    return Figures(tuple(found), count)
+
+
+def place_of(where: str) -> Place | None:
+    """`Part.where` as numbers, which sort; None where it names no cell."""
+    found = _PLACE.fullmatch(where)
+    if not found:
+        return None
+    file, cell, output = found.groups()
+    return int(file or 0), int(cell), int(output or "output" in where)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Base64 that is kept out of the way of the JSON parser, which would hold it as text once more."""
+
+    pieces: list[bytes] = field(default_factory=list)
+
+    def take(self, piece: bytes) -> bytes:
+        self.pieces.append(piece if len(self.pieces) < 4 * MAX_FIGURES else b"")
+        return b"taken %d" % (len(self.pieces) - 1)
+
+    def back(self, said: Any) -> bytes:
+        """What stands in a notebook in place of a picture: taken, or lines of base64."""
+        found = _TOKEN.fullmatch(said) if isinstance(said, str) else None
+        if found:
+            number = int(found[1])
+            return self.pieces[number] if number < len(self.pieces) else b""
+        lines = said if isinstance(said, list) else [said]
+        return "".join(line for line in lines if isinstance(line, str)).encode("ascii", "ignore")
+
+
+def _of_notebook(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Where each picture stands, and its base64. Raises Unreadable."""
+    taken = _Taken()
+    slim = slim_notebook(data, taken.take)
+    for where, said in pictures_in(decode_text(slim)[0]):
+        yield where, taken.back(said)
+
+
+def _decoded(text: bytes) -> bytes:
+    if len(text) > 2 * MAX_FIGURE_BYTES:
+        return b""
+    try:
+        made = base64.b64decode(text.replace(rb"\n", b"").replace(rb"\r", b""))
+    except (binascii.Error, ValueError):
+        return b""
+    return made if len(made) <= MAX_FIGURE_BYTES else b""

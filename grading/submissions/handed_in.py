@@ -1,0 +1,74 @@
+"""Which files make one submission: top-level files and folders, and what one student handed in more than once.
+
+Of several files of one kind by one student the latest counts; files of different kinds are graded together, because an
+LMS hands out each attachment by itself. Nothing is dropped in silence: the submission names what it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from grading.submissions import archives
+from grading.submissions.archives import ArchiveEntry, Unreadable
+from grading.submissions.lms_names import age, moodle_id, same_student, student_id
+
+
+@dataclass(slots=True)
+class FileGroup:
+    """The entries of one submission."""
+
+    name: str
+    is_folder: bool = False
+    entries: list[ArchiveEntry] = field(default_factory=list)
+    joined: int = 0  # files beside the first that other attachments brought
+    superseded: list[str] = field(default_factory=list)
+
+    def matches(self, wanted: str) -> bool:
+        """Whether a person who writes `wanted` means this one."""
+        name = PurePosixPath(self.name).name
+        names = (self.name, name, name if self.is_folder else PurePosixPath(name).stem)
+        return wanted in names or wanted == student_id(name)
+
+    def check(self) -> None:
+        """Raises Unreadable if there are too many files, or two that can't be told apart."""
+        if len(self.entries) > archives.MAX_MEMBERS:
+            raise Unreadable(archives.too_many_files())
+        paths = [entry.path for entry in self.entries if not entry.is_folder]
+        if len(set(paths)) < len(paths):
+            raise Unreadable("two files have the same name; rename one")
+
+
+def resolve(groups: Iterable[FileGroup]) -> list[FileGroup]:
+    """One group a student, sorted by name, each with what it replaces."""
+    by_student: dict[str, list[FileGroup]] = {}
+    for group in groups:
+        by_student.setdefault(same_student(group.name), []).append(group)
+    return sorted((_one(of_one) for of_one in by_student.values()), key=lambda group: group.name)
+
+
+def _one(of_one: list[FileGroup]) -> FileGroup:
+    """What counts of one student's work."""
+    latest: dict[str, FileGroup] = {}
+    before: list[str] = []
+    for group in sorted(of_one, key=lambda group: age(group.name)):
+        kind = _kind(group)
+        if kind in latest:
+            before.append(latest[kind].name)
+        latest[kind] = group
+    counted = list(latest.values())
+    if len(counted) == 1:
+        counted[0].superseded = before
+        return counted[0]
+    entries = [entry for group in counted for entry in group.entries]
+    newest = max(counted, key=lambda group: age(group.name))
+    return FileGroup(newest.name, is_folder=True, entries=entries, joined=len(counted) - 1, superseded=before)
+
+
+def _kind(group: FileGroup) -> str:
+    """What replaces what: a file one of its kind, a Moodle folder one of its plugin."""
+    name = PurePosixPath(group.name).name
+    if group.is_folder:
+        return name.rstrip("_").rpartition("_")[2] if moodle_id(name) else "/"
+    return PurePosixPath(name).suffix.lower()

@@ -1,0 +1,399 @@
+"""A Jupyter notebook (nbformat 3 or 4) as parts: code, text and text outputs, in the order of its cells.
+
+Read as plain JSON, so that a notebook that some tool left slightly wrong is still read. Notebook and cell metadata
+never enter a part: authors' names live there. Pictures are left out and counted.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from grading.submissions.archives import MIB, Unreadable, replace_controls
+
+PartKind = Literal["code", "text", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a submission. `where` is for people ("cell 3") and never holds a file's name."""
+
+    kind: PartKind
+    text: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What one file holds."""
+
+    parts: tuple[Part, ...]
+    language: str = ""
+    images_left_out: int = 0
+    notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()  # of the notes those on files that could not be read although their kind can
+
+
+# Fixed names, because what a notebook says of its kernel is the student's text.
+_LANGUAGES = {
+    "r": "R",
+    "ir": "R",
+    "python": "Python",
+    "ipython": "Python",
+    "sql": "SQL",
+    "julia": "Julia",
+    "stata": "Stata",
+    "sas": "SAS",
+    "matlab": "MATLAB",
+    "octave": "Octave",
+    "javascript": "JavaScript",
+    "bash": "Bash",
+    "scala": "Scala",
+    "c++": "C++",
+    "java": "Java",
+}
+_V3_MIME = {
+    "text": "text/plain",
+    "html": "text/html",
+    "latex": "text/latex",
+    "png": "image/png",
+    "jpeg": "image/jpeg",
+    "svg": "image/svg+xml",
+    "pdf": "application/pdf",
+}
+_V3_OUTPUT = {"pyout": "execute_result", "pyerr": "error"}
+_PICTURES = ("image/", "application/pdf", "application/vnd.plotly", "application/vnd.vega")
+_WIDGET = "application/vnd.jupyter.widget"
+_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints where only the HTML says something
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
+_TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)|<!")
+_SPACE = re.compile(r"\s+")
+_LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")  # no character, and from some length on no number for Python
+_BREAK = re.compile(r"br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption")
+# What is scanned of anybody's notebook: prompts hold far less, and every later step walks over all of it.
+_MAX_BYTES = 16 * MIB  # without pictures
+_MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
+_MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000  # characters of each kind, and of one part, before they are cleaned
+_MAX_MARKUP = MIB // 2
+_MAX_MARKS = 30  # on one letter: Unicode's own bound; sorting a long run takes time by its square
+# Possessive: a string of 60 MiB must not leave a step back for each of its escapes.
+_IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
+_STRING = re.compile(b'"' + _IN_STRING)
+_LEFT_OUT = b'"[a very long text is left out here]"'
+_DRAWN = frozenset({"img", "svg", "canvas"})
+_SKIPPED = frozenset({"script", "style", "svg", "head", "title"})
+
+
+def read_notebook(text: str) -> Document:
+    """The parts of a notebook. Raises Unreadable if it is not valid JSON, or JSON that is no notebook."""
+    notebook = _load(text)
+    reader = _NotebookReader()
+    for number, cell in enumerate(_cells(notebook), 1):
+        reader.read_cell(number, cell)
+    return reader.document(notebook)
+
+
+def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
+    """Where each PNG and JPEG of a notebook stands, as `Part.where` says it, and what stands there: base64, unchecked.
+
+    Raises Unreadable, as `read_notebook`.
+    """
+    for number, cell in enumerate(_cells(_load(text)), 1):
+        where = f"cell {number}"
+        outputs = _merged(_list(_dict(cell).get("outputs")))
+        attached = [(where, _dict(files)) for files in _dict(_dict(cell).get("attachments")).values()]
+        shown = [(_of_output(where, index, outputs), _dict(one.get("data"))) for index, one in enumerate(outputs, 1)]
+        for place, forms in (*attached, *shown):  # several forms of one output are one picture
+            if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
+                yield place, forms[kind]
+
+
+def slim_notebook(data: bytes, instead: Callable[[bytes], bytes] = lambda _: b"") -> bytes:
+    """The file with something else `instead` of each picture's base64, of which this is told.
+
+    Raises Unreadable if what is left would take seconds and gigabytes to read.
+    """
+    data = _PICTURE.sub(lambda found: found[1] + instead(found[0][len(found[1]) : -1]) + b'"', data)
+    too_many = Unreadable("it holds too many values for a notebook; clear its outputs and hand it in again")
+    if data.count(b'"') > 2 * _MAX_STRINGS:
+        raise too_many
+    if len(data) > _MAX_BYTES:  # charts bring a library of megabytes along, as one string
+        data = _STRING.sub(lambda found: found[0] if len(found[0]) < MIB else _LEFT_OUT, data)
+    if len(data) > _MAX_BYTES:
+        why = f"without pictures it is larger than {_MAX_BYTES // MIB} MiB; clear its outputs and hand it in again"
+        raise Unreadable(why)
+    bare = _STRING.sub(b"", data)
+    if bare.count(b",") > _MAX_VALUES or bare.count(b"[") + bare.count(b"{") > _MAX_NESTS:
+        raise too_many
+    return data
+
+
+def language_name(name: object) -> str:
+    """`R`, `Python`, `SQL`, … for what a kernel or a code chunk calls its language; "" if it is none we know."""
+    return _LANGUAGES.get(name.strip().lower().rstrip("0123456789."), "") if isinstance(name, str) else ""
+
+
+def clean_source(text: str) -> tuple[str, int]:
+    """Code or prose that is safe to send on, and the number of inline base64 pictures taken out of it."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\v", "\n")
+    text, images = _DATA_URI.subn("[image left out]", text)
+    text = text if text.isascii() else _long_marks().sub(r"\1", text)
+    return replace_controls(text), images
+
+
+@cache
+def _long_marks() -> re.Pattern[str]:
+    """A run of combining marks that is longer than any letter needs."""
+    marks = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code)))
+    return re.compile(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+")
+
+
+def water_level(sizes: Sequence[int], budget: int) -> int:
+    """The largest share such that the sum of min(size, share) is within the budget."""
+    left = budget
+    for index, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - index)
+        if size > share:
+            return share
+        left -= size
+    return max(sizes, default=0)
+
+
+def shortened(text: str, most: int) -> str:
+    """Beginning and end of a text of more than `most` characters, around a line that says so."""
+    if len(text) <= most:
+        return text
+    head, tail = most * 3 // 5, len(text) - most * 2 // 5
+    return f"{text[:head]}\n[… {tail - head:,} characters left out here …]\n{text[tail:]}"
+
+
+def clean_output(text: str) -> tuple[str, int]:
+    """Output as a terminal would show it: no ANSI codes, and of a line that was overwritten only the last state."""
+    text = _ANSI.sub("", text)
+    if "\r" in text:
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return clean_source(text)
+
+
+def without_header(text: str) -> str:
+    """Prose without its leading YAML header, where R Markdown and Quarto keep the author's name."""
+    lines = text.lstrip("\ufeff \n").split("\n")
+    if lines[0].rstrip() != "---":
+        return text
+    for index, line in enumerate(lines[1:], 1):
+        if line.rstrip() in ("---", "..."):
+            return "\n".join(lines[index + 1 :])
+    return text
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        notebook = json.loads(text, strict=False)
+    except (RecursionError, MemoryError):
+        raise Unreadable("it is nested too deeply to be a notebook; save it again in Jupyter") from None
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"not valid JSON: {error}; save it again in Jupyter") from None
+    except ValueError:  # a number of more digits than Python converts
+        raise Unreadable("not a notebook: it holds a number of thousands of digits") from None
+    if not isinstance(notebook, dict):
+        raise Unreadable("not a notebook: its JSON is not an object")
+    return notebook
+
+
+def _cells(notebook: Mapping[str, Any]) -> list[Any]:
+    """The cells, in nbformat 4's shape."""
+    cells, sheets = notebook.get("cells"), notebook.get("worksheets")
+    if isinstance(cells, list):
+        return cells
+    if isinstance(sheets, list):
+        lists = [_dict(sheet).get("cells") for sheet in sheets]
+        return [_from_v3(cell) for cells in lists if isinstance(cells, list) for cell in cells]
+    raise Unreadable("not a notebook: it has no list of cells (nbformat 3 and 4 are read)")
+
+
+def _from_v3(cell: Any) -> Any:
+    if not isinstance(cell, dict):
+        return cell
+    if cell.get("cell_type") == "heading":
+        return {**cell, "cell_type": "markdown"}
+    if cell.get("cell_type") != "code":
+        return cell
+    outputs = [_output_from_v3(output) for output in _list(cell.get("outputs"))]
+    return {**cell, "source": cell.get("input"), "execution_count": cell.get("prompt_number"), "outputs": outputs}
+
+
+def _output_from_v3(output: Any) -> Any:
+    if not isinstance(output, dict):
+        return output
+    kind = output.get("output_type")
+    data = {mime: output[key] for key, mime in _V3_MIME.items() if key in output}
+    return {**output, "output_type": _V3_OUTPUT.get(kind, kind) if isinstance(kind, str) else "", "data": data}
+
+
+@dataclass(slots=True)
+class _NotebookReader:
+    """Collects parts and counts over one notebook."""
+
+    parts: list[Part] = field(default_factory=list)
+    images: int = 0
+    never_run: int = 0
+    failed: int = 0
+    unknown: int = 0
+    language: str = ""  # of the first code cell that names one (nbformat 3)
+    markup: int = _MAX_MARKUP  # characters of HTML that may still be read
+    scanned: Counter[PartKind] = field(default_factory=Counter)
+
+    def document(self, notebook: Mapping[str, Any]) -> Document:
+        metadata = _dict(notebook.get("metadata"))
+        kernel, info = _dict(metadata.get("kernelspec")), _dict(metadata.get("language_info"))
+        names = (info.get("name"), kernel.get("language"), kernel.get("name"), self.language)
+        language = next(filter(None, map(language_name, names)), "")
+        notes = [
+            "kernel missing" if not any(names) else "" if language else "kernel's language not known",
+            _counted(self.never_run, "code cell was", "code cells were", "never run"),
+            _counted(self.failed, "code cell", "code cells", "ended in an error"),
+            _counted(self.unknown, "cell", "cells", "of no known kind left out"),
+        ]
+        return Document(tuple(self.parts), language, self.images, tuple(filter(None, notes)))
+
+    def read_cell(self, number: int, cell: Any) -> None:
+        where = f"cell {number}"
+        kind = _dict(cell).get("cell_type")
+        if kind == "code":
+            self._code(where, cell)
+        elif kind in ("markdown", "raw"):
+            source = _joined(cell.get("source"))
+            self._add("text", without_header(source) if number == 1 else source, where)
+            self.images += len(_dict(cell.get("attachments")))
+        else:
+            self.unknown += 1
+
+    def _code(self, where: str, cell: Mapping[str, Any]) -> None:
+        source, outputs = _joined(cell.get("source")), _merged(_list(cell.get("outputs")))
+        self.language = self.language or language_name(cell.get("language"))
+        self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
+        self.failed += any(output.get("output_type") == "error" for output in outputs)
+        self._add("code", source, where)
+        for index, output in enumerate(outputs, 1):
+            self._add("output", self._output(output), _of_output(where, index, outputs))
+
+    def _output(self, output: Mapping[str, Any]) -> str:
+        kind = output.get("output_type")
+        if kind == "stream":
+            return _joined(output.get("text"))
+        if kind == "error":
+            trace = "\n".join(line for line in _list(output.get("traceback")) if isinstance(line, str))
+            return trace or f"{_joined(output.get('ename'))}: {_joined(output.get('evalue'))}"
+        return self._data(_dict(output.get("data")))
+
+    def _data(self, data: Mapping[str, Any]) -> str:
+        """The text of one result that comes in several forms. A plot in three formats is one picture."""
+        if any(mime.startswith(_WIDGET) for mime in data):
+            return ""
+        plain, markup = _joined(data.get("text/plain")), _joined(data.get("text/html"))
+        markup, self.markup = markup[: self.markup], max(0, self.markup - len(markup))
+        reduced, images = html_to_text(markup)
+        self.images += any(mime.startswith(_PICTURES) for mime in data) or images
+        if plain.strip() and not (reduced and _OBJECT.fullmatch(plain.strip())):
+            return plain
+        return reduced or _joined(data.get("text/markdown")) or _joined(data.get("text/latex"))
+
+    def _add(self, kind: PartKind, text: str, where: str) -> None:
+        room = min(_MAX_PART, _MAX_SCANNED - self.scanned[kind])
+        self.scanned[kind] += min(len(text), room)
+        text = shortened(text, room)
+        text, images = clean_output(text) if kind == "output" else clean_source(text)
+        self.images += images
+        if text.strip():
+            self.parts.append(Part(kind, text.strip("\n"), where))
+
+
+def _of_output(where: str, index: int, outputs: Sequence[Any]) -> str:
+    return f"{where}, output" if len(outputs) == 1 else f"{where}, output {index}"
+
+
+def _merged(outputs: list[Any]) -> list[dict[str, Any]]:
+    """Outputs with neighbouring pieces of one stream joined: kernels send a line or less at a time."""
+    result: list[dict[str, Any]] = []
+    pieces: list[str] = []
+    for output in outputs:
+        if not isinstance(output, dict):
+            continue
+        text = _joined(output.get("text")) if output.get("output_type") == "stream" else None
+        if text is not None and result and _same_stream(result[-1], output):
+            pieces.append(text)
+            result[-1]["text"] = pieces
+        else:
+            pieces = [text or ""]
+            result.append(dict(output))
+    return result
+
+
+def _same_stream(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("output_type", "name", "stream"))
+
+
+def _joined(value: Any) -> str:
+    """nbformat's multi-line string: one string, or a list of them."""
+    if isinstance(value, str):
+        return value
+    return "".join(line for line in value if isinstance(line, str)) if isinstance(value, list) else ""
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _counted(number: int, one: str, many: str, what: str) -> str:
+    return f"{number} {one if number == 1 else many} {what}" if number else ""
+
+
+def html_to_text(markup: str) -> tuple[str, int]:
+    """The text of an HTML output, one line per table row or block, and the number of pictures in it.
+
+    One pass with a cursor that only moves forward: html.parser takes quadratic time on some broken markup.
+    """
+    pieces: list[str] = []
+    images = cursor = 0
+    while found := _TAG.search(markup, cursor):
+        name = (found[1] or "").lower()
+        closing = found[0].startswith("</")
+        images += name in _DRAWN and not closing
+        pieces += [_SPACE.sub(" ", markup[cursor : found.start()]), _instead(name, closing)]
+        cursor = _after(markup, found.start(), "" if closing else name)
+    pieces.append(_SPACE.sub(" ", markup[cursor:]))
+    text = html.unescape(_LONG_REFERENCE.sub("\ufffd", "".join(pieces)))
+    lines = (" ".join(line.split()).strip(" |") for line in text.split("\n"))
+    return "\n".join(line for line in lines if line), images
+
+
+def _instead(name: str, closing: bool) -> str:
+    if _BREAK.fullmatch(name):
+        return "\n"
+    return " | " if name in ("td", "th") and closing else ""
+
+
+def _after(markup: str, start: int, name: str) -> int:
+    """Where the markup that begins at `start` ends. Markup that never ends takes the rest with it."""
+    if markup.startswith("<!--", start):
+        end = markup.find("-->", start + 4)
+        return end + 3 if end >= 0 else len(markup)
+    if name in _SKIPPED:
+        found = re.compile(f"</{name}", re.IGNORECASE).search(markup, start)
+        start = found.start() if found else len(markup)
+    end = markup.find(">", start)
+    return end + 1 if end >= 0 else len(markup)

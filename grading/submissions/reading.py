@@ -1,0 +1,484 @@
+"""Students' submissions: a folder, a zip or one file, read into parts.
+
+Each top-level file is a submission; each top-level subfolder or zip is one, made of its readable files. What is wrong
+with one submission is its `problem`, and the rest of the class goes on. Only `Submission.name` may identify a student:
+parts, notes and problems never hold a file's name, and R Markdown headers and notebook metadata are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from grading.submissions.archives import (
+    MAX_SUBMISSION_BYTES,
+    MIB,
+    ArchiveEntry,
+    Unreadable,
+    decode_text,
+    open_entries,
+    replace_controls,
+    shown,
+)
+from grading.submissions.handed_in import FileGroup, resolve
+from grading.submissions.lms_names import is_late
+from grading.submissions.notebooks import (
+    Document,
+    Part,
+    PartKind,
+    clean_source,
+    html_to_text,
+    language_name,
+    read_notebook,
+    shortened,
+    slim_notebook,
+    water_level,
+    without_header,
+)
+from messages.errors import SubmissionError
+from producers.words import plural
+
+__all__ = [
+    "READABLE",
+    "Part",
+    "PartKind",
+    "Submission",
+    "check_apart",
+    "given_in",
+    "read_document",
+    "read_submissions",
+]
+
+_CHUNK_START = re.compile(r"[\t >]*`{3,}\s*\{([A-Za-z]\w*).*\}\s*$")
+_CHUNK_END = re.compile(r"[\t >]*`{3,}\s*$")
+# What is kept of one submission, beyond any prompt: every later step walks over all of it.
+_MAX_CHARS: dict[PartKind, int] = {"code": 150_000, "text": 150_000, "output": 720_000}
+_MAX_PARTS = 10_000
+_VERY_LONG = "very long"
+_MAX_TEXT_BYTES = MIB // 2  # of one file that is no notebook
+MAX_FOLDER_BYTES = 4 * MIB  # of such files of one student; notebooks count a quarter
+_DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
+_MOODLE_FOLDER = "_assignsubmission_"  # in the name of each student's folder
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One student's work, or a solution or template. `parts` is empty if `problem` says why it can't be read."""
+
+    name: str  # relative to the folder or zip; may hold a student's name: stays with the producer, never in a queue
+    language: str  # "R", "Python", "SQL", …; "" if unknown
+    parts: tuple[Part, ...]
+    images_left_out: int = 0
+    notes: tuple[str, ...] = ()  # what an instructor should know
+    problem: str = ""
+    lost: tuple[str, ...] = ()  # of the notes those on files of the work that can't be read
+    only_template: bool = False  # nothing was added to what the students were given
+    superseded: tuple[str, ...] = ()  # names of what the same student handed in before: left out, the latest counts
+
+    @property
+    def empty(self) -> bool:
+        """Readable, but without code or text of its own."""
+        return not self.problem and (self.only_template or all(part.kind == "output" for part in self.parts))
+
+
+def given_in(folder: Path, given: Mapping[str, Path | None]) -> dict[str, str]:
+    """Files in the submissions' folder that are given for something else: what for, by their places there."""
+    root = folder.resolve()
+    if not os.path.isdir(root):  # one file that is named, or a zip, holds what was meant
+        return {}
+    places = ((what, file.parent.resolve() / file.name, file.resolve()) for what, file in given.items() if file)
+    inside = [(place, what) for what, named, real in places for place in (named, real) if root in place.parents]
+    return {place.relative_to(root).as_posix(): what for place, what in inside}
+
+
+def check_apart(folder: Path, results: Path, option: str = "--out") -> None:
+    """Raises SubmissionError if what is written to `results` would be read with the submissions."""
+    root, place = folder.resolve(), results.resolve()
+    if os.path.isdir(root) and root in (place, *place.parents):
+        where = "is" if place == root else "lies in"
+        raise SubmissionError(
+            f"{shown(results)} {where} the submissions' folder, and the next run would take the results for "
+            f"submissions: name a folder elsewhere with {option}"
+        )
+
+
+def read_submissions(
+    path: Path,
+    only: Collection[str] = (),
+    limit: int = 0,
+    lenient: bool = False,
+    besides: Container[str] = (),
+) -> list[Submission]:
+    """The submissions in a folder or zip, or the one in a file, sorted by name.
+
+    A zip that holds nothing but one folder, with two or more files of one kind or subfolders in it, is read as that
+    folder: file managers make such zips of a class, and taking a class for one student would be worse than the reverse.
+
+    Args:
+        path: a folder, a .zip, or one file.
+        only: file names, names without suffix, or Canvas user ids; () for all.
+        limit: at most so many, the first by name; 0 for all.
+        lenient: a name in `only` that matches nothing is no error.
+        besides: places of files in the folder that are no submissions.
+
+    Raises:
+        SubmissionError: nothing there is of a kind that can be read, the zip is damaged or expands to too much, or a
+            name in `only` matches nothing.
+    """
+    if limit < 0:
+        raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
+    with open_entries(path) as everything:
+        entries = [entry for entry in everything if entry.path not in besides]
+        groups = resolve(_grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+        if not any(_readable(group) for group in groups):
+            kinds = ", ".join(_READERS)
+            raise SubmissionError(f"{shown(path)} holds no submission that can be read; these kinds are: {kinds}")
+        chosen = _chosen(groups, only, path, lenient)
+        return [_noted(group, _read(group)) for group in (chosen[:limit] if limit else chosen)]
+
+
+def read_document(path: Path) -> Submission:
+    """A solution or template: one file. Raises SubmissionError if it can't be read."""
+    if os.path.isdir(path) or path.suffix.lower() == ".zip":
+        raise SubmissionError(f"{shown(path)}: name one file, not a folder or zip")
+    document = read_submissions(path)[0]
+    if document.problem:
+        raise SubmissionError(f"{shown(path)} can't be read: {document.problem}")
+    if cut := next((note for note in document.notes if note.startswith(_VERY_LONG)), ""):
+        raise SubmissionError(f"{shown(path)} is too much for every prompt of the class: {cut}")
+    return document
+
+
+def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    """The notebooks of the submission that `read_submissions(path)` calls by this name, as they are.
+
+    Each with what stands before "cell 1" in the places of its parts. Raises SubmissionError if the path can't be read;
+    a notebook that can't be is left out.
+    """
+    with open_entries(path) as entries:
+        groups = resolve(_grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+        group = next((group for group in groups if group.name == name), None)
+        files = _readable(group) if group else []
+        for label, entry in zip(_labels(files), files, strict=True):
+            with suppress(Unreadable):
+                data = _load(entry)
+                if _kind(entry.path, data) == ".ipynb":
+                    yield _labelled(label, "", ", "), data
+
+
+# --- which files make a submission
+
+
+def _noted(group: FileGroup, submission: Submission) -> Submission:
+    """With what its name and its student's other files say."""
+    notes = [*submission.notes]
+    if is_late(group.name):
+        notes.append("handed in late")
+    if group.joined:
+        notes.append(f"graded with {plural(group.joined, 'more file')} of the same student")
+    if group.superseded:
+        notes.append(f"the latest counts: {plural(len(group.superseded), 'earlier file')} of the same student left out")
+    return replace(submission, notes=tuple(notes), superseded=tuple(group.superseded))
+
+
+def _read(group: FileGroup) -> Submission:
+    """One submission; what is wrong with it is its problem."""
+    try:
+        group.check()
+        document = _read_folder(group) if group.is_folder else _read_one(group.entries[0])
+    except Unreadable as error:
+        return Submission(group.name, "", (), problem=str(error))
+    except SubmissionError:
+        raise
+    except Exception as error:  # noqa: BLE001  a bug of ours in one file must not stop the class
+        return Submission(group.name, "", (), problem=f"reading it failed ({type(error).__name__}): a bug in Kvasir")
+    parts, notes = _bounded(document.parts)
+    return Submission(
+        group.name,
+        document.language,
+        parts,
+        document.images_left_out,
+        (*document.notes, *notes),
+        lost=document.lost,
+    )
+
+
+def _bounded(parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], list[str]]:
+    """Parts within bounds, and what an instructor should know of it. Small parts stay whole, giants are cut first."""
+    notes = [f"only its first {_MAX_PARTS:,} of {len(parts):,} parts are read"] if len(parts) > _MAX_PARTS else []
+    kept = parts[:_MAX_PARTS]
+    for kind, most in _MAX_CHARS.items():
+        sizes = [len(part.text) for part in kept if part.kind == kind]
+        if sum(sizes) > most:
+            level = water_level(sizes, most)
+            notes.append(f"{_VERY_LONG}: only {most:,} of {sum(sizes):,} characters of {kind} are read")
+            kept = tuple(
+                replace(part, text=shortened(part.text, level)) if part.kind == kind else part for part in kept
+            )
+    return kept, notes
+
+
+def _wrapper(entries: Iterable[ArchiveEntry]) -> str:
+    """The one folder, with a slash, that holds a whole class's work in a zip; "" if there is none."""
+    paths = [entry.path + "/" * entry.is_folder for entry in entries if "/" in entry.path or not entry.problem]
+    tops = {path.partition("/")[0] if "/" in path else "" for path in paths}
+    top = tops.pop() if len(tops) == 1 else ""
+    if not top or _MOODLE_FOLDER in top:
+        return ""
+    inside = {path.split("/", 2)[1] + "/" * (path.count("/") > 1) for path in paths if _suffix(path) in _READERS}
+    kinds = Counter("/" if name.endswith("/") else _suffix(name) for name in inside)
+    return f"{top}/" if max(kinds.values(), default=0) > 1 else ""
+
+
+def _grouped(entries: Iterable[ArchiveEntry], wrapper: str) -> list[FileGroup]:
+    groups: dict[str, FileGroup] = {}
+    for entry in entries:
+        prefix = wrapper if entry.path.startswith(wrapper) else ""
+        if entry.path == wrapper.rstrip("/"):
+            continue
+        top, slash, _ = entry.path.removeprefix(prefix).partition("/")
+        group = groups.setdefault(prefix + top, FileGroup(prefix + top))
+        group.is_folder |= bool(slash) or entry.is_folder
+        group.entries.append(entry)
+    return sorted(groups.values(), key=lambda group: group.name)
+
+
+def _chosen(groups: list[FileGroup], only: Collection[str], path: Path, lenient: bool) -> list[FileGroup]:
+    unknown = [wanted for wanted in only if not any(group.matches(wanted) for group in groups)]
+    if unknown and not lenient:
+        names = ", ".join(repr(replace_controls(wanted)) for wanted in unknown)
+        raise SubmissionError(f"{shown(path)} holds no submission named {names}")
+    return [group for group in groups if not only or any(group.matches(wanted) for wanted in only)]
+
+
+# --- reading one submission
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path).suffix.lower()
+
+
+def _read_one(entry: ArchiveEntry) -> Document:
+    """Raises Unreadable."""
+    data = _load(entry)
+    suffix = _kind(entry.path, data)
+    return _parse(*_slim(data, suffix), entry.path, suffix)
+
+
+def _load(entry: ArchiveEntry) -> bytes:
+    """The file as it is. Raises Unreadable."""
+    if entry.problem:
+        raise Unreadable(entry.problem)
+    if _suffix(entry.path) not in _READERS:
+        raise Unreadable(f"{_kind_of(entry.path)} can't be read; hand in one of: {', '.join(_READERS)}")
+    return entry.read()
+
+
+def _kind(path: str, data: bytes) -> str:
+    """The suffix by which a file is read. Browsers and editors append .txt, as in notebook.ipynb.txt."""
+    suffix = _suffix(path)
+    if suffix != ".txt":
+        return suffix
+    if data[:64].lstrip(b"\xef\xbb\xbf \r\n").startswith(b"{") and b'"cells"' in data and b'"cell_type"' in data:
+        return ".ipynb"
+    inner = _suffix(PurePosixPath(path).stem)
+    return inner if inner in _READERS and inner != ".ipynb" else suffix
+
+
+def _parse(data: bytes, cut: str, path: str, suffix: str) -> Document:
+    """Raises Unreadable."""
+    text, note = decode_text(data)
+    document = _READERS[suffix](text, suffix)
+    what = "notebook" if suffix == ".ipynb" else "file"
+    renamed = f"named .txt, but it is a {what} ({suffix}): read as that" if suffix != _suffix(path) else ""
+    return replace(document, notes=(*filter(None, (note, renamed, cut)), *document.notes))
+
+
+def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
+    """The file as far as it is read, and a note if that is not all of it. Raises Unreadable."""
+    if suffix == ".ipynb":
+        return slim_notebook(data), ""
+    short = _DATA_URI.sub(rb"\1", data[: 8 * _MAX_TEXT_BYTES])
+    if len(short) <= _MAX_TEXT_BYTES and len(data) <= 8 * _MAX_TEXT_BYTES:
+        return short, ""
+    end = min(len(short), _MAX_TEXT_BYTES)
+    end = next((end - back for back in (1, 2, 3) if short[end - back] >= 0xC0), end)  # not in the middle of a character
+    return short[:end], f"{_VERY_LONG}: only its first {end >> 10:,} KiB are read"
+
+
+def _kind_of(path: str) -> str:
+    suffix = _suffix(path)
+    if suffix == ".zip":
+        return "zips inside"
+    return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
+
+
+def _read_folder(group: FileGroup) -> Document:
+    """The readable files of a folder as one document. Raises Unreadable if not one of them could be read."""
+    for entry in group.entries:
+        if entry.is_folder and entry.problem:
+            raise Unreadable(entry.problem)
+    if not _readable(group):
+        raise Unreadable(f"the folder holds no file that can be read; hand in one of: {', '.join(_READERS)}")
+    labels = _labels(_readable(group))
+    documents, problems = _read_all(_readable(group), labels)
+    if not documents:
+        raise Unreadable("; ".join(problems[:5]))
+    notes = [*_left_out(group), *problems]
+    for label, document in documents:
+        notes += [_labelled(label, note, ": ") for note in document.notes]
+    parts = [
+        replace(part, where=_labelled(label, part.where, ", "))
+        for label, document in documents
+        for part in document.parts
+    ]
+    images = sum(document.images_left_out for _, document in documents)
+    return Document(tuple(parts), _main_language(documents), images, tuple(notes), tuple(problems))
+
+
+def _labels(files: list[ArchiveEntry]) -> list[str]:
+    """Numbers in order of name instead of names: students put their own into them."""
+    if len(files) == 1:
+        return [""]
+    return [f"file {number} ({_suffix(entry.path)})" for number, entry in enumerate(files, 1)]
+
+
+def _labelled(label: str, text: str, separator: str) -> str:
+    return f"{label}{separator}{text}" if label else text
+
+
+def _read_all(files: list[ArchiveEntry], labels: list[str]) -> tuple[list[tuple[str, Document]], list[str]]:
+    """Documents, and problems of the others. Raises Unreadable if it is too much for one submission."""
+    documents, problems, read, scanned = [], [], 0, 0
+    for label, entry in zip(labels, files, strict=True):
+        try:
+            whole = _load(entry)
+            read += len(whole)
+            suffix = _kind(entry.path, whole)
+            data, cut = _slim(whole, suffix)
+            del whole
+            scanned += len(data) // (4 if suffix == ".ipynb" else 1)
+            if scanned > MAX_FOLDER_BYTES:
+                raise Unreadable(f"left out, because the folder's text is longer than {MAX_FOLDER_BYTES // MIB} MiB")
+            documents.append((label, _parse(data, cut, entry.path, suffix)))
+        except Unreadable as error:
+            read += error.read
+            problems.append(_labelled(label, str(error), ": "))
+        if read > MAX_SUBMISSION_BYTES:
+            raise Unreadable(f"its files are larger than {MAX_SUBMISSION_BYTES // MIB} MiB together; remove large ones")
+    return documents, problems
+
+
+def _readable(group: FileGroup) -> list[ArchiveEntry]:
+    """Files of a kind that can be read, sorted by path."""
+    readable = (entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) in _READERS)
+    return sorted(readable, key=lambda entry: entry.path)
+
+
+def _left_out(group: FileGroup) -> list[str]:
+    """A note per kind of file that is not read."""
+    others = [entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) not in _READERS]
+    kinds = Counter(entry.problem or f"{_kind_of(entry.path)} can't be read" for entry in others)
+    return [f"{count} {'file' if count == 1 else 'files'} left out: {why}" for why, count in sorted(kinds.items())]
+
+
+def _main_language(documents: Iterable[tuple[str, Document]]) -> str:
+    """The language with most code."""
+    sizes: Counter[str] = Counter()
+    for _, document in documents:
+        sizes[document.language] += sum(len(part.text) for part in document.parts if part.kind == "code")
+    known = {language: size for language, size in sizes.items() if language}
+    return max(sorted(known), key=known.__getitem__, default="")
+
+
+# --- kinds of file
+
+
+def _notebook(text: str, _suffix: str) -> Document:
+    if not text.strip():
+        raise Unreadable("the file is empty")
+    return read_notebook(text)
+
+
+def _script(text: str, suffix: str) -> Document:
+    code, images = clean_source(text)
+    parts = (Part("code", code.strip("\n"), "script"),) if code.strip() else ()
+    return Document(parts, {".r": "R", ".py": "Python", ".sql": "SQL"}[suffix], images)
+
+
+def _prose(text: str, suffix: str) -> Document:
+    prose, images = clean_source(text)
+    prose = without_header(prose) if suffix == ".md" else prose
+    return Document((Part("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images)
+
+
+def _page(text: str, _suffix: str) -> Document:
+    """What was typed into the LMS's own editor."""
+    prose, images = html_to_text(text)
+    prose, more = clean_source(prose)
+    return Document((Part("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images + more)
+
+
+def _markdown_with_chunks(text: str, suffix: str) -> Document:
+    """R Markdown and Quarto: executable chunks are code, everything between them is prose, the header is left out."""
+    text, images = clean_source(text)
+    reader = _ChunkReader("R" if suffix == ".rmd" else "")
+    for line in without_header(text).split("\n"):
+        reader.read_line(line)
+    return reader.document(images)
+
+
+@dataclass(slots=True)
+class _ChunkReader:
+    """Splits lines into chunks and prose."""
+
+    default: str
+    parts: list[Part] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    numbers: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
+    language: str | None = None  # of the chunk that is open; None: in prose
+
+    def read_line(self, line: str) -> None:
+        if self.language is None and (start := _CHUNK_START.match(line)):
+            self._finish("text")
+            self.language = language_name(start[1])
+        elif self.language is not None and _CHUNK_END.match(line):
+            self._finish("code")
+        else:
+            self.lines.append(line)
+
+    def document(self, images: int) -> Document:
+        notes = ("the last code chunk is never closed",) if self.language is not None else ()
+        self._finish("code" if self.language is not None else "text")
+        language = max(sorted(self.languages), key=self.languages.__getitem__, default=self.default)
+        return Document(tuple(self.parts), language, images, notes)
+
+    def _finish(self, kind: PartKind) -> None:
+        text = "\n".join(self.lines).strip("\n")
+        self.numbers[kind] += kind == "code" or bool(text.strip())
+        if text.strip():
+            name = "chunk" if kind == "code" else "text"
+            self.parts.append(Part(kind, text, f"{name} {self.numbers[kind]}"))
+            if self.language:
+                self.languages[self.language] += len(text)
+        self.lines, self.language = [], None
+
+
+_READERS: dict[str, Callable[[str, str], Document]] = {
+    ".ipynb": _notebook,
+    ".r": _script,
+    ".rmd": _markdown_with_chunks,
+    ".qmd": _markdown_with_chunks,
+    ".py": _script,
+    ".sql": _script,
+    ".md": _prose,
+    ".txt": _prose,
+    ".html": _page,
+}
+READABLE = tuple(_READERS)

@@ -1,0 +1,173 @@
+"""Cutting over-long submissions, visibly.
+
+A submission may hold an output of half a million characters. Each kind of part has a budget of tokens. Within a kind
+the budget is shared out by water-filling: every part gets the same share, and what small ones don't need goes to the
+others, so that many small parts survive and giants are cut first. A part that is cut keeps its beginning and its end
+around a line that says how much is missing. Nothing is cut without a `Cut` that reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from grading.submissions.notebooks import Part, PartKind, water_level
+from grading.submissions.reading import Submission
+
+Count = Callable[[str], int]
+
+_KINDS: tuple[PartKind, ...] = ("output", "text", "code")  # the order in which cuts are made and reported
+_HEAD_SHARE = 0.6  # of what a cut part keeps, its beginning: that is where it says what it is
+_GOOD_FIT = 0.85  # of the allowance used: not worth another try
+_TRIES = 5
+_LINE_SHARE = 0.2  # a cut moves to the end of a line if that costs no more than this
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets in tokens: per kind, and for any single output. 0 leaves a kind out."""
+
+    code_tokens: int = 12_000
+    text_tokens: int = 6_000
+    output_tokens: int = 4_000
+    part_tokens: int = 2_000
+
+    def of(self, kind: PartKind) -> int:
+        """The budget of a kind."""
+        return {"code": self.code_tokens, "text": self.text_tokens, "output": self.output_tokens}[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One part that was shortened, or left out (kept_tokens is 0)."""
+
+    where: str
+    kind: PartKind
+    kept_tokens: int
+    dropped_tokens: int
+
+
+def count_parts(submission: Submission, count: Count) -> dict[PartKind, int]:
+    """Tokens per kind."""
+    totals: dict[PartKind, int] = {"code": 0, "text": 0, "output": 0}
+    for part in submission.parts:
+        totals[part.kind] += count(part.text)
+    return totals
+
+
+def truncate(submission: Submission, limits: Limits, count: Count) -> tuple[Submission, tuple[Cut, ...]]:
+    """The submission within its limits, and what was cut, outputs first. The same submission if nothing was.
+
+    By `count`, each kind stays within its budget, except for one marker line where the budget is smaller than that.
+    `count` is called once per part, and on short texts a few times for each part that is cut.
+    """
+    parts: list[Part | None] = list(submission.parts)
+    cuts: list[Cut] = []
+    for kind in _KINDS:
+        places = [index for index, part in enumerate(submission.parts) if part.kind == kind]
+        cutter = _Cutter(kind, limits, count)
+        for index, (part, cut) in zip(places, cutter.cut([submission.parts[i] for i in places]), strict=True):
+            parts[index] = part
+            cuts += [cut] if cut else []
+    if not cuts:
+        return submission, ()
+    return replace(submission, parts=tuple(part for part in parts if part)), tuple(cuts)
+
+
+class _Cutter:
+    """Cuts the parts of one kind."""
+
+    def __init__(self, kind: PartKind, limits: Limits, count: Count) -> None:
+        self.budget = limits.of(kind)
+        self.most = limits.part_tokens if kind == "output" else self.budget
+        self.count = count
+
+    def cut(self, parts: Sequence[Part]) -> list[tuple[Part | None, Cut | None]]:
+        """For each part what remains of it, and what was cut."""
+        sizes = [self.count(part.text) for part in parts]
+        if sum(sizes) <= self.budget and max(sizes, default=0) <= self.most:
+            return [(part, None) for part in parts]
+        self.marker_tokens = self.count(f"\n{_marker(sum(sizes), len(parts))}\n")
+        level = water_level([min(size, self.most) for size in sizes], self.budget)
+        least = 2 * self.marker_tokens  # a part cut to less would hold little but its marker
+        if min(level, self.most) >= least:
+            return [self._fit(part, size, min(level, self.most)) for part, size in zip(parts, sizes, strict=True)]
+        return self._leave_out(parts, sizes, least)
+
+    def _leave_out(
+        self, parts: Sequence[Part], sizes: Sequence[int], least: int
+    ) -> list[tuple[Part | None, Cut | None]]:
+        """Too many parts to give each a useful share: first and last ones stay, one line stands for the others."""
+        budget = max(0, self.budget - self.marker_tokens)
+        kept = _from_both_ends([min(size, least) for size in sizes], budget, self.most)
+        level = min(water_level([min(sizes[i], self.most) for i in kept], budget), self.most)
+        left_out = [i for i in range(len(parts)) if i not in kept]
+        line = _marker(sum(sizes[i] for i in left_out), len(left_out))
+        result: list[tuple[Part | None, Cut | None]] = []
+        for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            if index in kept:
+                result.append(self._fit(part, size, level))
+                continue
+            stand_in = replace(part, text=line) if index == left_out[0] else None
+            result.append((stand_in, Cut(part.where, part.kind, 0, size)))
+        return result
+
+    def _fit(self, part: Part, size: int, allowed: int) -> tuple[Part, Cut | None]:
+        if size <= allowed:
+            return part, None
+        text, kept = self._shorten(part.text, size, allowed)
+        return replace(part, text=text), Cut(part.where, part.kind, kept, size - kept)
+
+    def _shorten(self, text: str, size: int, allowed: int) -> tuple[str, int]:
+        """Beginning and end of `text` within `allowed` tokens, and the tokens kept of it.
+
+        Guesses the length from tokens per character and corrects the guess by what came out, because tokenizing the
+        whole text again would take seconds.
+        """
+        best, best_kept = _marker(size), 0
+        low, high = 0, len(text)
+        chars = len(text) * max(0, allowed - self.marker_tokens) // size
+        for _ in range(_TRIES):
+            head, tail = _ends(text, chars)
+            kept = min(self.count(head) + self.count(tail), size - 1)
+            shorter = f"{head}\n{_marker(size - kept)}\n{tail}"
+            used = self.count(shorter)
+            if used <= allowed:
+                best, best_kept, low = shorter, kept, chars
+                if used >= _GOOD_FIT * allowed:
+                    break
+            else:
+                high = chars
+            guess = min(chars * allowed // max(used, 1), 2 * chars)  # where the tokens sit in the middle
+            chars = min(max(guess, low + 1), high - 1)
+            if chars <= low:
+                break
+        return best, best_kept
+
+
+def _marker(tokens: int, parts: int = 1) -> str:
+    return f"[… {tokens:,} tokens{f' in {parts:,} parts' if parts > 1 else ''} left out here …]"
+
+
+def _from_both_ends(wanted: Sequence[int], budget: int, most: int) -> set[int]:
+    """Indices whose sum is within the budget, taken from the beginning and the end in turn."""
+    order = [i for pair in zip(range(len(wanted)), reversed(range(len(wanted))), strict=True) for i in pair]
+    kept: set[int] = set()
+    for index in order[: len(wanted)]:
+        if wanted[index] <= min(budget, most):
+            budget -= wanted[index]
+            kept.add(index)
+    return kept
+
+
+def _ends(text: str, chars: int) -> tuple[str, str]:
+    """The first and last of `text`, `chars` or a little less in all, at line ends where one is near."""
+    first = int(chars * _HEAD_SHARE)
+    head, tail = text[:first], text[len(text) - (chars - first) :]
+    line_end = head.rfind("\n")
+    if line_end >= (1 - _LINE_SHARE) * len(head):
+        head = head[:line_end]
+    line_start = tail.find("\n")
+    if 0 <= line_start <= _LINE_SHARE * len(tail):
+        tail = tail[line_start + 1 :]
+    return head, tail

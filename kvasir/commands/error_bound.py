@@ -1,0 +1,194 @@
+"""`kvasir bound`: a sample graded by hand, and what it promises of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import click
+
+from desk.decisions import account
+from grading import hand_sample as bounds
+from grading.error_bound import SIGNALS, Release, percent, plural_points
+from grading.export.tables import MAX_BYTES
+from grading.hand_sample import SHEET, Bound, BoundError, Draw, Plan
+from grading.rubric.rubric import exact, plain
+from infra.config.next_command import next_command
+from kvasir.options import Number, gathered, json_option, path
+from kvasir.terminal import say, say_json, table
+from producers.files.private import open_ordinary
+from producers.words import plural
+
+
+class _Numbers(click.ParamType[tuple[float, ...]]):
+    """Numbers with commas between them."""
+
+    name = "numbers"
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """`30,60` as (30, 60)."""
+        try:
+            return tuple(self._kind(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers such as 30,60", param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """What is said at the draw; None: not given."""
+
+    draw: tuple[int, ...] | None
+    by: str | None
+    within: float | None
+    at_most: float | None
+    confidence: float | None
+    signal: str | None
+    thresholds: tuple[float, ...] | None
+    strata: Path | None
+
+    def plan(self) -> Plan:
+        """With the defaults for what wasn't given."""
+        usual = Plan()
+        return Plan(
+            self.draw or usual.sizes,
+            usual.tolerance if self.within is None else plain(exact(self.within)),
+            usual.at_most if self.at_most is None else self.at_most / 100,
+            usual.confidence if self.confidence is None else self.confidence / 100,
+            self.signal or usual.signal,
+            self.thresholds or (),
+        )
+
+
+@click.command()
+@click.argument("batch", type=path)
+@click.option(
+    "--draw",
+    type=_Numbers(int),
+    metavar="N[,N…]",
+    help="Draw so many to be graded by hand; of several, each is a look.",
+)
+@click.option("--within", type=Number(0), metavar="POINTS", help="Differences up to this don't count [default: 1].")
+@click.option("--at-most", type=Number(), metavar="PERCENT", help="Of the grades nobody looks at [default: 20].")
+@click.option("--confidence", type=Number(), metavar="PERCENT", help="With which it is promised [default: 90].")
+@click.option(
+    "--signal", type=click.Choice(list(SIGNALS)), help="What says how doubtful a grade is [default: reasons]."
+)
+@click.option(
+    "--thresholds", type=_Numbers(float), metavar="X[,X…]", help="Doubts up to which grades may go unseen; at most 5."
+)
+@click.option("--strata", type=path, help="CSV (submission, part): a sample and a bound for each part.")
+@click.option("--by", metavar="NAME", help="Who draws [default: who is logged in].")
+@click.option("--more", is_flag=True, help="The next look that was planned: more rows to fill in.")
+@click.option("--sheet", type=path, help=f"The hand grades [default: {SHEET} in the folder BATCH].")
+@click.option(
+    "--reviews", is_flag=True, help="Take the desk's reviews since the draw for hand grades; they are not blind."
+)
+@click.option(
+    "--section", "others", type=path, multiple=True, help="Another class's folder: how it differs from this one."
+)
+@json_option
+@gathered(drawing=_Drawing)
+def bound(
+    batch: Path,
+    drawing: _Drawing,
+    more: bool,
+    sheet: Path | None,
+    reviews: bool,
+    others: tuple[Path, ...],
+    as_json: bool,
+) -> int:
+    """Promise how many grades of the batch in folder BATCH differ from yours, from a sample that you grade by hand.
+
+    First --draw 30: it writes down who was drawn, before anybody grades, and hand-grades.csv to fill in, without the
+    model's points. Then, without it: agreement, and the bound. The exit code is 1 where nothing can be promised.
+    """
+    if drawing.draw:
+        return _draw(batch, drawing, as_json)
+    _refuse_drawing(drawing)
+    if more:
+        return _show_draw(batch, bounds.more(batch), as_json)
+    found = bounds.bound_of(batch, sheet, reviews)
+    warnings = bounds.sections(batch, others)
+    if as_json:
+        say_json(bounds.as_json(found) | {"sections": warnings})
+    else:
+        _show(found, warnings)
+    return 0 if found.promised else 1
+
+
+def _refuse_drawing(drawing: _Drawing) -> None:
+    given = [f"--{one.name.replace('_', '-')}" for one in fields(drawing) if getattr(drawing, one.name) is not None]
+    if given:
+        raise BoundError(f"{', '.join(given)} goes with --draw: what is promised is fixed before anybody grades")
+
+
+# --- the draw ---
+
+
+def _draw(batch: Path, drawing: _Drawing, as_json: bool) -> int:
+    strata = _strata(drawing.strata) if drawing.strata else None
+    return _show_draw(batch, bounds.draw(batch, drawing.plan(), drawing.by or _me(), strata), as_json)
+
+
+def _me() -> str:
+    if not (me := account()):
+        raise BoundError("say who draws: --by NAME")
+    return me
+
+
+def _strata(place: Path) -> dict[str, str]:
+    """The part of each submission, from a CSV with a header."""
+    try:
+        with open_ordinary(place) as file:
+            return bounds.strata_from(file.read(MAX_BYTES + 1), f"file {place}")
+    except OSError as error:
+        raise BoundError(f"{place} can't be read: {error.strerror}") from None
+
+
+def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
+    names = [one.submission for one in made.sampled().values()]
+    if as_json:
+        say_json({"sample": names, "sheet": str(batch / SHEET), "seed": made.seed, "by": made.by, "at": made.at})
+        return 0
+    members = sum(len(stratum.members) for stratum in made.strata)
+    say(f"{made.by} drew {len(names)} of {plural(members, 'grade')}. It is written down.")
+    say(f"Grade them by hand, before you look at what the model gave: {batch / SHEET}")
+    plan = made.plan
+    say(
+        f"To be promised, with {plan.confidence:.0%} confidence: at most {percent(plan.at_most)} of the grades that "
+        f"nobody looks at differ by more than {plural_points(plan.tolerance)}."
+    )
+    for stratum in made.strata:
+        say(bounds.prospect(made, stratum))
+    say(f"Then: {next_command('bound', batch)}")
+    return 0
+
+
+# --- the answer ---
+
+
+def _show(found: Bound, warnings: list[str]) -> None:
+    for part in found.parts:
+        say(f"{part.name or found.title}: {part.drawn} of {plural(part.members, 'grade')} graded by hand")
+        rows = [bounds.agreement_row(one) for one in part.agreement]
+        table(tuple(rows[0]), [tuple(row.values()) for row in rows], right=tuple(rows[0])[2:])
+        say("")
+        if len(part.found) > 1 or not part.choice:
+            table(_BOUNDS, [_bound_row(one) for one in part.found], right=_BOUNDS)
+            say("")
+    for sentence in (*warnings, *bounds.words(found)):
+        say(sentence)
+
+
+_BOUNDS = ("doubt up to", "grades", "by hand", "off", "unseen", "at most off")
+
+
+def _bound_row(one: Release) -> list[str]:
+    counts = (one.released, one.sampled, one.off, one.unseen)
+    return [f"{one.threshold:g}", *map(str, counts), percent(one.at_most) if one.unseen else "–"]
+
+
+COMMANDS = (bound,)

@@ -1,0 +1,22 @@
+"""The script that Streamlit runs for every look at the desk: arguments in, page out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from desk.pages.page import show
+from infra.config import next_command
+from kvasir.ui.configuration import open_desk
+
+
+def main(arguments: list[str]) -> None:
+    """HOME CONFIG [FOLDER…]; an empty CONFIG stands for none."""
+    home, config, *more = arguments
+    chosen = Path(config) if config else None
+    next_command.keep(chosen)
+    show(lambda: open_desk(chosen, Path(home), [Path(folder) for folder in more]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

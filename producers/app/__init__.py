@@ -1,1 +1,0 @@
-"""The desk's pages: what Streamlit draws. All that is decided is decided in `producers.desk`."""

@@ -1,0 +1,366 @@
+"""OpenAI's own client, unmodified, asks the gateway; its answers are what the client's models allow, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+from gateway import gateway as gateway_module
+from gateway.gateway import prompt_of
+from messages.errors import ConfigError
+from messages.jobs import Sampling
+from tests.support.gateway import Served, nothing_unknown, validated
+from tests.support.pipeline import MODEL, SHARED, Pipeline
+
+ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a queue?"}]
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none is needed", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def standing_client(standing: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{standing.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+        yield client
+
+
+def alone(pipeline: Pipeline, messages: Any = ASK, **sampling: Any) -> str:
+    """What the engine says to these messages without a gateway."""
+    prompt = prompt_of([(each["role"], each["content"]) for each in messages], shares=True)
+    job = pipeline.client.new_job("b", "i", MODEL, prompt, Sampling(**{"max_tokens": 16, "temperature": 0} | sampling))
+    return pipeline.undisturbed_text(job)
+
+
+def test_models_are_listed_and_shown(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "kvasir"
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.models.retrieve("gpt-4o")
+    assert refused.value.code == "model_not_found"
+
+
+def test_an_answer_is_the_engines_with_its_own_figures(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    _, decode = pipeline.start()
+
+    made = client.chat.completions.create(model=MODEL, messages=ASK, seed=7, max_completion_tokens=12)
+
+    nothing_unknown(made)
+    assert made.choices[0].message.content == alone(pipeline, seed=7, max_tokens=12)
+    assert made.choices[0].finish_reason in ("stop", "length")
+    assert made.service_tier == "default"
+    assert made.usage
+    (tokens,) = decode.engine.decoded
+    assert made.usage.prompt_tokens == len(tokens)
+    assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
+
+
+def test_all_that_is_served_at_once(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+
+    made = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+            {"role": "user", "content": "What is a queue?"},
+            {"role": "assistant", "content": "A line."},
+            {"role": "user", "content": "And a stack?"},
+        ],
+        n=3,
+        seed=1,
+        stop=["zebra", "quagga"],
+        temperature=0.7,
+        top_p=0.5,
+        max_tokens=10,
+        response_format={"type": "text"},
+        metadata={"course": "101"},
+        service_tier="flex",
+        user="ada",
+        logprobs=False,
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        tools=[],
+        extra_body={"logit_bias": {}, "audio": None, "store": False},
+    )
+
+    nothing_unknown(made)
+    assert [choice.index for choice in made.choices] == [0, 1, 2]
+    assert made.metadata == {"course": "101"}
+    assert made.service_tier == "flex"
+    (events,) = [event for event in pipeline.events if event.step.name == "SUBMITTED"]
+    assert events.facts["lane"] == "bulk"
+
+
+def test_what_many_have_in_common_is_cached_and_said_to_be(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    system = {"role": "system", "content": SHARED}
+
+    first, second = (
+        client.chat.completions.create(model=MODEL, messages=[system, {"role": "user", "content": text}])
+        for text in ("One question. " * 20, "Another question. " * 20)
+    )
+
+    cached = [made.usage.prompt_tokens_details.cached_tokens for made in (first, second) if made.usage]
+    # The second job computed what follows the last whole block of the system's message, and not a token more.
+    assert cached[0] == 0
+    assert 128 <= cached[1] < 230
+
+
+def test_the_next_turn_computes_the_last_answer_and_the_new_message(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    # Given a conversation whose class-wide part is short, and a worker that keeps nothing by itself
+    pipeline.start()
+    said: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A long question. " * 120}]
+    first = client.chat.completions.create(model=MODEL, messages=said)
+    answer = {"role": "assistant", "content": first.choices[0].message.content}
+    # When it goes on
+    second = client.chat.completions.create(
+        model=MODEL, messages=[*said, answer, {"role": "user", "content": "And why? " * 20}]
+    )
+    # Then its prompt's whole blocks are not computed again
+    assert first.usage
+    assert second.usage
+    asked = [made.usage.prompt_tokens_details.cached_tokens for made in (first, second)]
+    assert asked[0] == 0
+    assert first.usage.prompt_tokens - 16 <= asked[1] <= first.usage.prompt_tokens
+
+
+def test_a_schema_is_kept_and_parsed(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    class Grade(BaseModel):
+        letter: Literal["A", "B", "C"]
+        points: int
+
+    pipeline.start()
+    parsed = client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Grade, max_tokens=40)
+    free = client.chat.completions.create(model=MODEL, messages=ASK, response_format={"type": "json_object"})
+
+    assert isinstance(parsed.choices[0].message.parsed, Grade)
+    assert isinstance(json.loads(free.choices[0].message.content or ""), dict)
+
+
+def test_a_stream_has_the_same_text_and_the_usage_last(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=ASK, seed=7, n=2, stream=True, stream_options={"include_usage": True}
+        )
+    )
+
+    for chunk in chunks:
+        nothing_unknown(chunk)
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    texts = ["", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [alone(pipeline, seed=7), alone(pipeline, seed=8)]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage
+    assert not chunks[-1].choices
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_the_async_client_streams_too(served: Served, pipeline: Pipeline) -> None:
+    pipeline.start()
+
+    async def both() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+            whole = await client.chat.completions.create(model=MODEL, messages=ASK, seed=3)
+            async with client.chat.completions.stream(model=MODEL, messages=ASK, seed=3) as stream:
+                pieces = [event.delta async for event in stream if event.type == "content.delta"]
+                final = await stream.get_final_completion()
+            assert final.choices[0].message.content == "".join(pieces)
+            return whole.choices[0].message.content or "", "".join(pieces)
+
+    whole, streamed = asyncio.run(both())
+    assert whole == streamed == alone(pipeline, seed=3)
+
+
+def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipeline) -> None:
+    pipeline.start()
+    body = {"model": MODEL, "messages": ASK}
+    with httpx.Client(base_url=served.url, timeout=30) as http:
+        validated(Model, http.get(f"/v1/models/{MODEL}").json())
+        validated(ChatCompletion, http.post("/v1/chat/completions", json=body).json())
+        lines = http.post("/v1/chat/completions", json=body | {"stream": True}).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    for line in lines[:-2]:
+        validated(ChatCompletionChunk, json.loads(line.removeprefix("data: ")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"store": True}, "store"),
+        ({"prompt_cache_key": "k"}, "prompt_cache_key"),
+        ({"best_of": 3}, "best_of"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"n": True}, "n"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "ada"}]}, "messages[0].name"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    standing_client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        standing_client.chat.completions.create(**{"model": MODEL, "messages": ASK, "extra_body": fields})
+    assert refused.value.param == param
+    assert param.split(".")[0] in refused.value.message
+    assert refused.value.type == "invalid_request_error"
+
+
+def said(**message: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", **message}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "fault"),
+    [
+        (said(content=[{"type": "text", "text": 5}]), "messages[0].content[0].text", "should be a valid string"),
+        (said(content=[{"type": "text"}]), "messages[0].content[0].text", "required"),
+        (said(content=[{"type": "text", "text": "x", "y": 1}]), "messages[0].content[0].y", "is not a field"),
+        (said(content=5), "messages[0].content", "should be a valid string"),
+        (said(), "messages[0].content", "required"),
+        ({"stop": [None]}, "stop[0]", "should be a valid string"),
+        ({"stop": 5}, "stop", "should be a valid string"),
+        ({"body": 5}, "body", "is not a field"),
+    ],
+)
+def test_a_field_is_named_as_the_client_wrote_it(
+    standing_client: openai.OpenAI, fields: dict[str, Any], param: str, fault: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        standing_client.chat.completions.create(model=MODEL, messages=ASK, extra_body=fields)
+    assert refused.value.param == param
+    assert param in refused.value.message
+    assert fault in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}, {"max_tokens": 0}]
+)
+def test_values_out_of_bounds_are_refused(standing_client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        standing_client.chat.completions.create(**{"model": MODEL, "messages": ASK, "extra_body": fields})
+    assert refused.value.code == "invalid_value"
+
+
+def test_a_job_that_its_own_request_spoils_is_a_bad_request(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=100_000, stream=stream)
+        assert refused.value.code == "context_length_exceeded"
+
+
+def test_a_completion_is_the_answer_to_a_text_whole_and_in_pieces(
+    client: openai.OpenAI, served: Served, pipeline: Pipeline
+) -> None:
+    pipeline.start()
+    ask: Any = {"model": MODEL, "prompt": "What is a queue?", "seed": 7, "n": 2}
+
+    made = client.completions.create(**ask | {"prompt": ["What is a queue?"]}, extra_body={"best_of": 1, "echo": False})
+    chunks = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    raw = httpx.post(f"{served.url}/v1/completions", json=ask).json()
+
+    nothing_unknown(made)
+    validated(Completion, raw)
+    said = [{"role": "user", "content": ask["prompt"]}]
+    expected = [alone(pipeline, said, seed=seed) for seed in (7, 8)]
+    assert [choice.text for choice in made.choices] == [choice["text"] for choice in raw["choices"]] == expected
+    texts = ["", ""]
+    for chunk in chunks:
+        nothing_unknown(chunk)
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == expected
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert made.usage
+    assert chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == made.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"response_format": {"type": "text"}}, "response_format"),
+    ],
+)
+def test_what_a_completion_can_not_have_is_refused_by_name(
+    standing_client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        standing_client.completions.create(model=MODEL, prompt="x", extra_body=fields)
+    assert refused.value.param == param
+
+
+def test_without_a_worker_the_client_is_told_when_to_come_again(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError) as refused:
+        client.chat.completions.create(model=MODEL, messages=ASK)
+    assert refused.value.status_code == 503
+    assert refused.value.code == "no_worker"
+    assert int(refused.value.response.headers["Retry-After"]) > 0
+
+
+def test_a_queue_that_is_too_long_takes_no_more(
+    client: openai.OpenAI, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.start_decode()
+    monkeypatch.setattr(gateway_module, "MAX_WAITING", 2)
+    pipeline.submit(*(pipeline.job(f"job {number}", lane="bulk") for number in range(2)))
+
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.chat.completions.create(model=MODEL, messages=ASK, service_tier="flex")
+    assert refused.value.code == "queue_full"
+    assert int(refused.value.response.headers["Retry-After"]) > 0
+
+
+def test_a_broker_that_does_not_let_us_look_does_not_stop_us(
+    client: openai.OpenAI, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(queue: str) -> None:
+        raise ConfigError(f"ACCESS_REFUSED for {queue}")
+
+    pipeline.start()
+    monkeypatch.setattr(pipeline.broker, "depth", refused)
+    assert client.chat.completions.create(model=MODEL, messages=ASK).choices[0].message.content

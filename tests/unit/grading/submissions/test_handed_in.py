@@ -1,0 +1,134 @@
+"""Whose a submission is, and which of several counts: the latest, and nothing is dropped in silence."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from grading.submissions.lms_names import age, canvas_id, is_late, moodle_id, same_student, student_id
+from grading.submissions.reading import Submission, read_submissions
+from messages.errors import SubmissionError
+
+
+def put(folder: Path, *names: str, text: str = "x <- 1") -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if not name.endswith(".html") else f"<p>{text}</p>", "utf-8")
+    return folder
+
+
+def names(found: list[Submission]) -> list[str]:
+    return [submission.name for submission in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "canvas", "moodle", "late"),
+    [
+        ("doejane_LATE_12_34_hw_2_1.R", "12", "", True),
+        ("doejane_12_34_hw.R", "12", "", False),
+        ("doejane_12_text.html", "12", "", False),
+        ("Jane Doe_77_assignsubmission_file_", "", "77", False),
+        ("Jane_Ann Doe_77_assignsubmission_onlinetext", "", "77", False),
+        ("class/Jane Doe_77_assignsubmission_file_", "", "77", False),
+        ("hw.R", "", "", False),
+        ("doejane_12_34", "12", "", False),  # a folder, or a zip's
+        ("anon_LATE_Xy9_103_hw1.ipynb", "Xy9", "", True),
+        ("anon_Xy9_text.html", "Xy9", "", False),
+        ("alice_2024_hw.py", "", "", False),
+        ("alice_hw_3_2024_final.py", "", "", False),
+        ("alice_LATE_3_final.py", "", "", False),
+        ("alice_3_14.py", "", "", False),
+        ("homework_3_alice.py", "", "", False),
+        ("anon_notes_2.py", "", "", False),
+    ],
+)
+def test_names_say_whose_it_is(name: str, canvas: str, moodle: str, late: bool) -> None:
+    assert (canvas_id(name), moodle_id(name), is_late(name)) == (canvas, moodle, late)
+    assert student_id(name) == canvas + moodle
+
+
+def test_a_year_in_a_name_is_nobodys_id(tmp_path: Path) -> None:
+    put(tmp_path, "alice_2024_hw.py", "bob_2024_hw.py", text="print(2024)")
+
+    assert len(read_submissions(tmp_path)) == 2
+    with pytest.raises(SubmissionError, match="no submission named '2024'"):
+        read_submissions(tmp_path, only=["2024"])
+
+
+def test_the_latest_attachment_counts_and_names_what_it_replaces(tmp_path: Path) -> None:
+    put(tmp_path, "doe_12_901_a.R", "doe_LATE_12_1003_b.R", "doe_12_99_c.R", "roe_13_902_a.R")
+
+    doe, roe = read_submissions(tmp_path)
+
+    assert doe.name == "doe_LATE_12_1003_b.R"
+    assert doe.superseded == ("doe_12_99_c.R", "doe_12_901_a.R")
+    assert "handed in late" in doe.notes
+    assert any("2 earlier files" in note for note in doe.notes)
+    assert roe.superseded == ()
+
+
+def test_attachments_of_different_kinds_are_graded_together(tmp_path: Path) -> None:
+    put(tmp_path, "doe_12_901_a.R", "doe_12_text.html")
+
+    [doe] = read_submissions(tmp_path)
+
+    assert doe.name == "doe_12_901_a.R"
+    assert [part.kind for part in doe.parts] == ["code", "text"]
+    assert any("1 more file of the same student" in note for note in doe.notes)
+
+
+def test_moodles_folders_of_one_participant_are_one_submission(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "Jane Doe_77_assignsubmission_file_/hw.R",
+        "Jane Doe_77_assignsubmission_onlinetext_/onlinetext.html",
+        "John Roe_78_assignsubmission_file_/hw.R",
+    )
+
+    doe, roe = read_submissions(tmp_path)
+
+    assert [part.kind for part in doe.parts] == ["code", "text"]
+    assert doe.parts[1].text == "x <- 1"
+    assert moodle_id(roe.name) == "78"
+
+
+def test_a_browsers_second_download_replaces_the_first(tmp_path: Path) -> None:
+    put(tmp_path, "anna.R", "anna (1).R", "anna (2).R", "bea (1).R")
+
+    anna, bea = read_submissions(tmp_path)
+
+    assert (anna.name, anna.superseded) == ("anna (2).R", ("anna.R", "anna (1).R"))
+    assert (bea.name, bea.superseded) == ("bea (1).R", ())
+
+
+def test_different_students_never_replace_each_other(tmp_path: Path) -> None:
+    put(tmp_path, "homework_1_a.R", "homework_1_b.R", "doe_hw1.R", "doe_hw2.R")
+
+    assert len(read_submissions(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("wrapper", ["", "Homework 4/"])
+def test_a_moodle_zip_is_read_like_its_folder(tmp_path: Path, wrapper: str) -> None:
+    path = tmp_path / "class.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in (77, 78):
+            archive.writestr(f"{wrapper}Student {number}_{number}_assignsubmission_file_/hw.R", "x <- 1")
+
+    assert [moodle_id(name) for name in names(read_submissions(path))] == ["77", "78"]
+
+
+def test_one_student_can_be_asked_for_by_the_lms_id(tmp_path: Path) -> None:
+    put(tmp_path, "doe_12_901_a.R", "Jane Roe_77_assignsubmission_file_/hw.R")
+
+    assert names(read_submissions(tmp_path, only=["77"])) == ["Jane Roe_77_assignsubmission_file_"]
+    assert names(read_submissions(tmp_path, only=["12"])) == ["doe_12_901_a.R"]
+
+
+def test_ages_and_students_are_told_from_names_alone() -> None:
+    assert age("doe_12_99_a.R") < age("doe_12_901_a.R")
+    assert same_student("doe_12_99_a.R") == same_student("doe_LATE_12_901_b.R")
+    assert same_student("doe_12_99_a.R") != same_student("doe_13_99_a.R")
+    assert same_student("Zo\u00eb.R") == same_student("Zoe\u0308 (1).R")

@@ -1,0 +1,50 @@
+"""A batch is published longest expected first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grading.grade import GradeRequest, RoleModel, prepare
+from grading.order import expected_work
+from grading.prompts.prompt import Prompt
+from messages.jobs import Sampling
+
+PROMPT, SAMPLING = Prompt("rubric", "x <- 1"), Sampling(100)
+
+
+@pytest.mark.parametrize(
+    "longer",
+    [
+        (PROMPT, replace(SAMPLING, max_tokens=101)),
+        (PROMPT, replace(SAMPLING, answers=2)),
+        (replace(PROMPT, own="x <- 10"), SAMPLING),
+        (replace(PROMPT, own="é <- 1"), SAMPLING),
+        (replace(PROMPT, own=""), replace(SAMPLING, max_tokens=101)),
+    ],
+)
+def test_more_tokens_to_generate_and_then_a_longer_prompt_are_more_work(longer):
+    assert expected_work(*longer) > expected_work(PROMPT, SAMPLING)
+
+
+def test_a_class_is_published_longest_first_in_each_role_and_the_code_role_first(tmp_path: Path):
+    folder = tmp_path / "class"
+    folder.mkdir()
+    for name, lines in (("ada", 5), ("bob", 50), ("cyd", 20)):
+        (folder / f"{name}.R").write_text("x <- mean(orders$amount)\n" * lines)
+    rubric = tmp_path / "rubric.yaml"
+    rubric.write_text(
+        "title: T\ncriteria:\n  - {id: a, title: A, points: 2, guidance: g, model: code}\n"
+        "  - {id: b, title: B, points: 2, guidance: g, model: feedback}\n"
+    )
+    models = {"code": RoleModel("m", 8192), "feedback": RoleModel("n", 8192)}
+
+    tasks = prepare(GradeRequest(folder, rubric, models), "batch", bytes(16)).tasks
+
+    assert [task.role for task in tasks] == ["code"] * 3 + ["feedback"] * 3
+    for role in ("code", "feedback"):
+        sizes = [len(task.prompt.own) for task in tasks if task.role == role]
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(set(sizes)) == 3
