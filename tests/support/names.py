@@ -82,8 +82,42 @@ PAIRS: Mapping[frozenset[str], str] = {
     frozenset({"sent", "received"}): "two directions of one connection, in one scope",
     frozenset({"used", "free"}): "two parts of one capacity, in one scope",
 }
-# "module:Scope.name", each with its reason: what somebody else calls, or what is written somewhere under that name.
-QUALIFIED: Mapping[str, str] = {}
+# What is written somewhere or called from outside under its name: "Class.name" (class names are unique), or
+# "module:function.name", the module without its folder.
+EXCEPTIONS: Mapping[str, str] = {
+    "WorkerInfo.done": "written in a worker's registration",
+    "WorkerInfo.stolen": "written in a worker's registration",
+    "WorkerInfo.left": "written in a worker's registration",
+    "BatchEntry.asked": "written in batch.json",
+    "Record.stopped": "written in work.json",
+    "Record.only": "written in work.json",
+    "CriterionGrade.sampled": "written in grades.json",
+    "Doubt.why": "written in grades.json",
+    "StoredBatch.created": "written in the gateway's description of a batch",
+    "StoredBatch.completed": "written in the gateway's description of a batch",
+    "StoredBatch.failed": "written in the gateway's description of a batch",
+    "StoredFile.created": "written in the gateway's description of a file",
+    "Key.created": "written in the gateway's file of keys",
+    "SamplePart.drawn": "written by kvasir bound --json",
+    "SamplePart.found": "written by kvasir bound --json",
+    "Compared.compared": "written by kvasir bound --json",
+    "Compared.same": "written by kvasir bound --json",
+    "Release.released": "written by kvasir bound --json",
+    "Release.sampled": "written by kvasir bound --json",
+    "Target.predicted": "written by kvasir plan --json",
+    "Target.met": "written by kvasir plan --json",
+    "Target.why": "written by kvasir plan --json",
+    "Permission.read": "RabbitMQ's name for the right to consume, in its definitions",
+    "Chosen.only": "the option --only",
+    "api:grade.only": "a parameter of the public kvasir.grade",
+    "Outcome.worked": "an attribute of the public class",
+    "Regrade.tried": "an attribute of the public class",
+    "Regrade.needed": "a method of the public class",
+    "Regrade.failed": "a method of the public class",
+    "Regrade.decided": "a method of the public class",
+    "Client.unserved": "a method of the public class",
+    "Client.unprefilled": "a method of the public class",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +138,13 @@ class Definition:
         return name.lower() if name.isupper() or name[1:].islower() else name
 
     @property
-    def module(self) -> str:
-        """The module's dotted name."""
-        return self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-    @property
     def keys(self) -> Iterator[str]:
         """The names under which it may stand in the list of exceptions: an attribute stands there by its class."""
-        yield f"{self.module}:{f'{self.scope}.' if self.scope else ''}{self.name}"
-        if self.kind == "attribute":
-            yield f"{self.module}:{self.scope.rpartition('.')[0]}.{self.name}"
+        scope = self.scope.rpartition(".")[0] if self.kind == "attribute" else self.scope
+        qualname = f"{scope}.{self.name}" if scope else self.name
+        yield f"{Path(self.file.removesuffix('/__init__.py')).stem}:{qualname}"
+        if scope[:1].isupper() or scope[:1] == "_":
+            yield qualname
 
 
 @dataclass(slots=True)
@@ -144,7 +175,7 @@ class Module:
     definitions: list[Definition] = field(default_factory=list)
     classes: list[ClassOutline] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
-    options: set[Definition] = field(default_factory=set)
+    prescribed_names: set[Definition] = field(default_factory=set)  # commands, options, Python's own names, enum values
 
 
 class Reader(ast.NodeVisitor):
@@ -162,6 +193,8 @@ class Reader(ast.NodeVisitor):
         scope = ".".join(getattr(node, "name", "") for node in self._scopes)
         definition = Definition(self.module.file, line, column, kind, name, scope)
         self.module.definitions.append(definition)
+        if name.startswith("__") and name.endswith("__"):
+            self.module.prescribed_names.add(definition)
         return definition
 
     def _variable_kind(self) -> str:
@@ -239,24 +272,30 @@ class Reader(ast.NodeVisitor):
         if not self._scopes:
             self.module.functions.append(node.name)
         if _is_command(node):
-            self.module.options.add(definition)
+            self.module.prescribed_names.add(definition)
         for decorator in node.decorator_list:
             self.visit(decorator)
         self._scopes.append(node)
         count = len(self.module.definitions)
         self.visit(node.args)
         options = _option_names(node)
-        self.module.options.update(param for param in self.module.definitions[count:] if param.name in options)
+        self.module.prescribed_names.update(param for param in self.module.definitions[count:] if param.name in options)
         self._scopes.pop()
         self._visit_body(node)
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
     def _visit_body(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        count = len(self.module.definitions)
         self._scopes.append(node)
         for child in node.body:
             self.visit(child)
         self._scopes.pop()
+        if isinstance(node, ast.ClassDef) and any(_last_name(base).endswith("Enum") for base in node.bases):
+            members = [
+                definition for definition in self.module.definitions[count:] if definition.kind == "class-attribute"
+            ]
+            self.module.prescribed_names.update(members)
 
 
 def _last_name(node: ast.expr) -> str:
@@ -279,8 +318,8 @@ def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def _option_names(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """The parameters whose names are a command's options and arguments."""
-    declared = [words for name, words in _decorator_calls(node) if name in ("option", "argument")]
-    return {part.lstrip("-").replace("-", "_") for words in declared for word in words for part in word.split("/")}
+    declarations = [words for name, words in _decorator_calls(node) if name in ("option", "argument")]
+    return {part.lstrip("-").replace("-", "_") for words in declarations for word in words for part in word.split("/")}
 
 
 def is_vague(word: str) -> bool:
@@ -291,15 +330,15 @@ def is_vague(word: str) -> bool:
         return False
     if word.startswith("un") and word.removeprefix("un") in PARTICIPLES:
         return True
-    return len(word) > 3 and word.endswith("ed")
+    return len(word) > 3 and word.islower() and word.endswith("ed")
 
 
 class Exceptions:
     """The written exceptions, and those of them that are still needed."""
 
-    def __init__(self, qualified: Mapping[str, str] = QUALIFIED) -> None:
-        self._qualified = qualified
-        self.needed: set[str] = set()
+    def __init__(self, reasons: Mapping[str, str] = EXCEPTIONS) -> None:
+        self._reasons = reasons
+        self.used_keys: set[str] = set()
 
     def cover(self, module: Module) -> Iterator[Definition]:
         """Yields the definitions of a module that an exception takes out of both counts."""
@@ -307,13 +346,13 @@ class Exceptions:
         for definition in module.definitions:
             words_by_scope[definition.scope].add(definition.word)
         for definition in module.definitions:
-            if definition in module.options or self._is_covered(definition, words_by_scope[definition.scope]):
+            if definition in module.prescribed_names or self._is_covered(definition, words_by_scope[definition.scope]):
                 yield definition
 
     def _is_covered(self, definition: Definition, words: Collection[str]) -> bool:
         word = definition.word
-        keys = [key for key in definition.keys if key in self._qualified]
-        self.needed.update(keys)
+        keys = [key for key in definition.keys if key in self._reasons]
+        self.used_keys.update(keys)
         if keys or word in STANDARD_TERMS:
             return True
         if word in ACTIONS:
@@ -322,7 +361,7 @@ class Exceptions:
 
     def stale(self) -> list[str]:
         """Exceptions that cover nothing any more."""
-        return sorted(set(self._qualified) - self.needed)
+        return sorted(set(self._reasons) - self.used_keys)
 
 
 @dataclass(slots=True)
@@ -354,8 +393,8 @@ def count_names(room: str, modules: Iterable[Module], exceptions: Exceptions) ->
     """Counts a room's names, those that an exception covers aside."""
     count = RoomCount(room, 0, [])
     for module in modules:
-        covered = set(exceptions.cover(module))
-        names = [definition for definition in module.definitions if definition.word and definition not in covered]
+        left_out = set(exceptions.cover(module))
+        names = [definition for definition in module.definitions if definition.word and definition not in left_out]
         count.total += len(names)
         count.vague += [definition for definition in names if is_vague(definition.word)]
     return count
@@ -382,16 +421,13 @@ def repeated_functions(modules: Collection[Module]) -> dict[str, int]:
         candidates = [protocol for protocol in protocols if protocol is not outline]
         return [protocol for protocol in candidates if set(protocol.methods) <= set(outline.methods)]
 
-    def inherited_methods(outline: ClassOutline, visited: frozenset[str] = frozenset()) -> set[str]:
-        bases = [base for name in set(outline.bases) - visited for base in by_name[name] if base is not outline]
+    def inherited_methods(outline: ClassOutline, path: frozenset[str] = frozenset()) -> set[str]:
+        bases = [base for name in set(outline.bases) - path for base in by_name[name] if base is not outline]
         names = {name for base in bases for name in base.methods}
-        return names.union(*(inherited_methods(base, visited | {outline.name, base.name}) for base in bases))
+        return names.union(*(inherited_methods(base, path | {outline.name, base.name}) for base in bases))
 
     places = Counter(name for module in modules for name in module.functions)
     for outline in classes:
-        fulfilled = [
-            other for other in protocols if other is not outline and set(other.methods) <= set(outline.methods)
-        ]
         overrides = inherited_methods(outline).union(*(protocol.methods for protocol in protocols_of(outline)))
         places.update(name for name in outline.methods if name not in overrides)
     return {name: count for name, count in places.most_common() if count > MANY_PLACES and not name.startswith("__")}
