@@ -1,0 +1,1 @@
+average <- function(v) v[1]

@@ -1,0 +1,3 @@
+average <- function(values) {
+  sum(values) / length(values)
+}

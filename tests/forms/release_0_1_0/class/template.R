@@ -1,0 +1,3 @@
+# Your name:
+average <- function(values) {
+}
