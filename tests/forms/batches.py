@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from desk.assignments import Inputs, grading, read_inputs, save_inputs, save_rubric, save_submissions
+from grading.reviews import Override, append_override, current, read_overrides, undo_override, version_of
 from kvasir.cli import main
 from kvasir.compat import BusinessAnalyticsGraderV2, DisaggregatedClient, DisaggregatedInference
-from producers.desk.assignments import Inputs, grading, read_inputs, save_inputs, save_rubric, save_submissions
-from producers.grading.reviews import Override, append_override, current, read_overrides, undo_override, version_of
 from tests.support.waiting import wait_until
 
 RELEASE = Path(__file__).parent / "release_0_1_0"

@@ -13,8 +13,8 @@ from unittest import mock
 
 import httpx
 
-from producers.gateway.app import make_app
-from producers.gateway.keys import add_key
+from gateway.app import make_app
+from gateway.keys import add_key
 from tests.forms.batches import AT, HOME
 from tests.support.gateway import Served
 from tests.support.pipeline import MODEL, Pipeline

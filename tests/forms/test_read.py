@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from desk.assignments import grading, read_inputs
+from desk.rounds import changes, rounds
+from grading.reviews import read_overrides
 from monitoring import logs
-from producers.desk.assignments import grading, read_inputs
-from producers.desk.rounds import changes, rounds
-from producers.grading.reviews import read_overrides
 from tests.forms.batches import ADA, CLASS, HOME, MODEL, RELEASE, run, steady, workplace
 from tests.forms.gateway import BATCH, FILE, serving
 from tests.forms.gateway import steady as steady_ids

@@ -16,13 +16,13 @@ from unittest import mock
 
 from prometheus_client import CollectorRegistry
 
+from gateway.figures import GatewayMetrics
 from kvasir.worker.page import WorkerPage
 from messages.errors import EngineUnavailable, StoreUnavailable
 from messages.jobs import PrefillJob, Sampling
 from messages.lifecycle import Event, Step
 from monitoring import logs
 from monitoring.energy import GpuCollector, PowerMeter
-from producers.gateway.figures import GatewayMetrics
 from tests.support.pipeline import Pipeline, always_fails, fails
 from tests.support.waiting import wait_until
 from tests.unit.messages.golden.make import MESSAGES
