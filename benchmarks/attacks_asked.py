@@ -12,7 +12,7 @@ from pathlib import Path
 from examples.attacks.corpus import Text
 from grading.grade import GradeRequest, assign
 from grading.prompts.answers import AnswerError, parse_passage
-from grading.quotes import evidence_state, shown_texts
+from grading.quotes import evidence_state, submission_texts
 from grading.rubric.rubric import parse_rubric
 from grading.submissions.reading import Part, Submission
 from infra.config.settings import load_settings
@@ -80,4 +80,4 @@ def found(result: JobResult, submission: Submission) -> bool | None:
         passage = parse_passage(first.text, first.likelihoods)
     except (AnswerError, IndexError):
         return None
-    return passage is not None and evidence_state(passage.quote, shown_texts(submission)) == "found"
+    return passage is not None and evidence_state(passage.quote, submission_texts(submission)) == "found"

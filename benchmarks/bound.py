@@ -32,14 +32,14 @@ from benchmarks import harness
 from grading.error_bound import (
     CONFIDENCE,
     SIZES,
-    UNLIKE,
+    SIGNIFICANCE_LEVEL,
     Release,
     SamplingUnit,
-    chosen,
-    corrected,
+    best_release,
+    bonferroni_confidence,
     releases,
     uniform_sample,
-    unlike,
+    same_distribution_p,
 )
 
 CLASSES, QUICK_CLASSES = 1000, 60  # of each world and sample size
@@ -81,8 +81,8 @@ def one_class(
     units = [
         SamplingUnit(doubt, off if id in seen else None) for id, doubt, off in zip(ids, doubts, truth, strict=True)
     ]
-    found = releases(units, thresholds, corrected(CONFIDENCE, len(thresholds)))
-    choice = chosen(found, wish)
+    found = releases(units, thresholds, bonferroni_confidence(CONFIDENCE, len(thresholds)))
+    choice = best_release(found, wish)
     if choice is None:
         return False, 0.0
     unseen = [off for id, doubt, off in zip(ids, doubts, truth, strict=True) if _unseen(choice, id, doubt, seen)]
@@ -99,7 +99,7 @@ def warned(classes: int, draw: random.Random) -> float:
     for _ in range(classes):
         doubts = [draw.choices(range(4), MIDDLE.doubts, k=60), draw.choices(range(4), (0.3, 0.3, 0.2, 0.2), k=60)]
         points = [[draw.betavariate(6, 2) for _ in range(60)], [draw.betavariate(3, 3) for _ in range(60)]]
-        found += any(unlike(now, before) < UNLIKE / 2 for before, now in (doubts, points))
+        found += any(same_distribution_p(now, before) < SIGNIFICANCE_LEVEL / 2 for before, now in (doubts, points))
     return found / classes
 
 

@@ -84,7 +84,7 @@ Answer = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class CachedPrompt:
     """A prompt, and the KV cache of all its tokens but the last."""
 
     tokens: tuple[int, ...]
@@ -129,7 +129,7 @@ class Side(Protocol):
         """Unload."""
 
 
-def transferred(gguf: Path, seed: int) -> list[Prefilled]:
+def transferred(gguf: Path, seed: int) -> list[CachedPrompt]:
     """Prompts of 90 to 620 tokens, prefilled in an engine that is gone when this returns."""
     engine = open_engine("llamacpp", EngineOptions(str(gguf), context=CONTEXT, slots=1))
     chosen = random.Random(seed)
@@ -141,17 +141,17 @@ def transferred(gguf: Path, seed: int) -> list[Prefilled]:
         engine.close()
 
 
-def _prefilled(engine: Engine, tokens: tuple[int, ...]) -> Prefilled:
+def _prefilled(engine: Engine, tokens: tuple[int, ...]) -> CachedPrompt:
     blocks: list[Record] = []
     engine.prefill(tokens[:-1], blocks.append)
     assert engine.info.layout is not None
-    return Prefilled(tokens, KVCache(engine.info.layout, tuple(each for each in blocks if isinstance(each, Block))))
+    return CachedPrompt(tokens, KVCache(engine.info.layout, tuple(each for each in blocks if isinstance(each, Block))))
 
 
 class MLX:
     """The mlx engine, and BatchGenerator over a second copy of the weights, in a thread of its own as the engine."""
 
-    def __init__(self, model: Model, batch: list[Prefilled]) -> None:
+    def __init__(self, model: Model, batch: list[CachedPrompt]) -> None:
         self._batch, self._num_tokens, self._folder = batch, model.answer_tokens["mlx"], str(model.folder)
         self._thread = ThreadPoolExecutor(1)  # MLX arrays belong to the thread that made them
         self._thread.submit(self._load).result()
@@ -218,7 +218,7 @@ class MLX:
 class LlamaCpp:
     """The llamacpp engine, and its server over HTTP."""
 
-    def __init__(self, model: Model, batch: list[Prefilled]) -> None:
+    def __init__(self, model: Model, batch: list[CachedPrompt]) -> None:
         self._batch, self._num_tokens = batch, model.answer_tokens["llamacpp"]
         self._backing = start(EngineOptions(str(model.gguf), context=CONTEXT, slots=len(batch)))
         try:
@@ -297,11 +297,11 @@ def _post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any
         raise RuntimeError(f"{path} was answered {response.status}: {answer[:200]!r}")
 
 
-def through_engine(engine: Engine, batch: list[Prefilled], num_tokens: int) -> Timed:
+def through_engine(engine: Engine, batch: list[CachedPrompt], num_tokens: int) -> Timed:
     """Decode the batch from as many threads as it has sequences."""
     sampling = Sampling(max_tokens=num_tokens, temperature=0)
 
-    def decode(each: Prefilled) -> Answer:
+    def decode(each: CachedPrompt) -> Answer:
         answer = engine.decode(each.tokens, each.cache, sampling)
         if answer.evaluated_tokens != 1:
             raise RuntimeError(f"the engine evaluated {answer.evaluated_tokens} prompt tokens: nothing was transferred")
@@ -328,7 +328,7 @@ def together(calls: Sequence[Callable[[], Answer]]) -> Timed:
 class VLLM:
     """The vllm engine, and vLLM's offline class in another process."""
 
-    def __init__(self, model: Model, batch: list[Prefilled]) -> None:
+    def __init__(self, model: Model, batch: list[CachedPrompt]) -> None:
         self._batch, self._num_tokens = batch, model.answer_tokens["vllm"]
         weights = f"{model.folder}?dtype=float32"
         self._ends = sorted(HFPrompt(model.folder).end_ids)
@@ -357,7 +357,7 @@ class VLLM:
 SIDES: dict[str, type[MLX] | type[LlamaCpp] | type[VLLM]] = {"mlx": MLX, "llamacpp": LlamaCpp, "vllm": VLLM}
 
 
-def measure(name: str, model: Model, batch: list[Prefilled], num_rounds: int) -> list[tuple[Timed, Timed]]:
+def measure(name: str, model: Model, batch: list[CachedPrompt], num_rounds: int) -> list[tuple[Timed, Timed]]:
     """(engine, bare) of each round; which one goes first changes from round to round."""
     side = SIDES[name](model, batch)
     rounds = []

@@ -122,7 +122,7 @@ def start(assignment: Path, config: Path) -> None:
             return command("--config", str(config), *arguments)
 
     inputs = assignments.read_inputs(assignment)
-    assignments.grading(assignment).start(assignments.grade_command(Commands(), inputs, assignment))  # type: ignore[arg-type]
+    assignments.grading_work(assignment).start(assignments.grade_command(Commands(), inputs, assignment))  # type: ignore[arg-type]
 
 
 def click_through(

@@ -62,7 +62,7 @@ def _prompt(job: PlannedJob, model: str, engine: SimulatedEngine, shared: str, s
     tokens = engine.tokenize(user_prompt(shared, own), 0.0)
     answer = engine.decode(tokens.ids, None, SAMPLING).completion_tokens
     assert engine.info.layout is not None
-    kept = shared_boundary(engine.info.layout, tokens.shared)
+    kept = shared_boundary(engine.info.layout, tokens.shared_tokens)
     # Prefill covers all tokens but the last, which is the decoder's.
     truth = replace(
         job,

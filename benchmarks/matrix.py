@@ -111,11 +111,11 @@ class MatrixRun:
     def _present(self) -> list[str]:
         """Engines whose packages are there; all pairs of the others are refused."""
         engines = [engine for engine in (*ENGINES, VLLM) if self._taken(engine)]
-        present = [engine for engine in engines if not BY_NAME[engine].missing]
+        present = [engine for engine in engines if not BY_NAME[engine].install_command]
         for prefill, decode in product(engines, engines):
             absent = [engine for engine in (prefill, decode) if engine not in present]
             if absent:
-                reason = f"{absent[0]} is not installed: {BY_NAME[absent[0]].missing}"
+                reason = f"{absent[0]} is not installed: {BY_NAME[absent[0]].install_command}"
                 self._refuse(self._taken(prefill, decode), [prefill], [decode], reason)
         return present
 

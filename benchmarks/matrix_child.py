@@ -159,7 +159,7 @@ def decode(task: ChildTask, store: RedisKVStore) -> Row:
                     found["choices"] = receiver.choices()
                 for source in task.sources(model):
                     handed = task.handed[source.engine][model]
-                    why = sketches.agreement(handed["sketch"]).why
+                    why = sketches.agreement(handed["sketch"]).problem
                     named = _named(task, source) | {"sketch_agrees": not why}
                     if (
                         reason := _different((source.engine, handed["said"]), (task.engine, kv_text(engine.info)))

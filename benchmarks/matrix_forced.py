@@ -88,7 +88,7 @@ def _vllm(engine: Engine) -> Forced:
 def _llamacpp(engine: Any) -> Forced:
     def run(tokens: Sequence[int], cache: KVCache | None, said: Sequence[int]) -> list[Likeliest]:
         state = engine._slot_file(tokens[:-1], cache, engine._require_kv_transfer()) if cache else None
-        with engine._decode_slots.taken(None) as slot:
+        with engine._decode_slots.acquire(None) as slot:
             engine._prepare(slot, state, None)
             return [_next(engine, slot, [*tokens, *said[:count]]) for count in range(len(said) + 1)]
 

@@ -40,7 +40,7 @@ import redis
 from benchmarks import harness, matrix_models
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from engines.registry import Engine, EngineOptions, open_engine
 from examples.model.corpus import ADJECTIVES, NOUNS, VERBS
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
@@ -70,7 +70,7 @@ SAMPLING = Sampling(max_tokens=4, temperature=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PrefillCost:
     """What a batch took. `tokens`: computed by prefill workers; `evaluated`: by decoders, for all answers."""
 
     tokens: int
@@ -127,7 +127,7 @@ class PrefixFleet:
             for number, (shared, own) in enumerate(texts)
         ]
 
-    def run(self, jobs: Sequence[PrefillJob]) -> Cost:
+    def run(self, jobs: Sequence[PrefillJob]) -> PrefillCost:
         """Submit a batch, wait for its last result, and take its keys out of the store."""
         replies = Replies(self._client.broker, jobs[0].batch_id)
         started = time.monotonic()
@@ -142,7 +142,7 @@ class PrefixFleet:
         seconds = time.monotonic() - started
         replies.close(delete=True)
         self._forget(jobs)
-        return Cost(
+        return PrefillCost(
             sum(result.prefill.computed_tokens for result in results),
             sum(result.prefill.put_bytes for result in results),
             seconds,
@@ -154,7 +154,7 @@ class PrefixFleet:
         assert info.layout is not None
         for job in jobs:
             prompt = self.engine.tokenize(job.prompt, job.submitted_at)
-            shared = shared_boundary(info.layout, prompt.shared)
+            shared = shared_boundary(info.layout, prompt.shared_tokens)
             refs = block_refs(info.fingerprint, info.layout, prompt.ids, shared, shared, job.job_id)
             self._kv.delete([*refs, *(one for last in refs[-1:] for one in snapshot_refs(info.layout, last))])
             self._redis.delete(f"result:{{{job.job_id}:{job.run}}}")
@@ -167,9 +167,9 @@ class PrefixFleet:
         services = (self._broker(), self._kv, self._cluster_state, lambda _moment: None)
         worker: PrefillWorker | DecodeWorker
         if role == "prefill":
-            worker = PrefillWorker(MODEL, Loaded(engine), *services)
+            worker = PrefillWorker(MODEL, LoadedEngine(engine), *services)
         else:
-            worker = DecodeWorker(ModelCache(CachedModel(MODEL, 0, Loaded(engine))), *services, kv_check_every=0)
+            worker = DecodeWorker(ModelCache(CachedModel(MODEL, 0, LoadedEngine(engine))), *services, kv_check_every=0)
         thread = threading.Thread(target=worker.run, name=role, daemon=True)
         thread.start()
         self._stack.callback(thread.join)
@@ -237,7 +237,7 @@ def text(engine: Engine, tokens: int, source: random.Random, beginning: str) -> 
 def _ideal(engine: Engine, texts: Sequence[tuple[str, str]]) -> int:
     """shared + Σ unique, in tokens."""
     prompts = [engine.tokenize(user_prompt(shared, own), 0.0) for shared, own in texts]
-    return prompts[0].shared + sum(len(prompt.ids) - prompt.shared for prompt in prompts)
+    return prompts[0].shared_tokens + sum(len(prompt.ids) - prompt.shared_tokens for prompt in prompts)
 
 
 def _checked(result: JobResult) -> JobResult:

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 
 from benchmarks import harness
-from benchmarks.prefix import DEMO_MODEL, Cost, PrefixFleet, fleet, text
+from benchmarks.prefix import DEMO_MODEL, PrefillCost, PrefixFleet, fleet, text
 from engines.registry import Engine
 from messages.jobs import Part, PrefillJob, Question, Sampling, job_id, user_prompt
 
@@ -144,7 +144,7 @@ def _joined(prompt: Sequence[Part]) -> tuple[Part, ...]:
     return user_prompt(shared, "".join(own))
 
 
-def _row(setup: Setup, one: Cost, forked: Cost, separate: Cost) -> QuestionsRow:
+def _row(setup: Setup, one: PrefillCost, forked: PrefillCost, separate: PrefillCost) -> QuestionsRow:
     return QuestionsRow(
         setup.engine,
         setup.students,

@@ -38,7 +38,7 @@ from engines.catalogue import BY_NAME
 from engines.huggingface.weights import layout_of, open_folder
 from engines.registry import EngineOptions, open_engine
 from engines.sketch import TOKENS, Sketch, SketchAgreement, compare, prompt
-from engines.sketching import computed
+from engines.sketching import compute_numbers
 from messages.kv import KVLayout
 
 STEPS, LEARNING_RATE, BATCH, LENGTH = 100, 2e-5, 2, 32
@@ -67,7 +67,7 @@ def sketch(engine: str, folder: Path, model: str, weights: Path | str = "", layo
         shape = layout or info.layout
         assert shape is not None
         tokens = min(TOKENS, context) - 1
-        numbers = computed(opened, shape, prompt(info.vocabulary, tokens))
+        numbers = compute_numbers(opened, shape, prompt(info.vocabulary, tokens))
         return Sketch(engine, info.rounding, info.fingerprint, info.tokenizer, tokens, shape, (), numbers)
 
 
@@ -84,8 +84,8 @@ def pairs(models: Sequence[str], seeds: int) -> list[Row]:
             with tempfile.TemporaryDirectory() as folder:
                 matrix_models.write(Path(folder), model, seed)
                 made = compare(*(sketch(engine, Path(folder), model) for engine in ("llamacpp", "mlx")))
-            row = {"model": model, "seed": seed, "sketch_agrees": not made.why}
-            found.append(row | {"beyond": round(beyond(made), 2), "why": made.why})
+            row = {"model": model, "seed": seed, "sketch_agrees": not made.problem}
+            found.append(row | {"beyond": round(beyond(made), 2), "why": made.problem})
     return found
 
 
@@ -102,8 +102,8 @@ def mutations(folder: Path, models: Sequence[str], seed: int, engine: str) -> li
             for rounding in ("f16", "bf16", "q8", "q4"):
                 made = compare(replace(own, rounding=rounding), theirs)
                 row = {"engine": engine, "model": model, "mutation": name, "rounding": rounding}
-                row |= {"sketch_agrees": not made.why}
-                found.append(row | {"beyond": round(beyond(made), 2), "why": made.why})
+                row |= {"sketch_agrees": not made.problem}
+                found.append(row | {"beyond": round(beyond(made), 2), "why": made.problem})
     return found
 
 
@@ -220,7 +220,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for model in models:
             matrix_models.write(Path(folder), model, arguments.seed)
-        engines = [engine for engine in ("mlx", "transformers") if not BY_NAME[engine].missing]
+        engines = [engine for engine in ("mlx", "transformers") if not BY_NAME[engine].install_command]
         changed = [row for engine in engines for row in mutations(Path(folder), models, arguments.seed, engine)]
     for model in models:
         worst = max(row["beyond"] for row in true if row["model"] == model)

@@ -22,9 +22,9 @@ from typing import Any, cast
 from decode_worker.answers import Answers, Given
 from decode_worker.likelihoods import value_likelihoods
 from decode_worker.stealing.models import LoadedModel
-from engines.base import Answer, DecodeEngine, DecodesText, Loaded
+from engines.base import Answer, DecodeEngine, DecodesText, LoadedEngine
 from engines.logprobs import logprob_gap
-from engines.questions import tokenized
+from engines.questions import tokenize_job
 from engines.sketch import SketchAgreement
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
@@ -185,8 +185,8 @@ class Generator:
         if stored is None or loaded.why_no_kv:
             return None, loaded.why_no_kv or job.why_no_kv
         found, producer = agreement(stored, loaded), self.checks.producer(job)
-        attempt.rounded = found.rounded
-        if why := found.why or producer.why_ended:
+        attempt.rounded = found.formats_differ
+        if why := found.problem or producer.why_ended:
             return None, why
         try:
             fetched = (attempt.ahead and attempt.ahead.result()) or fetch(self._kv, job, stored)
@@ -207,7 +207,7 @@ class Generator:
         Without a cache the prompts are done here, and `why_none` goes into the result. A job that no prefill worker
         tokenized is tokenized here.
         """
-        job = attempt.job.job if attempt.job.job.tokens else tokenized(attempt.loaded.engine, attempt.job.job)
+        job = attempt.job.job if attempt.job.job.tokens else tokenize_job(attempt.loaded.engine, attempt.job.job)
         asks, cache = job.asks(), fetched.cache if fetched else None
         attempt.before_s = job.waited_s(self._cluster_state.now())
         if asks[1:] or job.questions:
@@ -242,7 +242,7 @@ class Generator:
             return Given(answer, value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop))
 
         answers = Answers(job, len(asks), give, self._slots, self._cluster_state)
-        with engine.imported(asks[0].tokens, cache) if cache else nullcontext():
+        with engine.pin_cache(asks[0].tokens, cache) if cache else nullcontext():
             return answers.all()
 
     def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
@@ -352,7 +352,7 @@ def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
     )
 
 
-def agreement(stored: StoredKV, loaded: Loaded[DecodeEngine]) -> SketchAgreement:
+def agreement(stored: StoredKV, loaded: LoadedEngine[DecodeEngine]) -> SketchAgreement:
     """Whether an engine takes this KV cache: its producer computes what it would compute itself, as was measured."""
     info = loaded.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
@@ -381,13 +381,13 @@ def check_finite(record: Record, layout: KVLayout) -> None:
         raise KVTransferFailed("the stored KV cache holds inf or nan")
 
 
-def fetch_ahead(kv: KVStore, delivery: Delivery, loaded: Loaded[DecodeEngine]) -> Fetched | None:
+def fetch_ahead(kv: KVStore, delivery: Delivery, loaded: LoadedEngine[DecodeEngine]) -> Fetched | None:
     """The KV cache of a delivery that has no slot yet; None if the job has none that this engine takes.
 
     Raises as `fetch`, and InvalidMessage.
     """
     job = codec.decode(delivery.message.body, DecodeJob)
-    if job.kv is None or agreement(job.kv, loaded).why:
+    if job.kv is None or agreement(job.kv, loaded).problem:
         return None
     return fetch(kv, job, job.kv)
 

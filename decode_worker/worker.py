@@ -19,7 +19,7 @@ from decode_worker.flow import DecodeFlow
 from decode_worker.generate import DecodeAttempt, Fetched, Generator, RunningJobs, stored_refs
 from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
-from engines.base import why_away
+from engines.base import outage_of
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
 from infra.broker.consume import GROUP_PATIENCE_S, HELD_IF_INSTANT, ConsumerLoop, Slots
@@ -86,7 +86,7 @@ class DecodeWorker:
         self._running = RunningJobs()
         self._flow: DecodeFlow | None = None
         model = model_cache.home.model
-        self._why_away = partial(why_away, model_cache.home.loaded.engine)
+        self._why_away = partial(outage_of, model_cache.home.loaded.engine)
         self._loop = ConsumerLoop(
             broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._why_away
         )
@@ -294,7 +294,7 @@ class DecodeWorker:
         measured = [throughput.of(model) for model in resident]
         engine = engine_registration(self.worker_id, "decode", home.model, self._started_at, home.loaded)
         endings = self._generator.checks.endings()
-        refused = [(name, why) for name, why in (home.loaded.sketches.refused | endings).items() if name]
+        refused = [(name, why) for name, why in (home.loaded.sketches.refusals | endings).items() if name]
         refused = refused[-MAX_REFUSALS:]
         return replace(
             engine,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from desk.decisions import Decided
+from desk.decisions import Overrides
 from grading.points import Grade
 from grading.report.grades import show_points
 from grading.rubric.rubric import Criterion, Points, exact
@@ -17,51 +17,51 @@ class Agreement:
     """One criterion over all reviewed submissions that the model gave points to."""
 
     title: str
-    reviewed: int
-    same: int
-    near: int  # the same, or at most one step apart
+    reviewed_count: int
+    same_count: int
+    near_count: int  # the same, or at most one step apart
     mean_difference: float  # person minus model, points
     largest: float  # difference, without its sign
 
     @property
     def share(self) -> float:
         """Of the reviewed ones, those where both gave the same; 0 to 1."""
-        return self.same / self.reviewed if self.reviewed else 0.0
+        return self.same_count / self.reviewed_count if self.reviewed_count else 0.0
 
 
 def agreement(
-    criteria: Iterable[Criterion], grades: Iterable[Grade], decisions: Mapping[str, Decided]
+    criteria: Iterable[Criterion], grades: Iterable[Grade], decisions: Mapping[str, Overrides]
 ) -> list[Agreement]:
     """A row for each criterion, in the rubric's order, also where nothing was reviewed yet.
 
     A submission that was looked at and left as it is agrees in every criterion.
     """
-    reviewed = [(grade, decisions[grade.item_id]) for grade in grades if grade.item_id in decisions]
-    return [_criterion(criterion, reviewed) for criterion in criteria]
+    reviewed_pairs = [(grade, decisions[grade.item_id]) for grade in grades if grade.item_id in decisions]
+    return [_criterion(criterion, reviewed_pairs) for criterion in criteria]
 
 
-def _criterion(criterion: Criterion, reviewed: list[tuple[Grade, Decided]]) -> Agreement:
-    apart = [
+def _criterion(criterion: Criterion, reviewed_pairs: list[tuple[Grade, Overrides]]) -> Agreement:
+    point_differences = [
         exact(human) - exact(ai)
-        for grade, decided in reviewed
-        for ai, human in [_pair(criterion.id, grade, decided)]
+        for grade, overrides in reviewed_pairs
+        for ai, human in [_pair(criterion.id, grade, overrides)]
         if ai is not None and human is not None
     ]
     return Agreement(
         criterion.title,
-        reviewed=len(apart),
-        same=sum(not difference for difference in apart),
-        near=sum(abs(difference) <= exact(criterion.step) for difference in apart),
-        mean_difference=fmean(map(float, apart)) if apart else 0.0,
-        largest=float(max(map(abs, apart), default=0)),
+        reviewed_count=len(point_differences),
+        same_count=sum(not difference for difference in point_differences),
+        near_count=sum(abs(difference) <= exact(criterion.step) for difference in point_differences),
+        mean_difference=fmean(map(float, point_differences)) if point_differences else 0.0,
+        largest=float(max(map(abs, point_differences), default=0)),
     )
 
 
-def _pair(criterion: str, grade: Grade, decided: Decided) -> tuple[Points | None, Points | None]:
+def _pair(criterion: str, grade: Grade, overrides: Overrides) -> tuple[Points | None, Points | None]:
     """What the model and the person gave; the person's is the model's where nothing else was decided."""
     ai = next((item.points for item in grade.criteria if item.id == criterion), None)
-    own = decided.get(criterion)
-    return ai, own.points if own and own.points is not None else ai
+    override = overrides.get(criterion)
+    return ai, override.points if override and override.points is not None else ai
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,15 @@ class Difference:
 def difference_row(difference: Difference) -> dict[str, str]:
     """A row of a table, by column."""
     change = difference.change
-    changed = [f"{id}: {show_points(old) or '–'} → {show_points(new) or '–'}" for id, old, new in difference.criteria]
+    criterion_changes = [
+        f"{id}: {show_points(old) or '–'} → {show_points(new) or '–'}" for id, old, new in difference.criteria
+    ]
     return {
         "submission": difference.submission,
         "before": show_points(difference.before) or "–",
         "after": show_points(difference.after) or "–",
         "change": "" if change is None else f"{change:+g}",
-        "criteria": ", ".join(changed),
+        "criteria": ", ".join(criterion_changes),
     }
 
 
@@ -108,5 +110,5 @@ def _difference(before: Grade | None, after: Grade) -> Difference:
     old = {item.id: item.points for item in before.criteria} if before else {}
     new = {item.id: item.points for item in after.criteria}
     ids = [*old, *(id for id in new if id not in old)]
-    changed = tuple((id, old.get(id), new.get(id)) for id in ids if old.get(id) != new.get(id))
-    return Difference(after.submission, before.points if before else None, after.points, changed)
+    criterion_changes = tuple((id, old.get(id), new.get(id)) for id in ids if old.get(id) != new.get(id))
+    return Difference(after.submission, before.points if before else None, after.points, criterion_changes)

@@ -55,14 +55,14 @@ class Inputs:
 # --- which there are
 
 
-def find_folders(home: Path, more: Iterable[Path] = ()) -> list[Path]:
-    """Folders of all assignments: those below `home`, by name, then `more`."""
+def find_folders(home: Path, extra_folders: Iterable[Path] = ()) -> list[Path]:
+    """Folders of all assignments: those below `home`, by name, then `extra_folders`."""
     below = sorted(home.iterdir()) if home.is_dir() else []
-    found = [*below, *more]
-    return list(dict.fromkeys(path for path in found if (path / FILE).is_file() or batches.exists(path)))
+    candidates = [*below, *extra_folders]
+    return list(dict.fromkeys(path for path in candidates if (path / FILE).is_file() or batches.exists(path)))
 
 
-def create(home: Path, title: str) -> Path:
+def create_folder(home: Path, title: str) -> Path:
     """A new folder below `home`, named after the title. Raises InputError if that can't be."""
     if not title.strip():
         raise InputError("give the assignment a name")
@@ -87,12 +87,12 @@ def read_inputs(folder: Path) -> Inputs:
     if not path.is_file():
         return _from_manifest(folder)
     try:
-        return _checked(shaped(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
+        return _check_inputs(shaped(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
     except (OSError, ValueError) as error:
         raise BatchError(f"{path} can't be read ({error}); restore it, or remove the folder") from None
 
 
-def _checked(inputs: Inputs, path: Path) -> Inputs:
+def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
     """As they were. Raises BatchError where something there is no text, or would be read as an option."""
     texts = {name: value for name, value in asdict(inputs).items() if name not in ("created_at", "samples")}
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
@@ -104,8 +104,8 @@ def _checked(inputs: Inputs, path: Path) -> Inputs:
 
 def save_inputs(folder: Path, inputs: Inputs) -> None:
     """Keep them, on disk on return. Raises BatchError."""
-    dated = replace(inputs, created_at=inputs.created_at or time.time())
-    write_atomically(folder / FILE, json.dumps(asdict(dated), indent=1, ensure_ascii=False))
+    dated_inputs = replace(inputs, created_at=inputs.created_at or time.time())
+    write_atomically(folder / FILE, json.dumps(asdict(dated_inputs), indent=1, ensure_ascii=False))
 
 
 def use_rubric(folder: Path, rubric: Path) -> None:
@@ -116,20 +116,20 @@ def use_rubric(folder: Path, rubric: Path) -> None:
 
 
 def _from_manifest(folder: Path) -> Inputs:
-    kept = batches.manifest_of(folder)["request"]
-    models = kept.get("models", {})
-    made = Inputs(
-        _title(kept.get("rubric", "")) or folder.resolve().name,
-        kept.get("folder", ""),
-        kept.get("rubric", ""),
-        kept.get("solution", ""),
-        kept.get("template", ""),
+    request = batches.manifest_of(folder)["request"]
+    models = request.get("models", {})
+    inputs = Inputs(
+        _title(request.get("rubric", "")) or folder.resolve().name,
+        request.get("folder", ""),
+        request.get("rubric", ""),
+        request.get("solution", ""),
+        request.get("template", ""),
         models.get("code", ""),
         models.get("feedback", ""),
-        ask=kept.get("ask", ""),
-        samples=kept.get("samples", 1),
+        ask=request.get("ask", ""),
+        samples=request.get("samples", 1),
     )
-    return _checked(made, folder / "batch.json")
+    return _check_inputs(inputs, folder / "batch.json")
 
 
 def _title(rubric: str) -> str:
@@ -149,8 +149,8 @@ def uploaded_documents(folder: Path) -> list[Path]:
     except BatchError:
         return []
     places = [(kind, Path(getattr(inputs, kind))) for kind in ("solution", "template")]
-    kept = [folder / kind / path.name for kind, path in places if path.name and path.parent.name == kind]
-    return [path for path in kept if path.is_file() and not path.parent.is_symlink()]
+    document_paths = [folder / kind / path.name for kind, path in places if path.name and path.parent.name == kind]
+    return [path for path in document_paths if path.is_file() and not path.parent.is_symlink()]
 
 
 def save_file(folder: Path, name: str, data: bytes) -> Path:
@@ -175,14 +175,18 @@ def check_uploads(names: Sequence[str]) -> None:
     """Raises InputError where there is none, or two would be one file, if only on a disk that knows no case."""
     if not names:
         raise InputError("upload the submissions, or name a folder on this machine")
-    kept: dict[str, str] = {}
+    names_by_key: dict[str, str] = {}
     for name in names:
         key = unicodedata.normalize("NFC", _plain(name)).casefold()
-        other = kept.get(key)
-        kept[key] = name
-        if other is not None:
-            called = f"called {name!r:.80}" if name == other else f"{other!r:.80} and {name!r:.80}, one name on disk"
-            raise InputError(f"two uploaded files are {called}: rename one, or upload a zip with a folder a student")
+        earlier_name = names_by_key.get(key)
+        names_by_key[key] = name
+        if earlier_name is not None:
+            clash = (
+                f"called {name!r:.80}"
+                if name == earlier_name
+                else f"{earlier_name!r:.80} and {name!r:.80}, one name on disk"
+            )
+            raise InputError(f"two uploaded files are {clash}: rename one, or upload a zip with a folder a student")
 
 
 def check_zip(name: str, data: IO[bytes]) -> None:
@@ -196,11 +200,11 @@ def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
     names = [name for name, _ in files]
     check_uploads(names)
     place = folder / "handed-in" / hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
-    saved = [save_file(place, name, data) for name, data in files]
-    return saved[0] if len(saved) == 1 else place
+    saved_paths = [save_file(place, name, data) for name, data in files]
+    return saved_paths[0] if len(saved_paths) == 1 else place
 
 
-def existing(text: str) -> Path:
+def find_submissions(text: str) -> Path:
     """The submissions' path as it was typed. Raises InputError if nothing is there."""
     if not text.strip():
         raise InputError(
@@ -208,10 +212,10 @@ def existing(text: str) -> Path:
         )
     path = Path(text.strip()).expanduser()
     try:
-        there = path.exists()
+        exists = path.exists()
     except (OSError, ValueError):
-        there = False
-    if not there:
+        exists = False
+    if not exists:
         raise InputError(f"submissions: nothing is at {text.strip()}; type a path on this machine")
     return path.resolve()
 
@@ -249,8 +253,8 @@ def check_document(name: str, data: bytes) -> None:
 
 def rubric_versions(folder: Path) -> list[Path]:
     """Versions kept, newest first."""
-    kept = (folder / "rubrics").glob("[!.]*")  # one that is being written has a hidden name
-    return sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
+    paths = (folder / "rubrics").glob("[!.]*")  # one that is being written has a hidden name
+    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def version_name(folder: Path, rubric: Path) -> str:
@@ -258,19 +262,19 @@ def version_name(folder: Path, rubric: Path) -> str:
     oldest_first = rubric_versions(folder)[::-1]
     if rubric not in oldest_first:
         return rubric.name
-    saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(rubric.stat().st_mtime))
-    return f"version {oldest_first.index(rubric) + 1}, {saved}"
+    saved_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(rubric.stat().st_mtime))
+    return f"version {oldest_first.index(rubric) + 1}, {saved_at}"
 
 
 # --- the commands
 
 
-def dry_run(folder: Path) -> Work:
+def dry_run_work(folder: Path) -> Work:
     """The dry run of an assignment."""
     return Work(folder / "runs" / "dry-run")
 
 
-def grading(folder: Path) -> Work:
+def grading_work(folder: Path) -> Work:
     """The grading of an assignment, or of one of its rounds."""
     return Work(folder / "runs" / "grade")
 
@@ -280,12 +284,12 @@ def dry_run_command(backend: Backend, inputs: Inputs) -> list[str]:
     return backend.command("grade", *_words(inputs), "--dry-run", "--json")
 
 
-def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, only: Sequence[str] = ()) -> list[str]:
+def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, names: Sequence[str] = ()) -> list[str]:
     """Grade into `out`; goes on where an earlier run stopped."""
-    chosen = ["--limit", str(limit)] if limit else []
-    chosen += ["--only", as_names(only)] if only else []
-    logged = ("--log-level", "info", "--log-style", "json")
-    return backend.command(*logged, "grade", *_words(inputs), "--out", str(out), "--quiet", "--json", *chosen)
+    selection = ["--limit", str(limit)] if limit else []
+    selection += ["--only", as_names(names)] if names else []
+    log_options = ("--log-level", "info", "--log-style", "json")
+    return backend.command(*log_options, "grade", *_words(inputs), "--out", str(out), "--quiet", "--json", *selection)
 
 
 def _words(inputs: Inputs) -> list[str]:
@@ -306,22 +310,22 @@ def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
 
     Returns their folders, each with why it is not taken up; "": it is. The command is made of the assignment's inputs.
     """
-    found = []
+    outcomes = []
     for folder in find_folders(backend.home):
         for place in (folder, *sorted((folder / "rounds").glob("*/"))):
-            work = grading(place)
-            if work.interrupted:
+            work = grading_work(place)
+            if work.is_interrupted:
                 try:
-                    why = _why_not_trusted(work.folder, backend.home)
-                    if not why:
-                        work.start(*_again(backend, place, work))
+                    refusal = _why_not_trusted(work.folder, backend.home)
+                    if not refusal:
+                        work.start(*_resume_arguments(backend, place, work))
                 except KvasirError as error:
-                    why = str(error)
-                found.append((folder, why))
-    return found
+                    refusal = str(error)
+                outcomes.append((folder, refusal))
+    return outcomes
 
 
-def _again(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
+def _resume_arguments(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
     """What goes on with it. Raises BatchError if the inputs can't be read."""
     record = work.record()
     assert record
@@ -338,6 +342,6 @@ def _why_not_trusted(work: Path, home: Path) -> str:
     for path in (home, *below, *(file for file in files if file.exists())):
         if path != home and path.is_symlink():
             return f"{path} is a link"
-        if why := why_not_ours(path):
-            return why
+        if problem := why_not_ours(path):
+            return problem
     return ""

@@ -16,7 +16,7 @@ class FleetView:
     """The cluster at one moment. `problem` says why it can't be seen."""
 
     workers: Sequence[WorkerInfo] = ()
-    waiting: Mapping[str, int] | None = None  # jobs ready, by queue
+    queue_depths: Mapping[str, int] | None = None  # jobs ready, by queue
     problem: str = ""
 
 
@@ -28,7 +28,7 @@ class Backend(Protocol):
         """Folder of the assignments that the desk creates."""
 
     @property
-    def more(self) -> Sequence[Path]:
+    def extra_folders(self) -> Sequence[Path]:
         """Batch folders from elsewhere that are shown too."""
 
     @property
@@ -46,7 +46,7 @@ class Backend(Protocol):
     def command(self, *arguments: str) -> list[str]:
         """The command line of `kvasir` with these arguments, under the same configuration."""
 
-    def request_of(self, kept: Mapping[str, Any]) -> GradeRequest:
+    def request_of(self, manifest_request: Mapping[str, Any]) -> GradeRequest:
         """The request that a manifest keeps. Raises KvasirError."""
 
     def fleet(self) -> FleetView:

@@ -18,10 +18,10 @@ from grading.reviews import FILE, Override, append_override, decisions_in, undo_
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
-Decided = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
+Overrides = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
 
-ACCEPTED = "looked at, and left as it is"
-TAKEN_OVER = "regraded in round"  # how the reason of a decision begins that a round made, not a person
+ACCEPTED_REASON = "looked at, and left as it is"
+ROUND_REASON = "regraded in round"  # how the reason of a decision begins that a round made, not a person
 
 
 class ReviewError(UsageError):
@@ -46,31 +46,31 @@ class Decisions:
         self._lock = threading.RLock()
         self._by_item: dict[str, dict[str | None, Override]] = {}
 
-    def refresh(self) -> Mapping[str, Decided]:
+    def refresh(self) -> Mapping[str, Overrides]:
         """What counts now, by item id. Raises BatchError on a line that is no decision."""
         with self._lock:
-            rows, replaced = self._tail.read()
-            self.version += bool(rows or replaced)
-            if replaced:
+            rows, is_replaced = self._tail.read()
+            self.version += bool(rows or is_replaced)
+            if is_replaced:
                 self._by_item = {}
-            for whole, made in rows:
+            for whole, row_overrides in rows:
                 self._by_item.pop(str(whole), None)
-                for override in made:
+                for override in row_overrides:
                     self._by_item.setdefault(override.item_id, {})[override.criterion_id] = override
-            return {item: dict(decided) for item, decided in self._by_item.items()}
+            return {item: dict(overrides) for item, overrides in self._by_item.items()}
 
     def add(self, *overrides: Override) -> None:
         """As `append_override`."""
         append_override(self._folder, *overrides)
 
-    def undo(self, item_id: str, version: str, before: Decided, reviewer: str) -> None:
+    def undo(self, item_id: str, version: str, last_overrides: Overrides, reviewer: str) -> None:
         """As `undo_override`."""
-        undo_override(self._folder, item_id, version, before.values(), reviewer)
+        undo_override(self._folder, item_id, version, last_overrides.values(), reviewer)
 
 
-def overrides(
+def make_overrides(
     grade: Grade,
-    decided: Decided,
+    overrides: Overrides,
     points: Mapping[str, Points],
     feedback: Mapping[str, str],
     summary: str,
@@ -81,41 +81,41 @@ def overrides(
 
     Empty if nothing is changed. Raises ReviewError if something is changed without a reason, or out of range.
     """
-    made = [
+    changes = [
         change
         for item in grade.criteria
-        if (change := _criterion(grade, item, decided.get(item.id), points, feedback, reason, reviewer))
+        if (change := _criterion_override(grade, item, overrides.get(item.id), points, feedback, reason, reviewer))
     ]
-    whole = decided.get(None)
+    whole = overrides.get(None)
     standing = whole.feedback if whole and whole.feedback is not None else grade.summary
     if summary.strip() != standing.strip():
         total = whole.points if whole else None
-        made.append(Override(grade.item_id, None, total, summary.strip(), _needed(reason), reviewer))
-    return made
+        changes.append(Override(grade.item_id, None, total, summary.strip(), _require_reason(reason), reviewer))
+    return changes
 
 
-def accepted(grade: Grade, reviewer: str = "", whole: Override | None = None) -> Override:
+def accept_grade(grade: Grade, reviewer: str = "", whole: Override | None = None) -> Override:
     """The decision that the grade stands as it is, with what was decided of the `whole` before."""
     stands = (whole.points, whole.feedback) if whole else (None, None)
-    return Override(grade.item_id, None, *stands, ACCEPTED, reviewer)
+    return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer)
 
 
-def taken_over(
-    old: Grade, new: Grade, reason: str, reviewer: str = "", decided: Decided = MappingProxyType({})
+def round_overrides(
+    old: Grade, new: Grade, reason: str, reviewer: str = "", overrides: Overrides = MappingProxyType({})
 ) -> list[Override]:
     """Decisions that give `old` the points and feedback of `new`, where both have the criterion.
 
-    None where a person has `decided`: what other rounds gave is replaced, what somebody looked at is not.
+    Nothing where a person has decided: what other rounds gave is replaced, what somebody looked at is not.
     """
-    if any(not each.reason.startswith(TAKEN_OVER) for each in decided.values()):
+    if any(not override.reason.startswith(ROUND_REASON) for override in overrides.values()):
         return []
-    better = {item.id: item for item in new.criteria if item.points is not None}
-    version = version_of(decided.values())
+    new_items = {item.id: item for item in new.criteria if item.points is not None}
+    version = version_of(overrides.values())
     return [
-        Override(old.item_id, item.id, mine.points, mine.feedback, reason, reviewer, version=version)
+        Override(old.item_id, item.id, new_item.points, new_item.feedback, reason, reviewer, version=version)
         for item in old.criteria
-        if (mine := better.get(item.id)) and mine.points <= item.max_points  # type: ignore[operator]
-        if mine.points != (decided.get(item.id) or item).points
+        if (new_item := new_items.get(item.id)) and new_item.points <= item.max_points  # type: ignore[operator]
+        if new_item.points != (overrides.get(item.id) or item).points
     ]
 
 
@@ -125,17 +125,17 @@ class Draft:
 
     folder: Path
     final: FinalGrade
-    decided: Decided
+    overrides: Overrides
     values: dict[str, Any]
 
     @classmethod
-    def begin(cls, folder: Path, final: FinalGrade, decided: Decided) -> Draft:
+    def begin(cls, folder: Path, final: FinalGrade, overrides: Overrides) -> Draft:
         """A form that says what stands."""
         values: dict[str, Any] = {"summary": final.summary, "reason": ""}
         for item in final.criteria:
             values[f"points {item.id}"] = None if item.points is None else float(item.points)
             values[f"feedback {item.id}"] = item.feedback
-        return cls(folder, final, decided, values)
+        return cls(folder, final, overrides, values)
 
     @property
     def item_id(self) -> str:
@@ -143,48 +143,52 @@ class Draft:
         return self.final.grade.item_id
 
     @property
-    def unsaved(self) -> bool:
+    def is_unsaved(self) -> bool:
         """Whether something would be lost without it."""
-        return bool(self.decisions(self.decided, reason="…"))
+        return bool(self.decisions(self.overrides, reason="…"))
 
     def key(self, field: str) -> str:
         """What the field's widget is called: another name as soon as something else stands."""
-        return f"{field} {self.item_id} {version_of(self.decided.values())}"
+        return f"{field} {self.item_id} {version_of(self.overrides.values())}"
 
     def read(self, widgets: Mapping[str, Any]) -> None:
         """Take in what the widgets say by now."""
         self.values = {field: widgets.get(self.key(field), value) for field, value in self.values.items()}
 
-    def decisions(self, standing: Decided, reviewer: str = "", reason: str = "") -> list[Override]:
-        """What makes the grade what the form says, over what stands. Raises ReviewError, as `overrides`."""
-        asked = {item.id: self.values[f"points {item.id}"] for item in self.final.criteria}
-        given = {id: int(one) if one == int(one) else one for id, one in asked.items() if one is not None}
-        said = {item.id: self.values[f"feedback {item.id}"] for item in self.final.criteria}
+    def decisions(self, standing: Overrides, reviewer: str = "", reason: str = "") -> list[Override]:
+        """What makes the grade what the form says, over what stands. Raises ReviewError, as `make_overrides`."""
+        typed_points = {item.id: self.values[f"points {item.id}"] for item in self.final.criteria}
+        points = {
+            id: int(number) if number == int(number) else number
+            for id, number in typed_points.items()
+            if number is not None
+        }
+        feedback = {item.id: self.values[f"feedback {item.id}"] for item in self.final.criteria}
         reason = reason or self.values["reason"]
-        made = overrides(self.final.grade, standing, given, said, self.values["summary"], reason, reviewer)
-        return [replace(each, version=version_of(standing.values())) for each in made]
+        changes = make_overrides(self.final.grade, standing, points, feedback, self.values["summary"], reason, reviewer)
+        return [replace(override, version=version_of(standing.values())) for override in changes]
 
 
-def _criterion(
+def _criterion_override(
     grade: Grade,
     item: CriterionGrade,
-    before: Override | None,
+    last_override: Override | None,
     points: Mapping[str, Points],
     feedback: Mapping[str, str],
     reason: str,
     reviewer: str,
 ) -> Override | None:
-    standing = before.points if before and before.points is not None else item.points
-    said = before.feedback if before and before.feedback is not None else item.feedback
-    wanted, text = points.get(item.id, standing), feedback.get(item.id, said).strip()
-    if wanted == standing and text == said.strip():
+    old_points = last_override.points if last_override and last_override.points is not None else item.points
+    old_feedback = last_override.feedback if last_override and last_override.feedback is not None else item.feedback
+    new_points, text = points.get(item.id, old_points), feedback.get(item.id, old_feedback).strip()
+    if new_points == old_points and text == old_feedback.strip():
         return None
-    if wanted is not None and not (math.isfinite(wanted) and 0 <= wanted <= item.max_points):
-        raise ReviewError(f"{item.id}: points go from 0 to {item.max_points}, not {wanted}")
-    return Override(grade.item_id, item.id, wanted, text, _needed(reason), reviewer)
+    if new_points is not None and not (math.isfinite(new_points) and 0 <= new_points <= item.max_points):
+        raise ReviewError(f"{item.id}: points go from 0 to {item.max_points}, not {new_points}")
+    return Override(grade.item_id, item.id, new_points, text, _require_reason(reason), reviewer)
 
 
-def _needed(reason: str) -> str:
+def _require_reason(reason: str) -> str:
     if not reason.strip():
         raise ReviewError("say in a few words why you change the grade: it is kept beside what the model said")
     return reason.strip()

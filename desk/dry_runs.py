@@ -5,31 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from desk.assignments import dry_run
+from desk.assignments import dry_run_work
 from producers.files.private import read_ordinary
 from producers.files.shapes import from_json
 
 
-def found_by(folder: Path) -> dict[str, Any]:
+def read_findings(folder: Path) -> dict[str, Any]:
     """The last dry run's findings; empty if there was none, or while it is running."""
-    work = dry_run(folder)
+    work = dry_run_work(folder)
     try:
-        found: dict[str, Any] = from_json(read_ordinary(work.out))
-        repeated_tokens(found), table(found)  # a page must not be the first to find that they are of another shape
+        findings: dict[str, Any] = from_json(read_ordinary(work.out))
+        # A page must not be the first to find that they are of another shape.
+        repeated_tokens(findings)
+        findings_table(findings)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    return found
+    return findings
 
 
-def repeated_tokens(found: dict[str, Any]) -> int:
+def repeated_tokens(findings: dict[str, Any]) -> int:
     """Prompt tokens that need not be computed because the class shares them."""
-    graded = sum(1 for item in found["submissions"] if item["prompts"])
-    return sum(part["tokens"] * max(0, graded - 1) for part in found["shared_prefix"])
+    graded_count = sum(1 for item in findings["submissions"] if item["prompts"])
+    return sum(part["tokens"] * max(0, graded_count - 1) for part in findings["shared_prefix"])
 
 
-def table(found: dict[str, Any]) -> list[dict[str, object]]:
+def findings_table(findings: dict[str, Any]) -> list[dict[str, object]]:
     """A row for each submission."""
-    return [_row(item) for item in found["submissions"]]
+    return [_row(item) for item in findings["submissions"]]
 
 
 def _row(item: dict[str, Any]) -> dict[str, object]:

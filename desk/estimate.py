@@ -17,37 +17,37 @@ class ModelRate:
     prefill_tokens_per_s: float  # of computed tokens, in the engine
     decode_tokens_per_s: float  # of one sequence; slots beside each other add up
     answer_tokens: float  # of one answer, on average
-    transferred: int  # answers decoded from a KV cache that another engine computed
+    transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 
 def model_rates(results: Iterable[JobResult]) -> list[ModelRate]:
     """A rate for each model, by name, from the results that succeeded."""
-    done = [result for result in results if result.state == "succeeded"]
-    models = sorted({result.model for result in done})
-    return [_rate(model, [result for result in done if result.model == model]) for model in models]
+    succeeded_results = [result for result in results if result.state == "succeeded"]
+    models = sorted({result.model for result in succeeded_results})
+    return [_rate(model, [result for result in succeeded_results if result.model == model]) for model in models]
 
 
 def _rate(model: str, results: Sequence[JobResult]) -> ModelRate:
-    computed = sum(result.prefill.computed_tokens for result in results)
-    written = sum(result.decode.completion_tokens for result in results)
+    computed_tokens = sum(result.prefill.computed_tokens for result in results)
+    completion_tokens = sum(result.decode.completion_tokens for result in results)
     return ModelRate(
         model,
         len(results),
-        _per(computed, sum(result.prefill.prefill_s for result in results)),
-        _per(written, sum(result.decode.decode_s for result in results)),
-        _per(written, len(results)),
+        _per(computed_tokens, sum(result.prefill.prefill_s for result in results)),
+        _per(completion_tokens, sum(result.decode.decode_s for result in results)),
+        _per(completion_tokens, len(results)),
         sum(result.decode.kv_transfer != "none" for result in results),
     )
 
 
-def per_hour(done: int, seconds: float) -> float:
+def per_hour(submissions: int, seconds: float) -> float:
     """Submissions an hour; 0 while nothing is known."""
-    return _per(done, seconds) * 3600
+    return _per(submissions, seconds) * 3600
 
 
-def remaining_s(still_open: int, done: int, seconds: float) -> float | None:
+def remaining_s(open_count: int, done_count: int, seconds: float) -> float | None:
     """Seconds for what is open, at the pace so far; None while nothing is done."""
-    return still_open * seconds / done if done else None
+    return open_count * seconds / done_count if done_count else None
 
 
 def duration(seconds: float) -> str:
@@ -68,9 +68,9 @@ def forecast_s(prompt_tokens: int, prompts: int, repeated_tokens: int, rates: It
     Args:
         repeated_tokens: prompt tokens that the class shares, and that are therefore computed once only.
     """
-    known = [rate for rate in rates if rate.prefill_tokens_per_s and rate.decode_tokens_per_s]
-    if not known:
+    measured_rates = [rate for rate in rates if rate.prefill_tokens_per_s and rate.decode_tokens_per_s]
+    if not measured_rates:
         return None
-    prefill = (prompt_tokens - repeated_tokens) / min(rate.prefill_tokens_per_s for rate in known)
-    decode = prompts * max(rate.answer_tokens / rate.decode_tokens_per_s for rate in known)
+    prefill = (prompt_tokens - repeated_tokens) / min(rate.prefill_tokens_per_s for rate in measured_rates)
+    decode = prompts * max(rate.answer_tokens / rate.decode_tokens_per_s for rate in measured_rates)
     return max(prefill, decode)  # the two stages work at the same time

@@ -14,7 +14,7 @@ class FleetWatch:
     def __init__(self, ask: Callable[[], FleetView]) -> None:
         """`ask` may block, and says what is wrong in the fleet's `problem`."""
         self._ask = ask
-        self._seen: FleetView | None = None
+        self._last_view: FleetView | None = None
         self._lock = threading.Lock()
         self._asking = False
 
@@ -24,13 +24,13 @@ class FleetWatch:
             if not self._asking:
                 self._asking = True
                 threading.Thread(target=self._update, name="desk-fleet", daemon=True).start()
-            return self._seen
+            return self._last_view
 
     def _update(self) -> None:
-        seen: FleetView | None = None
+        view: FleetView | None = None
         try:
-            seen = self._ask()
+            view = self._ask()
         finally:
             with self._lock:
                 self._asking = False
-                self._seen = seen or self._seen
+                self._last_view = view or self._last_view

@@ -18,7 +18,7 @@ _MOST_S = 0.2  # of this thread: a busy machine must not change what is shown
 Pieces = tuple[tuple[str, str], ...]  # (kind, text) of one line: c, s, n, k, or "" for the rest
 
 
-def highlighted(code: str, language: str) -> tuple[Pieces, ...]:
+def highlight_code(code: str, language: str) -> tuple[Pieces, ...]:
     """Each line of the code in pieces, which joined are that line. Plain where the language isn't known."""
     plain = tuple((("", line),) for line in code.split("\n"))
     if language not in _LEXERS or any(len(line) > _MAX_LINE for line in code.split("\n")):
@@ -40,9 +40,9 @@ def _lines(code: str, lexer: Lexer) -> tuple[Pieces, ...]:
         if time.thread_time() > until:
             return ()
         kind = _kind(token)
-        first, *more = text.split("\n")
+        first, *next_lines = text.split("\n")
         _add(lines[-1], kind, first)
-        for line in more:
+        for line in next_lines:
             lines.append([])
             _add(lines[-1], kind, line)
     return tuple(map(tuple, lines))

@@ -15,57 +15,68 @@ from grading.rubric.rubric import Criterion, Points, Rubric
 BY_MODEL, NOW = "by the model", "with what people decided"
 
 
-def of_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
+def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
     """Points in all; then, as soon as people have decided something, theirs beside the model's. None without grades."""
-    graded = [row for row in rows if row.state == "graded"]
-    if not graded:
+    graded_rows = [row for row in rows if row.state == "graded"]
+    if not graded_rows:
         return []
     step = min(criterion.step for criterion in rubric.criteria)
-    reviewed = [row for row in graded if row.reviewed]
-    made = [_columns("Submissions by points", [row.ai for row in graded], _now(graded), rubric.total, step, reviewed)]
-    pairs = [(row.ai, row.final.earned) for row in reviewed]
-    both = Counter((float(ai), float(now)) for ai, now in pairs if ai is not None and now is not None)
-    if both:
-        made.append(points("Model and person", "points by the model", "points by the person", both, rubric.total))
-    return made
+    reviewed_rows = [row for row in graded_rows if row.is_reviewed]
+    class_pictures = [
+        _columns(
+            "Submissions by points",
+            [row.ai for row in graded_rows],
+            _now(graded_rows),
+            rubric.total,
+            step,
+            reviewed_rows,
+        )
+    ]
+    pairs = [(row.ai, row.final.earned_points) for row in reviewed_rows]
+    pair_counts = Counter((float(ai), float(now)) for ai, now in pairs if ai is not None and now is not None)
+    if pair_counts:
+        class_pictures.append(
+            points("Model and person", "points by the model", "points by the person", pair_counts, rubric.total)
+        )
+    return class_pictures
 
 
-def of_criteria(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
-    """How often each criterion got how many points, as `of_class`."""
+def draw_criteria(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
+    """How often each criterion got how many points, as `draw_class`."""
     handed_in = [row for row in rows if row.state in ("graded", "incomplete")]
-    reviewed = [row for row in handed_in if row.reviewed]
-    return [_criterion(criterion, handed_in, reviewed) for criterion in rubric.criteria] if handed_in else []
+    reviewed_rows = [row for row in handed_in if row.is_reviewed]
+    return [_criterion(criterion, handed_in, reviewed_rows) for criterion in rubric.criteria] if handed_in else []
 
 
-def _criterion(criterion: Criterion, rows: Sequence[Row], reviewed: Sequence[Row]) -> Picture:
+def _criterion(criterion: Criterion, rows: Sequence[Row], reviewed_rows: Sequence[Row]) -> Picture:
     model = [_points(row.final.grade.criteria, criterion.id) for row in rows]
     now = [_points(row.final.criteria, criterion.id) for row in rows]
     title = one_line(criterion.title)
     short = title if len(title) <= 44 else f"{title[:43]}…"
-    return _columns(short, model, now, criterion.points, criterion.step, reviewed)
+    return _columns(short, model, now, criterion.points, criterion.step, reviewed_rows)
 
 
 def _columns(
     title: str,
     model: Iterable[Points | None],
     now: Iterable[Points | None],
-    most: Points,
+    max_points: Points,
     step: Points,
-    reviewed: Sequence[Row],
+    reviewed_rows: Sequence[Row],
 ) -> Picture:
-    series = {BY_MODEL: histogram(_known(model), most, step)}
-    if reviewed:
-        series[NOW] = histogram(_known(now), most, step)
+    series = {BY_MODEL: histogram(_drop_missing(model), max_points, step)}
+    if reviewed_rows:
+        series[NOW] = histogram(_drop_missing(now), max_points, step)
     return columns(title, "points", "submissions", series)
 
 
-def _known(found: Iterable[Points | None]) -> list[Points]:
-    return [value for value in found if value is not None]
+def _drop_missing(all_points: Iterable[Points | None]) -> list[Points]:
+    return [value for value in all_points if value is not None]
 
 
 def _now(rows: Iterable[Row]) -> list[Points | None]:
     """What counts, before lateness; where a review is still open, what the model left."""
-    return [row.ai if row.final.earned is None else row.final.earned for row in rows]
+    return [row.ai if row.final.earned_points is None else row.final.earned_points for row in rows]
 
 
 def _points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:

@@ -35,43 +35,43 @@ class Plot:
 
 def plots(figures: Iterable[Figure]) -> list[Plot]:
     """Those of the pictures that can be shown, within the allowance."""
-    made: list[Plot] = []
-    left = ALL_PIXELS
+    safe_plots: list[Plot] = []
+    pixels_left = ALL_PIXELS
     for figure in figures:
-        plot, used = _plot(figure, min(left, MAX_PIXELS))
-        left -= used
+        plot, pixels = _plot(figure, min(pixels_left, MAX_PIXELS))
+        pixels_left -= pixels
         if plot:
-            made.append(plot)
-    return made
+            safe_plots.append(plot)
+    return safe_plots
 
 
-def _plot(figure: Figure, most: int) -> tuple[Plot | None, int]:
+def _plot(figure: Figure, most_pixels: int) -> tuple[Plot | None, int]:
     """The picture, if it can be shown, and how many pixels were decoded."""
     if not figure.data or figure.data.count(_SCAN) > _MAX_SCANS:
         return None, 0
-    used = 0
+    pixels = 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what is wrong in the file
             with Image.open(io.BytesIO(figure.data), formats=("PNG", "JPEG")) as picture:
                 width, height = picture.size
-                if width * height > most:
+                if width * height > most_pixels:
                     return None, 0
-                used = width * height
-                return _drawn_anew(picture, figure.place), used
+                pixels = width * height
+                return _redraw(picture, figure.place), pixels
     except Exception:  # noqa: BLE001  damaged files raise a dozen kinds
-        return None, used
+        return None, pixels
 
 
-def _drawn_anew(picture: Image.Image, place: Place) -> Plot:
+def _redraw(picture: Image.Image, place: Place) -> Plot:
     """On white, as on paper: axes are black, and a page may be dark."""
     kind = "PNG" if picture.format == "PNG" else "JPEG"
     picture.draft("RGB", (_MAX_SIDE, _MAX_SIDE))
     picture.thumbnail((_MAX_SIDE, _MAX_SIDE))
     image = Image.new("RGB", picture.size, "white")
-    shown = picture.convert("RGBA") if picture.has_transparency_data else None
-    image.paste(shown or picture.convert("RGB"), mask=shown)
+    rgba_picture = picture.convert("RGBA") if picture.has_transparency_data else None
+    image.paste(rgba_picture or picture.convert("RGB"), mask=rgba_picture)
     file = io.BytesIO()
     image.save(file, kind, **({"compress_level": 1} if kind == "PNG" else {"quality": 85}))
-    encoded = base64.b64encode(file.getvalue()).decode("ascii")
-    return Plot(place, f"data:image/{kind.lower()};base64,{encoded}", *image.size)
+    payload = base64.b64encode(file.getvalue()).decode("ascii")
+    return Plot(place, f"data:image/{kind.lower()};base64,{payload}", *image.size)

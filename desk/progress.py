@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from desk.tail import LineTail
-from desk.work import RESTARTED
+from desk.work import RESTART_EVENT
 from messages.lifecycle import Step
 
 STAGES = ("waiting", "in prefill", "waiting for decode", "in decode", "done")
@@ -39,12 +39,12 @@ class Stages:
 
     def refresh(self) -> dict[str, int]:
         """Number of jobs in each of STAGES, since the process started. Reads only what is new."""
-        rows, replaced = self._tail.read()
-        if replaced:
+        rows, is_replaced = self._tail.read()
+        if is_replaced:
             self._forget()
         for row in rows:
             event, job = str(row.get("event", "")), row.get("job")
-            if event == RESTARTED:
+            if event == RESTART_EVENT:
                 self._forget()
             elif isinstance(job, str) and event in _STAGE_AFTER and self._stage.get(job) != "done":
                 self._move(job, _STAGE_AFTER[event], str(row.get("time", "")))
@@ -54,8 +54,8 @@ class Stages:
     def in_hand(self) -> list[tuple[str, str, datetime]]:
         """(job, stage, since when) of what is in prefill or in decode now, in the order in which it came there."""
         self.refresh()
-        found = [(job, self._stage[job], since) for job, since in list(self._since.items())]
-        return sorted(found, key=lambda each: each[2])
+        entries = [(job, self._stage[job], since) for job, since in list(self._since.items())]
+        return sorted(entries, key=lambda entry: entry[2])
 
     def _move(self, job: str, stage: str, at: str) -> None:
         if stage == self._stage.get(job):
@@ -70,9 +70,9 @@ class Stages:
         self._since.clear()
 
 
-def _time(said: str) -> datetime:
+def _time(timestamp: str) -> datetime:
     """When a line was logged; a line that doesn't say so is read as soon as it is there."""
     try:
-        return datetime.fromisoformat(said).astimezone(UTC)
+        return datetime.fromisoformat(timestamp).astimezone(UTC)
     except (ValueError, OverflowError):
         return datetime.now(UTC)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from desk.assignments import InputError, Inputs, grade_command, grading, read_inputs, save_inputs
+from desk.assignments import InputError, Inputs, grade_command, grading_work, read_inputs, save_inputs
 from desk.backend import Backend
 from desk.view import BatchView
 from grading.grade import Assignment
@@ -38,7 +38,7 @@ def rounds(folder: Path) -> list[Path]:
     return sorted((folder / "rounds").glob("*/"), key=lambda path: _number(path.name))
 
 
-def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, only: Sequence[str] = ()) -> Path:
+def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, names: Sequence[str] = ()) -> Path:
     """Grade these submissions (none named: all) with another rubric, in a folder of their own.
 
     Raises InputError or BatchError: the batch is not done, a round is running, or a name can't be passed on.
@@ -46,19 +46,19 @@ def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, o
     _check_idle(folder, view)
     inputs = replace(read_inputs(folder), rubric=str(rubric))
     place = next_round(folder)
-    command = grade_command(backend, inputs, place, only=only)
+    command = grade_command(backend, inputs, place, names=names)
     make_round(folder, place)
     save_inputs(place, inputs)
-    grading(place).start(command, only=only)
+    grading_work(place).start(command, names=names)
     return place
 
 
-def go_on_with(backend: Backend, folder: Path, view: BatchView, place: Path) -> None:
+def continue_round(backend: Backend, folder: Path, view: BatchView, place: Path) -> None:
     """Grade what a round that was cut off, or ended with an error, left open. Raises as `start_round`."""
     _check_idle(folder, view)
-    record = grading(place).record()
-    only = record.only if record else ()
-    grading(place).start(grade_command(backend, read_inputs(place), place, only=only), only=only)
+    record = grading_work(place).record()
+    names = record.only if record else ()
+    grading_work(place).start(grade_command(backend, read_inputs(place), place, names=names), names=names)
 
 
 def next_round(folder: Path) -> Path:
@@ -73,14 +73,14 @@ def make_round(folder: Path, place: Path) -> None:
         batch.copy(place)
 
 
-def same_plan(place: Path, assignment: Assignment) -> bool:
+def is_same_plan(place: Path, assignment: Assignment) -> bool:
     """Whether this round is of just these jobs: then it is the one to go on with."""
-    planned = {entry.job_id for entry in batches.manifest_of(place)["jobs"] if entry.role != "intake"}
-    return planned == {task.job_id for task in assignment.tasks}
+    planned_ids = {entry.job_id for entry in batches.manifest_of(place)["jobs"] if entry.role != "intake"}
+    return planned_ids == {task.job_id for task in assignment.tasks}
 
 
 def adopt_round(
-    backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult], who: str = ""
+    backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult], author: str = ""
 ) -> None:
     """Grade the whole class as in this round: its results count, what it left out is graded now.
 
@@ -90,25 +90,25 @@ def adopt_round(
     keep_version(folder, view)
     with Batch(folder) as batch:
         batch.journal.record(results)
-    note_change(folder, place, who)
+    record_change(folder, place, author)
     inputs: Inputs = replace(read_inputs(folder), rubric=read_inputs(place).rubric)
     save_inputs(folder, inputs)
-    grading(folder).start(grade_command(backend, inputs, folder))
+    grading_work(folder).start(grade_command(backend, inputs, folder))
 
 
-def note_change(folder: Path, place: Path, who: str) -> None:
+def record_change(folder: Path, place: Path, author: str) -> None:
     """Write down that the class is graded as in this round from now on: when, by whom, and which criteria were asked.
 
     One line of JSON in changes.jsonl, with their texts, since a rubric that is edited in place keeps none.
     """
     manifest = batches.manifest_of(place)
-    before = {key for entry in batches.manifest_of(folder)["jobs"] for key in entry.asked}
-    asked = {key.partition(":")[0] for entry in manifest["jobs"] for key in {*entry.asked} - before}
+    old_keys = {key for entry in batches.manifest_of(folder)["jobs"] for key in entry.asked}
+    criterion_ids = {key.partition(":")[0] for entry in manifest["jobs"] for key in {*entry.asked} - old_keys}
     rubric = load_rubric(Path(manifest["request"]["rubric"]))
-    new = [criterion for criterion in rubric.criteria if criterion.id in asked or not before]
+    new = [criterion for criterion in rubric.criteria if criterion.id in criterion_ids or not old_keys]
     line = {
         "at": time.time(),
-        "who": who,
+        "who": author,
         "round": place.name,
         "rubric": rubric.digest,
         "criteria": {criterion.id: criterion_text(criterion) for criterion in new},
@@ -132,22 +132,22 @@ def changes(folder: Path) -> list[Change]:
 
 
 def _change(row: dict[str, Any]) -> Change:
-    made: Change = shaped(Change, row, "the change")
-    return made
+    change: Change = shaped(Change, row, "the change")
+    return change
 
 
 def keep_version(folder: Path, view: BatchView) -> None:
     """Keep the class's grades, if there are any, as they are now, to be compared with later."""
-    graded = graded_class(view)
-    if graded:
-        keep_grades(folder, graded)
+    graded_class = graded_class_of(view)
+    if graded_class:
+        keep_grades(folder, graded_class)
 
 
-def keep_grades(folder: Path, graded: GradedClass) -> None:
+def keep_grades(folder: Path, graded_class: GradedClass) -> None:
     """Keep these as a version of the class's grades: `load_graded` reads it again."""
-    place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded.versions['rubric'][:8]}"
+    place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded_class.versions['rubric'][:8]}"
     make_folder(place)
-    save_graded(place, graded)
+    save_graded(place, graded_class)
 
 
 def versions(folder: Path) -> list[Path]:
@@ -159,15 +159,15 @@ def _number(name: str) -> int:
     return int(name) if name.isascii() and name.isdigit() and len(name) < 10 else 0
 
 
-def graded_class(view: BatchView) -> GradedClass | None:
+def graded_class_of(view: BatchView) -> GradedClass | None:
     """The class as exports read it, or None if nothing is planned yet."""
     if view.assignment is None or not view.grades:
         return None
-    return make_graded_class(batches.batch_id(view.folder), view.assignment, view.grades, view.kept)
+    return make_graded_class(batches.batch_id(view.folder), view.assignment, view.grades, view.stored_class)
 
 
 def _check_idle(folder: Path, view: BatchView) -> None:
-    if any(grading(place).alive for place in (folder, *rounds(folder))):
+    if any(grading_work(place).is_alive for place in (folder, *rounds(folder))):
         raise BatchError("this assignment is being graded now; wait for it, or stop it first")
     manifest = batches.manifest_of(folder)
     if manifest["prompt_form"] != form_of(manifest["request"]):

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from desk.decisions import Decided
+from desk.decisions import Overrides
 from desk.view import BatchView
 from grading.export import FinalGrade
-from grading.export.final import apply
+from grading.export.final import apply_decisions
 from grading.export.late import Late, late_of
 from grading.export.requests import Request, read_requests
 from grading.points import Grade
@@ -39,9 +39,9 @@ class Row:
         return self.final.points
 
     @property
-    def reviewed(self) -> bool:
+    def is_reviewed(self) -> bool:
         """Whether a person has decided something."""
-        return self.final.reviewed
+        return self.final.is_reviewed
 
     @property
     def needs_review(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class Row:
         return () if self.state == "waiting" else self.final.open_doubts
 
     @property
-    def asked(self) -> bool:
+    def awaits_reply(self) -> bool:
         """Whether a request of the student has no reply yet."""
         return any(request.answer is None for request in self.requests)
 
@@ -60,16 +60,16 @@ class Filter:
 
     text: str = ""
     states: tuple[str, ...] = ()
-    reviewed: bool | None = None
+    is_reviewed: bool | None = None
     needs_review: bool = False
     order: Order = "name"
-    asked: bool = False
+    awaits_reply: bool = False
 
 
 # What a reviewer goes through: those that wait for a decision come first, and by themselves.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
-    "asked for another look": Filter(asked=True),
+    "asked for another look": Filter(awaits_reply=True),
     "without points": Filter(states=("unreadable", "incomplete", "failed")),
     "all": Filter(),
 }
@@ -80,78 +80,78 @@ class Counters:
     """Submissions of one assignment. `total` may be more than are planned: a trial plans a few."""
 
     total: int
-    graded: int  # graded or empty: they have points
-    reviewed: int
+    graded_count: int  # graded or empty: they have points
+    reviewed_count: int
     need_review: int
 
     @property
-    def ungraded(self) -> int:
+    def ungraded_count(self) -> int:
         """Those without points, for whatever reason."""
-        return self.total - self.graded
+        return self.total - self.graded_count
 
 
-def rows(view: BatchView, decisions: Mapping[str, Decided]) -> list[Row]:
+def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     """A row for each submission, in the batch's order."""
     late = late_of(view.folder, view.rubric.late if view.rubric else None)
-    asked: dict[str, list[Request]] = {}
+    requests_by_item: dict[str, list[Request]] = {}
     for request in read_requests(view.folder):
-        asked.setdefault(request.item_id, []).append(request)
-    return [_row(number, grade, decisions, late, asked) for number, grade in enumerate(view.grades)]
+        requests_by_item.setdefault(request.item_id, []).append(request)
+    return [_row(number, grade, decisions, late, requests_by_item) for number, grade in enumerate(view.grades)]
 
 
 def _row(
     number: int,
     grade: Grade,
-    decisions: Mapping[str, Decided],
+    decisions: Mapping[str, Overrides],
     late: Late | None,
-    asked: Mapping[str, Sequence[Request]],
+    requests_by_item: Mapping[str, Sequence[Request]],
 ) -> Row:
-    final = apply(grade, decisions.get(grade.item_id, {}), late=late)
-    requests = tuple(asked.get(grade.item_id, ()))
+    final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late)
+    requests = tuple(requests_by_item.get(grade.item_id, ()))
     return Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks, requests)
 
 
-def counters(found: Sequence[Row], total: int = 0) -> Counters:
+def counters(class_rows: Sequence[Row], total: int = 0) -> Counters:
     """The counters of these rows; `total` is how many submissions there are, if that is known to be more."""
-    states = [row.state for row in found]
+    states = [row.state for row in class_rows]
     return Counters(
-        total=max(total, len(found)),
-        graded=states.count("graded") + states.count("empty"),
-        reviewed=sum(row.reviewed for row in found),
-        need_review=sum(bool(row.needs_review) for row in found),
+        total=max(total, len(class_rows)),
+        graded_count=states.count("graded") + states.count("empty"),
+        reviewed_count=sum(row.is_reviewed for row in class_rows),
+        need_review=sum(bool(row.needs_review) for row in class_rows),
     )
 
 
-def select(found: Sequence[Row], wanted: Filter) -> list[Row]:
+def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
     """The rows that pass, in the order that is wanted."""
-    text = wanted.text.strip().casefold()
-    kept = [
+    text = row_filter.text.strip().casefold()
+    selection = [
         row
-        for row in found
+        for row in class_rows
         if text in row.name.casefold()
-        and (not wanted.states or row.state in wanted.states)
-        and wanted.reviewed in (None, row.reviewed)
-        and (not wanted.needs_review or row.needs_review)
-        and (not wanted.asked or row.asked)
+        and (not row_filter.states or row.state in row_filter.states)
+        and row_filter.is_reviewed in (None, row.is_reviewed)
+        and (not row_filter.needs_review or row.needs_review)
+        and (not row_filter.awaits_reply or row.awaits_reply)
     ]
-    return _sorted(kept, wanted.order)
+    return _sort(selection, row_filter.order)
 
 
-def _sorted(kept: list[Row], order: Order) -> list[Row]:
+def _sort(selection: list[Row], order: Order) -> list[Row]:
     if order == "name":
-        return kept
+        return selection
     if order == "needs review first":  # by what the models left open: a decision moves nobody while the rest is seen
-        return sorted(kept, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
+        return sorted(selection, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
     sign = 1 if order == "points, lowest first" else -1
-    return sorted(kept, key=lambda row: (row.ai is None, sign * float(row.ai or 0)))
+    return sorted(selection, key=lambda row: (row.ai is None, sign * float(row.ai or 0)))
 
 
-def page_count(found: Sequence[Row], size: int = PAGE_SIZE) -> int:
+def page_count(class_rows: Sequence[Row], size: int = PAGE_SIZE) -> int:
     """Pages of the table; at least one."""
-    return max(1, -(-len(found) // size))
+    return max(1, -(-len(class_rows) // size))
 
 
-def page_of(found: Sequence[Row], page: int, size: int = PAGE_SIZE) -> list[Row]:
+def page_of(class_rows: Sequence[Row], page: int, size: int = PAGE_SIZE) -> list[Row]:
     """The rows of a page, from 1; the last one where there are fewer."""
-    page = min(max(1, page), page_count(found, size))
-    return list(found[(page - 1) * size : page * size])
+    page = min(max(1, page), page_count(class_rows, size))
+    return list(class_rows[(page - 1) * size : page * size])

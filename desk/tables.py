@@ -25,21 +25,22 @@ class Table:
     end: int
 
 
-def tables(lines: Sequence[str], aligned: bool) -> Iterator[Table]:
-    """The tables in these lines, in order; `aligned`: also those whose columns spaces make, as in outputs."""
+def tables(lines: Sequence[str], with_spaces: bool) -> Iterator[Table]:
+    """The tables in these lines, in order; `with_spaces`: also those whose columns spaces make, as in outputs."""
     start = 0
     while start < len(lines):
         end = start
         while end < len(lines) and not _BETWEEN.match(lines[end]):
             end += 1
         block = range(start, end)
-        found = next((table for read in (_piped, _spaced) if (table := read(lines, block, aligned))), None)
-        if found:
-            yield found
+        readings = (parse(lines, block, with_spaces) for parse in (_parse_piped, _parse_spaced))
+        table = next(filter(None, readings), None)
+        if table:
+            yield table
         start = end + 1
 
 
-def _piped(lines: Sequence[str], block: range, _aligned: bool) -> Table | None:
+def _parse_piped(lines: Sequence[str], block: range, _with_spaces: bool) -> Table | None:
     """Cells between bars: Markdown, and what is left of a table in HTML."""
     places = [number for number in block if not _SEPARATOR.fullmatch(lines[number])]
     rows = [[cell.strip() for cell in lines[number].strip().strip("|").split(" | ")] for number in places]
@@ -50,9 +51,9 @@ def _piped(lines: Sequence[str], block: range, _aligned: bool) -> Table | None:
     return _table(rows, places, block)
 
 
-def _spaced(lines: Sequence[str], block: range, aligned: bool) -> Table | None:
+def _parse_spaced(lines: Sequence[str], block: range, with_spaces: bool) -> Table | None:
     """Columns under a header that begins further right than the row names: as pandas and R print data frames."""
-    if not aligned or len(block) < 3 or not lines[block[0]].startswith(" "):
+    if not with_spaces or len(block) < 3 or not lines[block[0]].startswith(" "):
         return None
     places = [number for number in block if number == block[0] or not _TYPES.fullmatch(lines[number])]
     if any(lines[number][:1].isspace() for number in places[1:]):
@@ -67,19 +68,19 @@ def _spaced(lines: Sequence[str], block: range, aligned: bool) -> Table | None:
 def _cuts(lines: Sequence[str]) -> list[tuple[int, int]]:
     """Where columns begin and end. A gap in all lines parts two; what has no header belongs to its neighbour."""
     width = max(map(len, lines))
-    padded = [line.ljust(width) for line in lines]
-    used = [any(line[at] != " " for line in padded) for at in range(width)]
-    edges = [at for at in range(width + 1) if (at < width and used[at]) != (at > 0 and used[at - 1])]
+    padded_lines = [line.ljust(width) for line in lines]
+    is_filled = [any(line[at] != " " for line in padded_lines) for at in range(width)]
+    edges = [at for at in range(width + 1) if (at < width and is_filled[at]) != (at > 0 and is_filled[at - 1])]
     cuts = list(zip(edges[::2], edges[1::2], strict=True))
-    merged: list[tuple[int, int]] = []
+    columns: list[tuple[int, int]] = []
     for left, right in cuts:
-        before = merged[-1] if len(merged) > 1 else None  # the row names' column has no header, and stays
-        lone = before and not lines[0][before[0] : before[1]].strip()
-        if before and left - before[1] == 1 and (lone or not lines[0][left:right].strip()):
-            merged[-1] = (before[0], right)
+        last_column = columns[-1] if len(columns) > 1 else None  # the row names' column has no header, and stays
+        has_no_header = last_column and not lines[0][last_column[0] : last_column[1]].strip()
+        if last_column and left - last_column[1] == 1 and (has_no_header or not lines[0][left:right].strip()):
+            columns[-1] = (last_column[0], right)
         else:
-            merged.append((left, right))
-    return merged
+            columns.append((left, right))
+    return columns
 
 
 def _table(rows: Sequence[Sequence[str]], places: Sequence[int], block: range) -> Table | None:

@@ -30,27 +30,27 @@ class LineTail:
         Raises BatchError on a line that is no JSON object, if strict, or if the file can't be read.
         """
         try:
-            data, replaced = self._unread()
+            data, is_replaced = self._read_new()
         except FileNotFoundError:
-            replaced, self._offset, self._inode, self._lines = self._offset > 0, 0, 0, 0
-            return [], replaced
+            is_replaced, self._offset, self._inode, self._lines = self._offset > 0, 0, 0, 0
+            return [], is_replaced
         except OSError as error:
             raise BatchError(f"{self.path} can't be read: {error.strerror}") from None
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
         lines = whole.split(b"\n")[:-1]
-        found = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
+        rows = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
         # Only now: what can't be read is said again, until it is mended.
         self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
-        return [row for row in found if row is not None], replaced
+        return [row for row in rows if row is not None], is_replaced
 
-    def _unread(self) -> tuple[bytes, bool]:
+    def _read_new(self) -> tuple[bytes, bool]:
         with open_ordinary(self.path) as file:
             status = os.fstat(file.fileno())
-            replaced = self._inode not in (0, status.st_ino) or status.st_size < self._offset
-            self._offset, self._lines = (0, 0) if replaced else (self._offset, self._lines)
+            is_replaced = self._inode not in (0, status.st_ino) or status.st_size < self._offset
+            self._offset, self._lines = (0, 0) if is_replaced else (self._offset, self._lines)
             self._inode = status.st_ino
             file.seek(self._offset)
-            return file.read(), replaced
+            return file.read(), is_replaced
 
     def _row(self, line: bytes, number: int) -> Any:
         try:

@@ -44,8 +44,8 @@ class BatchView:
         self._lock = threading.RLock()
         self._stamp: tuple[int, int] | None = None
         self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
-        self.kept: GradedClass | None = None  # the grades last written, as they were when the batch was planned
-        self._planned: object = None
+        self.stored_class: GradedClass | None = None  # the grades last written, as they were when the batch was planned
+        self._plan_key: object = None
         self._entries: list[BatchEntry] = []
         self._runs: dict[str, int] = {}
         self._standings: Standings[JobResult] = Standings()
@@ -100,40 +100,40 @@ class BatchView:
         states = [result.state for result in self.results]
         return Counts(len(self._entries), *(states.count(state) for state in STATES))
 
-    def cost(self, rubric: Rubric, only: Collection[str] = ()) -> Cost:
+    def cost(self, rubric: Rubric, names: Collection[str] = ()) -> Cost:
         """What grading these submissions (none named: all) with this rubric would ask. Raises KvasirError.
 
         From the work as it was read: what was handed in since is not in it.
         """
         with self._lock:
             assert self.assignment
-            made, manifest = self.assignment, batches.manifest_of(self.folder)
-            succeeded = {result.job_id for result in self.results if result.state == "succeeded"}
+            class_assignment, manifest = self.assignment, batches.manifest_of(self.folder)
+            succeeded_ids = {result.job_id for result in self.results if result.state == "succeeded"}
             assignment = grading.assign(
-                made.request,
+                class_assignment.request,
                 rubric,
-                made.solution,
-                made.template,
-                [item.submission for item in made.items],
+                class_assignment.solution,
+                class_assignment.template,
+                [item.submission for item in class_assignment.items],
                 manifest["batch_id"],
                 manifest["secret"],
                 self._entries,
-                succeeded,
+                succeeded_ids,
             )
-            chosen = tuple(item for item in assignment.items if not only or item.submission.name in only)
-            graded = {criterion.id for criterion in made.rubric.criteria}
-            return cost_of(replace(assignment, items=chosen), self._entries, succeeded, graded)
+            items = tuple(item for item in assignment.items if not names or item.submission.name in names)
+            criterion_ids = {criterion.id for criterion in class_assignment.rubric.criteria}
+            return cost_of(replace(assignment, items=items), self._entries, succeeded_ids, criterion_ids)
 
     # --- catching up
 
     def _catch_up(self) -> None:
-        touched = self._read_results()
+        changed_numbers = self._read_results()
         if self._read_manifest():
             self.version += 1
             items = self.assignment.items if self.assignment else ()
-            touched = set(range(len(items)))
+            changed_numbers = set(range(len(items)))
             self._grades = [_NO_GRADE] * len(items)
-        self._grade_again(sorted(touched))
+        self._grade_again(sorted(changed_numbers))
 
     def _read_manifest(self) -> bool:
         """Whether the manifest has changed, so that every grade may have."""
@@ -146,34 +146,34 @@ class BatchView:
             return False
         manifest = batches.manifest_of(self.folder)
         self._stamp = stamp
-        planned = (manifest["request"], manifest["jobs"])
-        if planned == self._planned and manifest["runs"] == self._runs:
+        plan_key = (manifest["request"], manifest["jobs"])
+        if plan_key == self._plan_key and manifest["runs"] == self._runs:
             return False
-        if manifest["request"] and planned != self._planned:
+        if manifest["request"] and plan_key != self._plan_key:
             self._plan(manifest)
-        self._planned, self._entries, self._runs = planned, manifest["jobs"], manifest["runs"]
+        self._plan_key, self._entries, self._runs = plan_key, manifest["jobs"], manifest["runs"]
         return True
 
     def _plan(self, manifest: Mapping[str, Any]) -> None:
         request = self._request_of(manifest["request"])
         jobs, runs = manifest["jobs"], manifest["runs"]
         lines = (self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs)
-        succeeded = {line.job_id for line in lines if line and line.state == "succeeded"}
+        succeeded_ids = {line.job_id for line in lines if line and line.state == "succeeded"}
         form = manifest["prompt_form"]
         older = form if form != form_of(manifest["request"]) else None
-        self.assignment = grading.prepare(request, manifest["batch_id"], manifest["secret"], older, jobs, succeeded)
+        self.assignment = grading.prepare(request, manifest["batch_id"], manifest["secret"], older, jobs, succeeded_ids)
         with suppress(BatchError):
-            self.kept = load_graded(self.folder)
+            self.stored_class = load_graded(self.folder)
         items = enumerate(self.assignment.items)
         self._items = {task.job_id: number for number, item in items for task in item.tasks}
 
     def _read_results(self) -> set[int]:
         """Take in what is new; the indices of the submissions that it belongs to."""
-        results, replaced = self._tail.read()
-        if replaced:
+        results, is_replaced = self._tail.read()
+        if is_replaced:
             self._standings = Standings()
-            self._stamp = self._planned = None
-        self.version += bool(results or replaced)
+            self._stamp = self._plan_key = None
+        self.version += bool(results or is_replaced)
         for result in results:
             self._standings.note(result.job_id, result)
         return {self._items[result.job_id] for result in results if result.job_id in self._items}
@@ -182,9 +182,9 @@ class BatchView:
         if not numbers or not self.assignment:
             return
         items = tuple(self.assignment.items[number] for number in numbers)
-        planned = {entry.job_id for entry in self._entries}
-        made = grading.grades(replace(self.assignment, items=items), self.result, planned, self.kept)
-        for number, grade in zip(numbers, made, strict=True):
+        planned_ids = {entry.job_id for entry in self._entries}
+        grades = grading.grades(replace(self.assignment, items=items), self.result, planned_ids, self.stored_class)
+        for number, grade in zip(numbers, grades, strict=True):
             self._grades[number] = grade
 
 

@@ -27,10 +27,10 @@ from infra.config.ownership import is_foreign
 from messages.errors import BatchError
 from producers.files.private import make_folder, open_ordinary, open_private, read_ordinary, take_lock, write_atomically
 
-RESTARTED = "work_started"  # the line in `log` that parts one process's lines from the next one's
+RESTART_EVENT = "work_started"  # the line in `log` that parts one process's lines from the next one's
 
 # A trap that does nothing keeps the shell through Ctrl-C without making the command deaf to it.
-_AROUND = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
+_WRAPPER = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
 
 # Until the command has taken the place of a copy of the shell, that copy may swallow the signal.
 _DEAF_S = 0.3
@@ -68,7 +68,7 @@ class Work:
         self.out = folder / "out"
         self.log = folder / "log"
 
-    def start(self, command: Sequence[str], kind: str = "grade", limit: int = 0, only: Sequence[str] = ()) -> None:
+    def start(self, command: Sequence[str], kind: str = "grade", limit: int = 0, names: Sequence[str] = ()) -> None:
         """Start the command, in a session of its own: closing the desk doesn't end it.
 
         The rest is what the command was made of, to be kept. Raises BatchError if it is running already, or can't be
@@ -93,8 +93,8 @@ class Work:
             finally:
                 os.close(lock)  # from here on the process alone holds it
             _children[self.folder] = process
-            asked = {"kind": kind, "limit": limit, "only": tuple(only), "command": tuple(command)}
-            self._save(Record(process.pid, time.time(), _began(process.pid), **asked))  # type: ignore[arg-type]
+            request_fields = {"kind": kind, "limit": limit, "only": tuple(names), "command": tuple(command)}
+            self._save(Record(process.pid, time.time(), _process_start(process.pid), **request_fields))  # type: ignore[arg-type]
 
     def stop(self) -> None:
         """Ask it to end, as Ctrl-C does: it keeps what is done. Nothing happens if it doesn't run.
@@ -102,9 +102,9 @@ class Work:
         Raises BatchError if it is not known to be ours.
         """
         with _lock:
-            if self.alive:
+            if self.is_alive:
                 record = self.record()
-                if record is None or not record.process or record.process != _began(record.pid):
+                if record is None or not record.process or record.process != _process_start(record.pid):
                     raise BatchError("what works here was not started by this user's desk; end it where it was started")
                 self._save(replace(record, stopped=True))
                 time.sleep(min(_DEAF_S, max(0.0, record.started_at + _DEAF_S - time.time())))
@@ -112,7 +112,7 @@ class Work:
                     os.killpg(record.pid, signal.SIGINT)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether its process lives, whichever desk started it."""
         with _lock:
             self._reap()
@@ -133,8 +133,8 @@ class Work:
             if is_foreign(path):
                 return None
             fields = json.loads(read_ordinary(path))
-            known = {spec.name: fields[spec.name] for spec in dataclass_fields(Record) if spec.name in fields}
-            return Record(**known | {name: tuple(known.get(name, ())) for name in ("only", "command")})
+            arguments = {spec.name: fields[spec.name] for spec in dataclass_fields(Record) if spec.name in fields}
+            return Record(**arguments | {name: tuple(arguments.get(name, ())) for name in ("only", "command")})
         except (OSError, ValueError, TypeError, RecursionError):
             return None
 
@@ -147,10 +147,10 @@ class Work:
             return None
 
     @property
-    def interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether it was cut off: the machine went down, or the process and its shell were killed."""
         record = self.record()
-        return record is not None and not record.stopped and self.exit_code is None and not self.alive
+        return record is not None and not record.stopped and self.exit_code is None and not self.is_alive
 
     def last_words(self) -> str:
         """The last line that it logged that is not a machine's: why it ended, if it ended badly."""
@@ -160,7 +160,7 @@ class Work:
     def _spawn(self, command: Sequence[str], lock: int) -> subprocess.Popen[bytes]:
         with open_private(self.out, "wb") as out, open_private(self.log, "ab") as log:
             return subprocess.Popen(
-                ["/bin/sh", "-c", _AROUND, "sh", str(self.folder / "exit"), *command],
+                ["/bin/sh", "-c", _WRAPPER, "sh", str(self.folder / "exit"), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
@@ -171,7 +171,7 @@ class Work:
 
     def _mark_log(self) -> None:
         with open_private(self.log, "ab") as log:
-            log.write(json.dumps({"event": RESTARTED, "time": time.time()}).encode() + b"\n")
+            log.write(json.dumps({"event": RESTART_EVENT, "time": time.time()}).encode() + b"\n")
 
     def _reap(self) -> None:
         """Let a child that has ended go; the system keeps it until somebody has asked."""
@@ -183,15 +183,15 @@ class Work:
         write_atomically(self.folder / "work.json", json.dumps(asdict(record)))
 
 
-def _began(pid: int) -> str:
+def _process_start(pid: int) -> str:
     """When a process of this user's began, as exactly as the system tells; "" if there is none."""
     try:
         if sys.platform == "linux":  # in ticks since the machine started
             place = Path(f"/proc/{pid}")
             ticks = (place / "stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19]
             return f"{Path(_BOOT).read_text('ascii').strip()} {ticks}" if place.stat().st_uid == os.getuid() else ""
-        asked = ["ps", "-o", "uid=,lstart=", "-p", str(pid)]
-        user, _, began = subprocess.run(asked, capture_output=True, text=True).stdout.strip().partition(" ")
+        command = ["ps", "-o", "uid=,lstart=", "-p", str(pid)]
+        user, _, began = subprocess.run(command, capture_output=True, text=True).stdout.strip().partition(" ")
         return began.strip() if user == str(os.getuid()) else ""
     except (OSError, IndexError):
         return ""

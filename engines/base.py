@@ -59,25 +59,25 @@ class EngineInfo:
     prefill_slots: int = 1  # prompts computed at once
     weights: str = ""  # fingerprint of the very files where `fingerprint` is a family's; "": that is the same
 
-    def require_room(self, tokens: int) -> None:
+    def require_capacity(self, tokens: int) -> None:
         """Raises ContextExceeded unless the context holds so many."""
         if tokens > self.context:
             raise ContextExceeded(f"{tokens:,} tokens, but the context holds {self.context:,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenized:
-    """A rendered and tokenized prompt. Its first `shared` ids are those of every prompt with this prefix.
+class TokenizedPrompt:
+    """A rendered and tokenized prompt. Its first `shared_tokens` ids are those of every prompt with this prefix.
 
     No ids: the engine keeps them to itself (see DecodesText); the job then travels as text.
     """
 
     ids: tuple[int, ...]
-    shared: int
+    shared_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class PrefillResult:
     """What a prefill did."""
 
     computed_tokens: int  # evaluated by the engine
@@ -105,7 +105,7 @@ class Tokenizes(Protocol):
     def info(self) -> EngineInfo:
         """What is loaded; constant for the engine's life."""
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """Render the model's chat template around the messages of `prompt`, and tokenize it.
 
         `clock` (seconds since the epoch) is what a template that prints the date is given. Raises InvalidPrompt for
@@ -129,7 +129,7 @@ class PrefillEngine(Tokenizes, Protocol):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """Compute the KV cache of `tokens` (all of them: the caller leaves the prompt's last one out).
 
         Calls `emit` with each block, in order of position, as early as the engine can; blocks that end at or before
@@ -175,7 +175,7 @@ class DecodeEngine(Tokenizes, Protocol):
             EngineUnavailable, Cancelled.
         """
 
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
         """For the length of the block, every `decode` from this very `cache` begins with a copy inside the engine.
 
         So it is imported once, and many answers are forked from it. `tokens` begin with those that it covers. Raises
@@ -202,18 +202,18 @@ class Detokenizes(Protocol):
         """The text of these ids, as an answer shows it; U+FFFD for what is no whole character."""
 
 
-def why_away(engine: object) -> str:
-    """Why an engine is away, as its property `away` says; "": it is there, or can't be away without its worker.
+def outage_of(engine: object) -> str:
+    """Why an engine is away, as its property `outage` says; "": it is there, or can't be away without its worker.
 
     Away is one whose program is another process, which has ended and comes back. Nothing is asked of it meanwhile: its
     worker takes no jobs.
     """
-    away: str = getattr(engine, "away", "")
-    return away
+    outage: str = getattr(engine, "outage", "")
+    return outage
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[E]):
+class LoadedEngine(Generic[E]):
     """A model in an engine. `why_no_kv`: a sentence if its KV transfer was not proved."""
 
     engine: E

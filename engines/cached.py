@@ -29,9 +29,9 @@ def weights_digest(identity: str, compute: Callable[[], str]) -> str:
     """The SHA-256 of weights, as 64 hexadecimal digits; `identity`: paths, sizes and times of their files."""
     note = note_of("weights", identity)
     with suppress(OSError):
-        known = note.read_text()
-        if len(known) == 64:
-            return known
+        cached_digest = note.read_text()
+        if len(cached_digest) == 64:
+            return cached_digest
     digest = compute()
     keep(note, digest.encode())
     return digest

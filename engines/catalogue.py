@@ -13,7 +13,7 @@ from engines.base import Capabilities
 from engines.llamacpp.server import PROGRAM, find_program
 from engines.vllm import environment
 
-_ALL = Capabilities.local(transfers_kv=True, blocks_while_computing=True)
+_LOCAL_CAPABILITIES = Capabilities.local(transfers_kv=True, blocks_while_computing=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class EngineEntry:
     note: str = ""
 
     @property
-    def missing(self) -> str:
+    def install_command(self) -> str:
         """What has to be installed before it runs here, as a command; "": nothing."""
         absent = [package for package in self.packages if importlib.util.find_spec(package) is None]
         if not absent or (self.name == "llamacpp" and find_program()):
@@ -40,7 +40,7 @@ class EngineEntry:
         """Engines that can decode from what this one prefilled."""
         if not self.capabilities.exports_kv:
             return ()
-        return tuple(other.name for other in CATALOGUE if other.capabilities.imports_kv and other.family == self.family)
+        return tuple(entry.name for entry in CATALOGUE if entry.capabilities.imports_kv and entry.family == self.family)
 
 
 CATALOGUE = (
@@ -53,7 +53,7 @@ CATALOGUE = (
         "canonical",
         f"a GPU that the wheel has no build for needs {PROGRAM} on PATH",
     ),
-    EngineEntry("mlx", _ALL, ("mlx", "mlx_lm"), "mlx", "FOLDER or hub name", "canonical"),
+    EngineEntry("mlx", _LOCAL_CAPABILITIES, ("mlx", "mlx_lm"), "mlx", "FOLDER or hub name", "canonical"),
     EngineEntry(
         "ollama",
         Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False),
@@ -72,16 +72,26 @@ CATALOGUE = (
         "",
         "any server of chat completions; the server does the prompt",
     ),
-    EngineEntry("simulated", _ALL, (), "", "sim:prefill=2000,decode=60,…", "synthetic", "no model: tests and planning"),
-    EngineEntry("transformers", _ALL, ("torch", "transformers"), "torch", "FOLDER or hub name", "canonical"),
+    EngineEntry(
+        "simulated",
+        _LOCAL_CAPABILITIES,
+        (),
+        "",
+        "sim:prefill=2000,decode=60,…",
+        "synthetic",
+        "no model: tests and planning",
+    ),
+    EngineEntry(
+        "transformers", _LOCAL_CAPABILITIES, ("torch", "transformers"), "torch", "FOLDER or hub name", "canonical"
+    ),
     EngineEntry(
         "vllm",
-        _ALL,
+        _LOCAL_CAPABILITIES,
         ("tokenizers", "llguidance"),
         "vllm",
         "FOLDER or hub name, http://HOST:PORT?model=FOLDER",
         "canonical",
-        f"runs in an environment of its own ({environment.SIZE}; tested with vLLM {environment.TESTED})",
+        f"runs in an environment of its own ({environment.SIZE}; tested with vLLM {environment.TESTED_RELEASE})",
     ),
 )
 BY_NAME = {entry.name: entry for entry in CATALOGUE}

@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from engines.base import Tokenized
+from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import Part, Role
 
 # Small letters only: a template's text is searched for dates, to be replaced.
 _MARKER = "kvasirqzjwkmarker"
-_MARKED = re.compile(_MARKER + "([a-j]+)x")
+_MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
 # What may follow the class-wide part. Where one of these changes how its end is tokenized, that end is not shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
-_REMEMBERED = 64
+_MEMORY_SIZE = 64
 
 # Code and prose, by which an engine tells how many characters a token has.
 SAMPLE = """def mean(values: list[float]) -> float:
@@ -44,7 +44,7 @@ one pass enough. Names are clear and the tests cover the empty list, but not neg
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
+class PromptMessage:
     """Consecutive parts of one role. The first `common` characters of the text are the class's."""
 
     role: Role
@@ -52,14 +52,14 @@ class ChatMessage:
     common: int
 
 
-def chat(prompt: Sequence[Part]) -> list[ChatMessage]:
+def chat(prompt: Sequence[Part]) -> list[PromptMessage]:
     """The messages of a prompt, in order."""
-    made = []
-    for role, grouped in groupby(prompt, lambda part: part.role):
-        parts = list(grouped)
+    messages = []
+    for role, group in groupby(prompt, lambda part: part.role):
+        parts = list(group)
         common = sum(len(part.text) for part in parts if part.scope == "class")
-        made.append(ChatMessage(role, "".join(part.text for part in parts), common))
-    return made
+        messages.append(PromptMessage(role, "".join(part.text for part in parts), common))
+    return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class ChatPrompt(ABC):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._frames: OrderedDict[Any, _Frame] = OrderedDict()
-        self._shared: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
+        self._prefix_ids: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """See `engines.base.Tokenizes.tokenize`. Templates that print the date get the day of `clock`, UTC."""
         messages = chat(prompt)
         frame = self._frame([message.role for message in messages], clock)
@@ -93,7 +93,7 @@ class ChatPrompt(ABC):
             common.append(message.text[: message.common])
             if message.common < len(message.text):
                 break
-        return Tokenized(ids, common_prefix(ids, self._shared_ids(frame, tuple(common))) if any(common) else 0)
+        return TokenizedPrompt(ids, common_prefix(ids, self._shared_ids(frame, tuple(common))) if any(common) else 0)
 
     def require_template(self) -> None:
         """Raises ConfigError if one user message can't be rendered."""
@@ -103,7 +103,7 @@ class ChatPrompt(ABC):
             raise ConfigError(str(error)) from None
 
     @abstractmethod
-    def rendered(self, messages: list[dict[str, str]], clock: float) -> str:
+    def render(self, messages: list[dict[str, str]], clock: float) -> str:
         """These messages and the opening of the assistant's answer, by the template. Raises InvalidPrompt."""
 
     @abstractmethod
@@ -120,9 +120,9 @@ class ChatPrompt(ABC):
         for number, (head, control, tail) in enumerate(frame.gaps):
             plain += head
             if control or number == len(texts):
-                for text, parsed in ((plain, False), (control, True)):
+                for text, is_control in ((plain, False), (control, True)):
                     if text:
-                        ids += self.piece_ids(text, begins, parsed)
+                        ids += self.piece_ids(text, begins, is_control)
                         begins = False
                 plain = ""
             plain += tail
@@ -134,24 +134,24 @@ class ChatPrompt(ABC):
 
     def _shared_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
         """The ids that every prompt with this class-wide part, in messages of these roles, begins with."""
-        begun = _Frame(frame.gaps[: len(common) + 1], frame.trims[: len(common)])
+        prefix_frame = _Frame(frame.gaps[: len(common) + 1], frame.trims[: len(common)])
         with self._lock:
-            known = self._shared.get((begun, common))
-        if known is not None:
-            return known
+            cached_ids = self._prefix_ids.get((prefix_frame, common))
+        if cached_ids is not None:
+            return cached_ids
         # The x keeps a template that trims messages from eating a follower made of white space.
-        variants = [self._ids(begun, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
-        ids = variants[0][: min(common_prefix(variants[0], other) for other in variants[1:])]
-        self._remember(self._shared, (begun, common), ids)
+        variants = [self._ids(prefix_frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
+        ids = variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
+        self._remember(self._prefix_ids, (prefix_frame, common), ids)
         return ids
 
     def _frame(self, roles: list[Role], clock: float) -> _Frame:
         gaps = self._rendered_gaps(roles, clock, "")
         key = (*roles, *gaps)
         with self._lock:
-            known = self._frames.get(key)
-        if known is not None:
-            return known
+            cached_frame = self._frames.get(key)
+        if cached_frame is not None:
+            return cached_frame
         cut = []
         spans = {gap: self.control_span(gap) for gap in {*gaps}}  # in a conversation most are alike
         for number, gap in enumerate(gaps):
@@ -159,8 +159,10 @@ class ChatPrompt(ABC):
             start = 0 if number == 0 else start
             end = len(gap) if number == len(roles) else end
             cut.append((gap[:start], gap[start:end], gap[max(start, end) :]))
-        padded = self._rendered_gaps(roles, clock, _PADDING)
-        trims = [(not before.endswith(_PADDING), not after.startswith(_PADDING)) for before, after in pairwise(padded)]
+        padded_gaps = self._rendered_gaps(roles, clock, _PADDING)
+        trims = [
+            (not before.endswith(_PADDING), not after.startswith(_PADDING)) for before, after in pairwise(padded_gaps)
+        ]
         frame = _Frame(tuple(cut), tuple(trims))
         self._remember(self._frames, key, frame)
         return frame
@@ -170,21 +172,21 @@ class ChatPrompt(ABC):
         names = [str(number).translate(_AS_LETTERS) for number in range(len(roles))]
         texts = [f"{padding}{_MARKER}{name}x{padding}" for name in names]
         messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        pieces = _MARKED.split(self.rendered(messages, clock))
-        found = pieces[1::2]
+        pieces = _MARKER_PATTERN.split(self.render(messages, clock))
+        printed_names = pieces[1::2]
         for name, role in zip(names, roles, strict=True):
-            if found.count(name) != 1:
+            if printed_names.count(name) != 1:
                 raise InvalidPrompt(
-                    f"the model's chat template prints the {role}'s message {found.count(name)} times, not once"
+                    f"the model's chat template prints the {role}'s message {printed_names.count(name)} times, not once"
                 )
-        if found != names:
+        if printed_names != names:
             raise InvalidPrompt(f"the model's chat template changes the order of these messages: {', '.join(roles)}")
         return pieces[::2]
 
     def _remember(self, memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
         with self._lock:
             memory[key] = value
-            while len(memory) > _REMEMBERED:
+            while len(memory) > _MEMORY_SIZE:
                 memory.popitem(last=False)
 
 

@@ -9,6 +9,6 @@ from typing import Any
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def styled(schema: str) -> dict[str, Any]:
+def guidance_schema(schema: str) -> dict[str, Any]:
     """The schema, and how the JSON is written unless it says that itself."""
     return {"x-guidance": _JSON_STYLE, **json.loads(schema)}

@@ -29,7 +29,7 @@ class FinalChannel:
         self._in_header = False
         self.is_open = False
 
-    def anew(self) -> FinalChannel:
+    def new_watcher(self) -> FinalChannel:
         """A watcher for another answer."""
         return FinalChannel(self._header, self._message)
 

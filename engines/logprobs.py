@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TOP = 64  # so many an engine tells
-_COMPARED = 16  # the likeliest of one's own: further down rounding alone reorders them
+_NUM_LIKELIEST = 16  # the likeliest of one's own: further down rounding alone reorders them
 
 
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:
@@ -25,12 +25,14 @@ def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:
     return {int(id): float(scores[id] - total) for id in ids}
 
 
-def logprob_gap(own: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """Mean absolute difference in nats over the likeliest tokens of `own`.
+def logprob_gap(reference: Mapping[int, float], candidate: Mapping[int, float]) -> float:
+    """Mean absolute difference in nats over the likeliest tokens of `reference`.
 
     A token that the other does not name is at most as likely there as the least likely one that it does.
     """
-    likeliest = sorted(own, key=lambda id: -own[id])[:_COMPARED]
-    least = min(other.values(), default=0.0)
-    gaps = [abs(own[id] - other[id]) if id in other else max(0.0, own[id] - least) for id in likeliest]
+    likeliest = sorted(reference, key=lambda id: -reference[id])[:_NUM_LIKELIEST]
+    lowest = min(candidate.values(), default=0.0)
+    gaps = [
+        abs(reference[id] - candidate[id]) if id in candidate else max(0.0, reference[id] - lowest) for id in likeliest
+    ]
     return sum(gaps) / len(gaps) if gaps else 0.0

@@ -24,13 +24,13 @@ _OUTSIDE = "; prompts go to {}, outside private networks"
 
 def outside_in(why_no_kv: str) -> str:
     """The host outside private networks that a reason of `prove` names; "": none."""
-    found = re.search(_OUTSIDE.format("(.+)"), why_no_kv)
-    return found[1] if found else ""
+    match = re.search(_OUTSIDE.format("(.+)"), why_no_kv)
+    return match[1] if match else ""
 
 
 def prove(prefill: PrefillEngine, decode: DecodeEngine) -> str:
     """Hand a prompt from `prefill` to `decode`, which may be one engine. "": proved; else why not, in one sentence."""
-    reason = _undeclared(prefill.info, decode.info)
+    reason = _obstacle(prefill.info, decode.info)
     if reason:
         return reason
     try:
@@ -39,14 +39,16 @@ def prove(prefill: PrefillEngine, decode: DecodeEngine) -> str:
         return f"the KV transfer at start-up failed: {error}"
 
 
-def _undeclared(prefill: EngineInfo, decode: EngineInfo) -> str:
+def _obstacle(prefill: EngineInfo, decode: EngineInfo) -> str:
     if not prefill.capabilities.exports_kv or prefill.layout is None:
-        where = _OUTSIDE.format(prefill.outside) if prefill.outside else ""
-        return f"the {prefill.engine} engine gives no KV cache out{where}"
+        destination_note = _OUTSIDE.format(prefill.outside) if prefill.outside else ""
+        return f"the {prefill.engine} engine gives no KV cache out{destination_note}"
     if not decode.capabilities.imports_kv or decode.layout is None:
         return f"the {decode.engine} engine takes no KV cache in"
-    if found := difference(prefill.ropes, decode.ropes):
-        return f"{prefill.engine} and {decode.engine} compute different keys, {found}: give both the same model"
+    if rope_difference := difference(prefill.ropes, decode.ropes):
+        return (
+            f"{prefill.engine} and {decode.engine} compute different keys, {rope_difference}: give both the same model"
+        )
     if prefill.fingerprint != decode.fingerprint:
         return f"the engines hold different weights: KV family {prefill.fingerprint}, not {decode.fingerprint}"
     return prefill.layout.why_unsupported
@@ -75,7 +77,7 @@ def _compare(prefill: PrefillEngine, decode: DecodeEngine) -> str:
 
 def _prompt(engine: PrefillEngine, context: int, length: int) -> tuple[int, ...]:
     """Ids of a prompt of about `length` tokens, fewer where the context is small."""
-    room = context - _ANSWER_TOKENS
+    capacity = context - _ANSWER_TOKENS
     lines = (f"Line {number} of {number * number}: is {number * 7 % 31} prime?\n" for number in range(length))
-    characters = int(min(length, room) * (engine.info.chars_per_token or 4))
-    return engine.tokenize(user_prompt("", "".join(lines)[:characters]), 0.0).ids[:room]
+    characters = int(min(length, capacity) * (engine.info.chars_per_token or 4))
+    return engine.tokenize(user_prompt("", "".join(lines)[:characters]), 0.0).ids[:capacity]

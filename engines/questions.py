@@ -10,10 +10,10 @@ from messages.change import changed
 from messages.jobs import PrefillJob
 
 # Takes the place of an only question, to see where the prompt before it ends.
-_ANOTHER = "?"
+_PLACEHOLDER_QUESTION = "?"
 
 
-def tokenized(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
+def tokenize_job(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
     """The job with its token ids, none if the engine keeps them to itself. Raises InvalidPrompt.
 
     Each prompt is rendered and tokenized as a whole: a tokenizer may merge the end of one part with the beginning of
@@ -21,15 +21,17 @@ def tokenized(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
     """
     if not job.questions:
         prompt = engine.tokenize(job.prompt, job.submitted_at)
-        return job.tokenized(prompt.ids, prompt.shared)
-    suffixes = [one.suffix for one in job.questions]
+        return job.tokenized(prompt.ids, prompt.shared_tokens)
+    suffixes = [question.suffix for question in job.questions]
     if len({*suffixes}) == 1:
-        suffixes.append(tuple([replace(part, text=_ANOTHER) for part in suffixes[0]]))
+        suffixes.append(tuple([replace(part, text=_PLACEHOLDER_QUESTION) for part in suffixes[0]]))
     whole = [engine.tokenize((*job.prompt, *suffix), job.submitted_at) for suffix in suffixes]
-    first, *others = [prompt.ids for prompt in whole]
-    common = min([len(first) - 1, *(min(common_prefix(first, ids), len(ids) - 1) for ids in others)])
+    first, *other_ids = [prompt.ids for prompt in whole]
+    common = min([len(first) - 1, *(min(common_prefix(first, ids), len(ids) - 1) for ids in other_ids)])
     if common < 0:  # no ids
         return job
-    own = [changed(one, tokens=prompt.ids[common:]) for one, prompt in zip(job.questions, whole, strict=False)]
-    shared = min(common, *(prompt.shared for prompt in whole))
-    return changed(job, tokens=first[:common], shared_tokens=shared, questions=tuple(own))
+    questions = [
+        changed(question, tokens=prompt.ids[common:]) for question, prompt in zip(job.questions, whole, strict=False)
+    ]
+    shared_tokens = min(common, *(prompt.shared_tokens for prompt in whole))
+    return changed(job, tokens=first[:common], shared_tokens=shared_tokens, questions=tuple(questions))

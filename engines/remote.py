@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
 from engines.chat import SAMPLE
 from engines.waiting import check_running
 from messages.errors import ConfigError, ContextExceeded, InvalidSchema, KvasirError, KVTransferFailed
@@ -54,22 +54,22 @@ def new_sample() -> str:
     return f"{secrets.token_hex(4)}\n{SAMPLE}"
 
 
-def broken(first: re.Match[str]) -> str:
+def break_mark(first: re.Match[str]) -> str:
     """The first character of a control token, with one after it that nobody sees and no such token holds."""
     return first[0] + "\u200b"
 
 
 def break_known_marks(text: str) -> str:
     """A text without the control tokens of known families, which a server would take for its own."""
-    return _KNOWN_MARK.sub(broken, text)
+    return _KNOWN_MARK.sub(break_mark, text)
 
 
-def check_json(text: str, whose: str) -> None:
+def check_json(text: str, server_name: str) -> None:
     """Some servers take a schema for no more than a hint. Raises InvalidSchema."""
     try:
         json.loads(text)
     except ValueError:
-        raise InvalidSchema(f"{whose} did not keep to the JSON schema; it answered {text!r:.80}") from None
+        raise InvalidSchema(f"{server_name} did not keep to the JSON schema; it answered {text!r:.80}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,75 +80,75 @@ class _End:
 class Calls:
     """Runs requests that can be called off while the server computes. All methods may be called from any thread.
 
-    `sorted_out` makes the job's error of a failed request's; `close_client` closes its connections; `disconnected` is
-    what the client raises of a connection that the server closed. `is_gone` says whether an error means that nobody is
-    there: then `look` is asked again and again, and the server is away until somebody answers.
+    `translate_error` makes the job's error of a failed request's; `close_client` closes its connections;
+    `disconnect_errors` are what the client raises for a connection that the server closed. `is_gone` says whether an
+    error means that nobody is there: then `probe` is called again and again, and the server is away until it answers.
     """
 
     def __init__(
         self,
         name: str,
-        sorted_out: Callable[[BaseException], KvasirError],
+        translate_error: Callable[[BaseException], KvasirError],
         close_client: Callable[[], Coroutine[Any, Any, None]],
-        disconnected: tuple[type[BaseException], ...],
+        disconnect_errors: tuple[type[BaseException], ...],
         is_gone: Callable[[BaseException], bool],
-        look: Callable[[], Coroutine[Any, Any, Any]],
+        probe: Callable[[], Coroutine[Any, Any, Any]],
     ) -> None:
-        self.away = ""  # why: see engines.base.why_away
+        self.outage = ""  # why: see engines.base.outage_of
         self._name = name
-        self._disconnected = disconnected
+        self._disconnect_errors = disconnect_errors
         self._is_gone = is_gone
-        self._look = look
+        self._probe = probe
         self._search: asyncio.Task[None] | None = None
-        self._sorted_out = sorted_out
+        self._translate_error = translate_error
         self._close_client = close_client
         self._closed = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-http", daemon=True)
         self._thread.start()
 
-    def only(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """The one thing that comes back. Raises what `sorted_out` gives, and EngineUnavailable once closed."""
+    def call(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """The one thing that comes back. Raises what `translate_error` gives, and EngineUnavailable once closed."""
 
-        async def once() -> AsyncIterator[Any]:
+        async def produce_one() -> AsyncIterator[Any]:
             yield await ask()
 
-        with closing(self.receive(once, None)) as items:
-            return next(items)
+        with closing(self.receive(produce_one, None)) as pieces:
+            return next(pieces)
 
     def receive(
         self, produce: Callable[[], AsyncIterator[Any]], stop: threading.Event | None
     ) -> Generator[Any, None, None]:
-        """One piece after another. Raises as `only`, and Cancelled soon after `stop` is set."""
+        """One piece after another. Raises as `call`, and Cancelled soon after `stop` is set."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._check_running(stop)
         task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox.put), self._loop)
         try:
             while True:
                 try:
-                    item = inbox.get(timeout=_POLL_S)
+                    piece = inbox.get(timeout=_POLL_S)
                 except queue.Empty:
                     self._check_running(stop)
                     continue
                 self._check_running(stop)
-                if not isinstance(item, _End):
-                    yield item
-                elif item.error is None:
+                if not isinstance(piece, _End):
+                    yield piece
+                elif piece.error is None:
                     return
                 else:
-                    raise self._sorted_out(item.error) from item.error
+                    raise self._translate_error(piece.error) from piece.error
         finally:
             task.cancel()
 
     async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], put: Callable[[Any], None]) -> None:
-        started, may_repeat = time.monotonic(), True
+        start, may_repeat = time.monotonic(), True
         while True:
             try:
-                async for item in produce():
+                async for piece in produce():
                     may_repeat = False
-                    put(item)
+                    put(piece)
             except BaseException as error:
-                lost_at_once = isinstance(error, self._disconnected) and time.monotonic() - started < _LOST_AT_ONCE_S
+                lost_at_once = isinstance(error, self._disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
                 if lost_at_once and may_repeat:
                     may_repeat = False
                     continue
@@ -162,25 +162,25 @@ class Calls:
 
     def _note(self, error: BaseException) -> None:
         """Before the job learns of its error: its worker shall not take another one."""
-        if not (self.away or self._closed.is_set()) and self._is_gone(error):
-            self.away = str(self._sorted_out(error))
-            self._search = asyncio.create_task(self._look_for_it())
+        if not (self.outage or self._closed.is_set()) and self._is_gone(error):
+            self.outage = str(self._translate_error(error))
+            self._search = asyncio.create_task(self._await_return())
 
-    async def _look_for_it(self) -> None:
+    async def _await_return(self) -> None:
         """At once, for it may have closed no more than one connection; then until it answers, if only with an error."""
         if not await self._answers():
-            _log.warning("%s; until it does, its worker takes no jobs", self.away)
+            _log.warning("%s; until it does, its worker takes no jobs", self.outage)
             pause_s = _FIRST_PAUSE_S
             while not await self._answers():
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             _log.warning("the server of the %s engine answers again", self._name)
-        self.away = ""
+        self.outage = ""
 
     async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(CONNECT_S):
-                await self._look()
+                await self._probe()
         except Exception as error:  # noqa: BLE001  whatever the client raises
             return not isinstance(error, TimeoutError) and not self._is_gone(error)
         return True
@@ -215,9 +215,9 @@ class RemoteServer:
     _calls: Calls
 
     @property
-    def away(self) -> str:
+    def outage(self) -> str:
         """Why nobody answers there now; "": somebody does."""
-        return self._calls.away
+        return self._calls.outage
 
     def close(self) -> None:
         """Requests in progress raise EngineUnavailable. Idempotent."""
@@ -235,9 +235,9 @@ class TextOnly(Generic[S]):
 
     _info: EngineInfo
 
-    def __init__(self, server: S, called: str, context: int) -> None:
+    def __init__(self, server: S, server_name: str, context: int) -> None:
         self._server = server
-        self._called = called
+        self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
 
@@ -247,17 +247,17 @@ class TextOnly(Generic[S]):
         return self._info
 
     @property
-    def away(self) -> str:
-        """See engines.base.why_away."""
-        return self._server.away
+    def outage(self) -> str:
+        """See engines.base.outage_of."""
+        return self._server.outage
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
         self._server.close()
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """No ids: the server keeps them to itself."""
-        return Tokenized((), 0)
+        return TokenizedPrompt((), 0)
 
     def count_tokens(self, text: str) -> int:
         """An estimate, by the sample that the server counted at the start."""
@@ -270,9 +270,9 @@ class TextOnly(Generic[S]):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """Always KVTransferFailed: no KV cache comes out."""
-        raise KVTransferFailed(f"{self._called} gives no KV cache out")
+        raise KVTransferFailed(f"{self._server_name} gives no KV cache out")
 
     def decode(
         self,
@@ -283,38 +283,41 @@ class TextOnly(Generic[S]):
         stop: threading.Event | None = None,
     ) -> Answer:
         """Always KVTransferFailed: text is taken (`decode_text`), no ids and no KV cache."""
-        raise KVTransferFailed(f"{self._called} takes no token ids and no KV cache in")
+        raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
 
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
         """Always KVTransferFailed, as `decode`."""
-        raise KVTransferFailed(f"{self._called} takes no token ids and no KV cache in")
+        raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """Always KVTransferFailed, as `decode`."""
-        raise KVTransferFailed(f"{self._called} takes no token ids and no KV cache in")
+        raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
 
-    def _check_room(self, sampling: Sampling) -> None:
+    def _check_capacity(self, sampling: Sampling) -> None:
         if sampling.max_tokens >= self._context:
             raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
 
-    def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, counted: int) -> None:
-        """Raises ContextExceeded unless the whole prompt was read; `counted`: its tokens, 0 if that is not told."""
-        if counted + sampling.max_tokens > self._context:
+    def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, prompt_tokens: int) -> None:
+        """Raises ContextExceeded unless the whole prompt was read; `prompt_tokens`: 0 if the server doesn't tell."""
+        if prompt_tokens + sampling.max_tokens > self._context:
             raise ContextExceeded(
-                f"the prompt has {counted:,} tokens (more, if {self._called} cut it) and the answer may have "
+                f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer may have "
                 f"{sampling.max_tokens:,}, but the context holds {self._context:,}"
             )
         expected = self.count_tokens("".join(part.text for part in prompt))
-        if expected > self._context and 0 < counted < expected * _CUT:
-            raise ContextExceeded(f"{self._called} cut a prompt of about {expected:,} tokens to {counted:,}")
+        if expected > self._context and 0 < prompt_tokens < expected * _CUT:
+            raise ContextExceeded(f"{self._server_name} cut a prompt of about {expected:,} tokens to {prompt_tokens:,}")
 
 
-def context_of(called: str, model: str, trained: int, wanted: int) -> int:
-    """The context to go by. `trained`: what the server says, 0 if nothing. Raises ConfigError where that is shorter."""
-    if trained and wanted > trained:
-        raise ConfigError(f"{model} was trained for a context of {trained:,}; set context to that or less")
-    if not (wanted or trained):
-        raise ConfigError(f"{called} does not say how long a context {model} can have: set context")
-    return wanted or trained
+def context_of(server_name: str, model: str, trained_context: int, requested_context: int) -> int:
+    """The context to go by. `trained_context`: what the server says, 0 if nothing.
+
+    Raises ConfigError where that is shorter.
+    """
+    if trained_context and requested_context > trained_context:
+        raise ConfigError(f"{model} was trained for a context of {trained_context:,}; set context to that or less")
+    if not (requested_context or trained_context):
+        raise ConfigError(f"{server_name} does not say how long a context {model} can have: set context")
+    return requested_context or trained_context

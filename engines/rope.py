@@ -36,32 +36,32 @@ def ropes_text(ropes: Sequence[Rope]) -> str:
     return " and ".join(dict.fromkeys(map(str, ropes)))
 
 
-def difference(one: Sequence[Rope], other: Sequence[Rope]) -> str:
+def difference(left: Sequence[Rope], right: Sequence[Rope]) -> str:
     """What differs, such as "RoPE base 10,000 and 500,000"; "": nothing beyond rounding, or one is not known."""
-    if not one or not other:
+    if not left or not right:
         return ""
-    if len(one) != len(other):
-        return f"RoPE of {len(one)} and {len(other)} kinds of layers"
-    return next((found for pair in zip(one, other, strict=True) if (found := _difference(*pair))), "")
+    if len(left) != len(right):
+        return f"RoPE of {len(left)} and {len(right)} kinds of layers"
+    return next((text for pair in zip(left, right, strict=True) if (text := _difference(*pair))), "")
 
 
-def _difference(one: Rope, other: Rope) -> str:
-    if len(one.frequencies) != len(other.frequencies):
-        return f"RoPE of {len(one.frequencies)} and {len(other.frequencies)} pairs of each key"
-    apart = [abs(a / b - 1) for a, b in zip(one.frequencies, other.frequencies, strict=True)]
-    most = apart.index(max(apart))
+def _difference(left: Rope, right: Rope) -> str:
+    if len(left.frequencies) != len(right.frequencies):
+        return f"RoPE of {len(left.frequencies)} and {len(right.frequencies)} pairs of each key"
+    deviations = [abs(a / b - 1) for a, b in zip(left.frequencies, right.frequencies, strict=True)]
+    worst = deviations.index(max(deviations))
     if (
-        apart[most] > TOLERANCE
-        and one.base
-        and other.base
-        and not math.isclose(one.base, other.base, rel_tol=TOLERANCE)
+        deviations[worst] > TOLERANCE
+        and left.base
+        and right.base
+        and not math.isclose(left.base, right.base, rel_tol=TOLERANCE)
     ):
-        return f"RoPE base {one.base:,.0f} and {other.base:,.0f}"
-    if apart[most] > TOLERANCE:
-        turns = f"{one.frequencies[most]:.4g} and {other.frequencies[most]:.4g} radians a position"
-        return f"RoPE scaling: pair {most + 1} of {len(apart)} is turned by {turns}"
-    if not math.isclose(one.scale, other.scale, rel_tol=TOLERANCE):
-        return f"RoPE scaling: an attention factor of {one.scale:.5g} and {other.scale:.5g}"
+        return f"RoPE base {left.base:,.0f} and {right.base:,.0f}"
+    if deviations[worst] > TOLERANCE:
+        turns = f"{left.frequencies[worst]:.4g} and {right.frequencies[worst]:.4g} radians a position"
+        return f"RoPE scaling: pair {worst + 1} of {len(deviations)} is turned by {turns}"
+    if not math.isclose(left.scale, right.scale, rel_tol=TOLERANCE):
+        return f"RoPE scaling: an attention factor of {left.scale:.5g} and {right.scale:.5g}"
     return ""
 
 
@@ -73,8 +73,8 @@ def plain(base: float, dimensions: int) -> list[float]:
 def yarn(frequencies: Sequence[float], factor: float, low: float, high: float) -> list[float]:
     """Pairs to `low` as they are, from `high` on slowed by `factor`, a ramp between (YaRN, arXiv 2309.00071, 3.2)."""
     width = high - low or 0.001
-    slowed = [min(1.0, max(0.0, (pair - low) / width)) for pair in range(len(frequencies))]
-    return [f * (1 - part) + f / factor * part for f, part in zip(frequencies, slowed, strict=True)]
+    ramp = [min(1.0, max(0.0, (pair - low) / width)) for pair in range(len(frequencies))]
+    return [f * (1 - part) + f / factor * part for f, part in zip(frequencies, ramp, strict=True)]
 
 
 def yarn_bound(rotations: float, dimensions: int, base: float, original: float) -> float:

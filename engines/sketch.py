@@ -72,7 +72,7 @@ class Sketch:
     numbers: Array = field(repr=False)
 
     @cached_property
-    def encoded(self) -> bytes:
+    def body(self) -> bytes:
         """One line of JSON and the numbers: equal sketches have equal bytes."""
         fields = {name: getattr(self, name) for name in ("engine", "rounding", "weights", "tokenizer", "tokens")}
         fields |= {"v": VERSION, "layout": asdict(self.layout), "ropes": [asdict(rope) for rope in self.ropes]}
@@ -82,34 +82,34 @@ class Sketch:
     @cached_property
     def name(self) -> str:
         """32 hex digits that name its bytes: where it lies in the store, and what stored KV says of its producer."""
-        return named(self.encoded)
+        return sketch_name(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class SketchAgreement:
     """Of two sketches: why the KV caches of one are not for the other ("": they are), and the difference by layer.
 
-    `rounded`: dtypes or formats of weights differ. `layers`: of K and of V, as a share of their norms, and what is
-    taken for rounding.
+    `formats_differ`: dtypes or formats of weights differ. `layers`: of K and of V, as a share of their norms, and what
+    is taken for rounding.
     """
 
-    why: str
-    rounded: bool = False
+    problem: str
+    formats_differ: bool = False
     layers: tuple[tuple[float, float, float], ...] = ()
 
 
-def read(body: bytes, name: str) -> Sketch:
+def read_sketch(body: bytes, name: str) -> Sketch:
     """The sketch of that name. Raises KVTransferFailed, whatever else the bytes are."""
-    if len(body) > _MAX_BYTES or named(body) != name:
+    if len(body) > _MAX_BYTES or sketch_name(body) != name:
         raise KVTransferFailed(f"what the store holds as sketch {name:.12} is another")
     header, _, rest = body.partition(b"\n")
     try:
         fields = json.loads(header)
         if fields.pop("v") != VERSION or fields["rounding"] not in TOLERANCES:
             raise KVTransferFailed(f"sketch {name:.12} is of a version that this program does not read")
-        given = fields["layout"]
-        listed = {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
-        fields["layout"] = layout = KVLayout(**given | listed)
+        layout_fields = fields["layout"]
+        tuples = {key: tuple(value) for key, value in layout_fields.items() if isinstance(value, list)}
+        fields["layout"] = layout = KVLayout(**layout_fields | tuples)
         ropes = ((rope["frequencies"], rope["scale"], rope["base"]) for rope in fields["ropes"])
         fields["ropes"] = tuple(
             Rope(tuple(map(float, turns)), float(scale), float(base)) for turns, scale, base in ropes
@@ -117,14 +117,14 @@ def read(body: bytes, name: str) -> Sketch:
         checks.whole("tokens", fields["tokens"], 1, TOKENS)
         for name_of in ("engine", "weights", "tokenizer"):
             checks.text(name_of, fields[name_of], 255)
-        found = Sketch(**fields, numbers=np.frombuffer(rest, "<f4").reshape(shape(layout)))
-        if not np.isfinite(found.numbers).all():
+        sketch = Sketch(**fields, numbers=np.frombuffer(rest, "<f4").reshape(shape(layout)))
+        if not np.isfinite(sketch.numbers).all():
             raise KVTransferFailed(f"sketch {name:.12} holds inf or nan")
     except KVTransferFailed:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, KvasirError) as error:
         raise KVTransferFailed(f"sketch {name:.12} can't be read: {error!r:.80}") from None
-    return found
+    return sketch
 
 
 def prompt(vocabulary: int, tokens: int) -> tuple[int, ...]:
@@ -133,8 +133,8 @@ def prompt(vocabulary: int, tokens: int) -> tuple[int, ...]:
     Control tokens lie at either end of nearly every vocabulary, so the first and the last eighth are left out.
     """
     margin = vocabulary // 8
-    drawn = np.frombuffer(random_bytes(f"ids/{vocabulary}", 4 * TOKENS), "<u4")[:tokens]
-    return tuple((margin + drawn % (vocabulary - 2 * margin)).tolist())
+    numbers = np.frombuffer(random_bytes(f"ids/{vocabulary}", 4 * TOKENS), "<u4")[:tokens]
+    return tuple((margin + numbers % (vocabulary - 2 * margin)).tolist())
 
 
 def shape(layout: KVLayout) -> tuple[int, int, int, int]:
@@ -155,84 +155,88 @@ def positions(layout: KVLayout, layer: int, tokens: int) -> list[int]:
     return sorted({*(place for k in range(POSITIONS - 1) if (place := 9 * k * k) < tokens), tokens - 1})
 
 
-def projected(layer: int, both: Array) -> Array:
+def project(layer: int, vectors: Array) -> Array:
     """(2, WIDTH + 1) of the vectors K and V, (2, size)."""
-    size = both.shape[1]
+    size = vectors.shape[1]
     bits = np.unpackbits(np.frombuffer(random_bytes(f"signs/{layer}", 2 * size * WIDTH // 8), np.uint8))
     signs = bits.reshape(2, size, WIDTH).astype(np.float32) * 2 - 1
-    small = np.einsum("vs,vsw->vw", both, signs) / np.sqrt(WIDTH)
-    return np.concatenate([small, np.linalg.norm(both, axis=1, keepdims=True)], axis=1)
+    small = np.einsum("vs,vsw->vw", vectors, signs) / np.sqrt(WIDTH)
+    return np.concatenate([small, np.linalg.norm(vectors, axis=1, keepdims=True)], axis=1)
 
 
-def compare(ours: Sketch, theirs: Sketch) -> SketchAgreement:
-    """Whether KV caches by the engine of `theirs` are what that of `ours` would compute, but for rounding."""
-    names = f"{theirs.engine} and {ours.engine}"
-    formats = {(end.rounding, end.layout.dtype) for end in (ours, theirs)}
-    if ours.tokenizer != theirs.tokenizer:
+def compare(consumer: Sketch, producer: Sketch) -> SketchAgreement:
+    """Whether KV caches by the engine of `producer` are what that of `consumer` would compute, but for rounding."""
+    names = f"{producer.engine} and {consumer.engine}"
+    formats = {(end.rounding, end.layout.dtype) for end in (consumer, producer)}
+    if consumer.tokenizer != producer.tokenizer:
         return SketchAgreement(f"{names} have different tokenizers")
-    if replace(ours.layout, dtype=theirs.layout.dtype) != theirs.layout:
+    if replace(consumer.layout, dtype=producer.layout.dtype) != producer.layout:
         return SketchAgreement(f"{names} keep KV caches of different shapes")
-    if found := difference(theirs.ropes, ours.ropes):
-        return SketchAgreement(f"{names} compute different keys, {found}")
-    if not all(_common(ours, theirs, row) for row in range(len(ours.numbers))):
+    if rope_difference := difference(producer.ropes, consumer.ropes):
+        return SketchAgreement(f"{names} compute different keys, {rope_difference}")
+    if not all(_common_positions(consumer, producer, row) for row in range(len(consumer.numbers))):
         return SketchAgreement(f"{names} were looked at in prompts of other lengths: give both the same context")
-    tolerances = TOLERANCES[_coarsest(ours, theirs)]
-    layers, why = [], ""
-    for layer in range(len(ours.numbers)):
+    tolerances = TOLERANCES[_coarsest(consumer, producer)]
+    layers, problem = [], ""
+    for layer in range(len(consumer.numbers)):
         tolerance = tolerances[layer > 0]
-        places, apart, norms = _at(ours, theirs, layer)
-        keys, values = np.sort(apart, axis=1)[:, -1 - len(places) // _POSITIONS_PER_OUTLIER].tolist()
+        places, distances, norms = _distances(consumer, producer, layer)
+        keys, values = np.sort(distances, axis=1)[:, -1 - len(places) // _POSITIONS_PER_OUTLIER].tolist()
         layers.append((keys, values, tolerance))
-        if not why and not max(keys, values) <= tolerance:
-            what = int(keys <= tolerance)
-            first = places[int(np.argmax(~(apart[what] <= tolerance)))]
-            why = (
-                f"{names} compute different KV caches: in {_place(ours.layout, layer, first, what)} "
-                f"differs by up to {apart[what].max():.1%}, and rounding makes {tolerance:.2%} at most; likely because "
-                + _likely(apart, norms, places, tolerance)
+        if not problem and not max(keys, values) <= tolerance:
+            part = int(keys <= tolerance)
+            first = places[int(np.argmax(~(distances[part] <= tolerance)))]
+            problem = (
+                f"{names} compute different KV caches: in {_place(consumer.layout, layer, first, part)} "
+                f"differs by up to {distances[part].max():.1%}, and rounding makes {tolerance:.2%} at most; "
+                "likely because " + _likely_cause(distances, norms, places, tolerance)
             )
-    return SketchAgreement(why, len(formats) > 1, tuple(layers))
+    return SketchAgreement(problem, len(formats) > 1, tuple(layers))
 
 
-def _place(layout: KVLayout, row: int, position: int, what: int) -> str:
+def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
     if row < layout.num_layers:
-        return f"layer {row}, from position {position:,} on, {'KV'[what]}"
-    name = ("the convolution's columns", "the recurrent matrix")[what]
+        return f"layer {row}, from position {position:,} on, {'KV'[part]}"
+    name = ("the convolution's columns", "the recurrent matrix")[part]
     return f"layer {layout.state_layers[row - layout.num_layers]}, after position {position:,}, {name}"
 
 
-def _coarsest(one: Sketch, other: Sketch) -> str:
+def _coarsest(left: Sketch, right: Sketch) -> str:
     """Of all that rounds on the way to either KV cache."""
-    roundings = {one.rounding, other.rounding}
-    if one.weights == other.weights:  # rounded alike; what is left is that kernels round activations, to 8 bits
+    roundings = {left.rounding, right.rounding}
+    if left.weights == right.weights:  # rounded alike; what is left is that kernels round activations, to 8 bits
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
-    return max(roundings | {one.layout.dtype, other.layout.dtype}, key=_ROUNDINGS.index)
+    return max(roundings | {left.layout.dtype, right.layout.dtype}, key=_ROUNDINGS.index)
 
 
-def _common(one: Sketch, other: Sketch, layer: int) -> list[int]:
+def _common_positions(left: Sketch, right: Sketch, layer: int) -> list[int]:
     """The positions of a layer that are in both."""
-    return sorted(set.intersection(*(set(positions(end.layout, layer, end.tokens)) for end in (one, other))))
+    return sorted(set.intersection(*(set(positions(end.layout, layer, end.tokens)) for end in (left, right))))
 
 
-def _at(ours: Sketch, theirs: Sketch, layer: int) -> tuple[list[int], Array, Array]:
+def _distances(consumer: Sketch, producer: Sketch, layer: int) -> tuple[list[int], Array, Array]:
     """The common positions of a layer, and how far both are apart there: (K and V, positions), in all and in norm.
 
     As shares of the norm there, or of the usual one where that is less.
     """
-    places = _common(ours, theirs, layer)
-    own, other = (
+    places = _common_positions(consumer, producer, layer)
+    consumer_numbers, producer_numbers = (
         end.numbers[layer][:, [positions(end.layout, layer, end.tokens).index(place) for place in places]]
-        for end in (ours, theirs)
+        for end in (consumer, producer)
     )
-    norms = np.maximum(own[..., -1], other[..., -1])
+    norms = np.maximum(consumer_numbers[..., -1], producer_numbers[..., -1])
     usual = np.maximum(np.maximum(norms, np.median(norms, axis=1, keepdims=True)), np.finfo(np.float32).tiny)
-    in_norm = np.abs(own[..., -1] - other[..., -1]) / usual
-    return places, np.maximum(np.linalg.norm(own[..., :-1] - other[..., :-1], axis=-1) / usual, in_norm), in_norm
+    in_norm = np.abs(consumer_numbers[..., -1] - producer_numbers[..., -1]) / usual
+    return (
+        places,
+        np.maximum(np.linalg.norm(consumer_numbers[..., :-1] - producer_numbers[..., :-1], axis=-1) / usual, in_norm),
+        in_norm,
+    )
 
 
-def _likely(apart: Array, norms: Array, places: Sequence[int], tolerance: float) -> str:
+def _likely_cause(distances: Array, norms: Array, places: Sequence[int], tolerance: float) -> str:
     """The likely reason for what is seen in the first layer that differs, as `_at` gives it."""
-    off = ~(apart <= tolerance)
+    off = ~(distances <= tolerance)
     first = int(np.argmax(off.any(axis=0)))
     outliers = len(places) // _POSITIONS_PER_OUTLIER
     if off[1].sum() <= outliers and (norms[0] > tolerance).sum() <= outliers:  # keys are turned, and keep their length
@@ -240,7 +244,7 @@ def _likely(apart: Array, norms: Array, places: Sequence[int], tolerance: float)
             return "of RoPE's base or scaling, or of interleaved pairs: only the direction of keys differs"
         if not first:
             return "one keeps pairs of keys interleaved and the other in halves: position 0 differs"
-        if apart[0, first] < apart[0].max() / 2:
+        if distances[0, first] < distances[0].max() / 2:
             return "of RoPE's base or scaling: it is absent at position 0 and grows with the position"
         return "of RoPE's scaling, or of interleaved pairs: only position 0 is the same"
     if not first:
@@ -264,36 +268,36 @@ class Sketches:
     Without one (an engine that makes none, or one process that hands over to itself) only KV caches of no sketch pass.
     """
 
-    def __init__(self, own: Sketch | None = None, store: SketchStore | None = None) -> None:
-        self.name = own.name if own else ""
-        self.refused: dict[str, str] = {}  # why, in one sentence, by the name of the sketch
-        self._own = own
+    def __init__(self, sketch: Sketch | None = None, store: SketchStore | None = None) -> None:
+        self.name = sketch.name if sketch else ""
+        self.refusals: dict[str, str] = {}  # why, in one sentence, by the name of the sketch
+        self._sketch = sketch
         self._store = store
-        self._known = {self.name: SketchAgreement("")}
+        self._agreements = {self.name: SketchAgreement("")}
 
     def keep(self) -> None:
         """Have our own lie in the store, for those who are to compare theirs with it."""
-        if self._own and self._store:
-            self._store.put_sketch(self.name, self._own.encoded)
+        if self._sketch and self._store:
+            self._store.put_sketch(self.name, self._sketch.body)
 
     def agreement(self, name: str) -> SketchAgreement:
         """What to make of KV caches whose producer left the sketch `name`. Compared once, as soon as it is found."""
-        if name not in self._known:
-            if not self._own or not self._store or not name:
+        if name not in self._agreements:
+            if not self._sketch or not self._store or not name:
                 return SketchAgreement("its producer and this worker did not both leave a sketch of what they compute")
             body = self._store.get_sketch(name)
             if body is None:
                 return SketchAgreement("the sketch of its producer is not in the store, so nothing was compared")
             try:
-                self._known[name] = compare(self._own, read(body, name))
+                self._agreements[name] = compare(self._sketch, read_sketch(body, name))
             except KVTransferFailed as error:  # what lies there may be replaced
                 return SketchAgreement(str(error))
-            if self._known[name].why:
-                self.refused[name] = self._known[name].why
-        return self._known[name]
+            if self._agreements[name].problem:
+                self.refusals[name] = self._agreements[name].problem
+        return self._agreements[name]
 
 
-def named(body: bytes) -> str:
+def sketch_name(body: bytes) -> str:
     """The hash by which a sketch goes."""
     return hashlib.blake2b(body, digest_size=16, person=b"kvasir.sketch").hexdigest()
 

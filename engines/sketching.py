@@ -8,7 +8,7 @@ import numpy as np
 
 from engines.base import EngineInfo, PrefillEngine
 from engines.cached import keep, note_of
-from engines.sketch import TOKENS, VERSION, Sketch, named, positions, projected, prompt, read, shape
+from engines.sketch import TOKENS, VERSION, Sketch, positions, project, prompt, read_sketch, shape, sketch_name
 from messages.errors import KVTransferFailed
 from messages.kv import Array, KVLayout, Record, RecurrentState, Window, cast
 
@@ -26,19 +26,19 @@ def sketch_of(engine: PrefillEngine) -> Sketch | None:
     made_by = (VERSION, weights, info.engine, info.build, info.device, info.layout, info.rounding, info.ropes, tokens)
     note = note_of("sketches", repr(made_by))
     try:
-        kept = note.read_bytes()
-        return read(kept, named(kept))
+        body = note.read_bytes()
+        return read_sketch(body, sketch_name(body))
     except (OSError, KVTransferFailed):
         pass  # the first time, or a damaged file
-    made = fresh_sketch(engine, info.layout)
-    keep(note, made.encoded)
-    return made
+    sketch = fresh_sketch(engine, info.layout)
+    keep(note, sketch.body)
+    return sketch
 
 
 def fresh_sketch(engine: PrefillEngine, layout: KVLayout) -> Sketch:
     """The engine's own, computed now and kept nowhere. Raises what the engine raises."""
     info, tokens = engine.info, _num_tokens(engine.info)
-    numbers = computed(engine, layout, prompt(info.vocabulary, tokens))
+    numbers = compute_numbers(engine, layout, prompt(info.vocabulary, tokens))
     weights = info.weights or info.fingerprint
     return Sketch(info.engine, info.rounding, weights, info.tokenizer, tokens, layout, info.ropes, numbers)
 
@@ -47,16 +47,16 @@ def _num_tokens(info: EngineInfo) -> int:
     return min(TOKENS, info.context) - 1  # the last one would be the decoder's
 
 
-def computed(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:
+def compute_numbers(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:
     """The numbers of a sketch, by a prefill of `ids`. Raises what that raises, and KVTransferFailed for inf or nan."""
     numbers = np.zeros(shape(layout), np.float32)
 
     def see(record: Record) -> None:
         if isinstance(record, RecurrentState):
             row = layout.num_layers + layout.state_layers.index(record.layer)
-            for what, part in enumerate(layout.state_parts(record.data)):
+            for index, part in enumerate(layout.state_parts(record.data)):
                 if part.size:
-                    numbers[row, what, 0] = projected(row, np.stack([part.reshape(-1)] * 2))[what]
+                    numbers[row, index, 0] = project(row, np.stack([part.reshape(-1)] * 2))[index]
             return
         layers = layout.window_layers if isinstance(record, Window) else layout.full_layers
         rows = record.data.shape[2]
@@ -64,8 +64,8 @@ def computed(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Arr
         for place, position in enumerate(positions(layout, layers[0], len(ids))):
             if first <= position < first + rows:
                 data = cast(record.data[:, :, position - first], layout.dtype, "f32").reshape(len(layers), 2, -1)
-                for layer, both in zip(layers, data, strict=True):
-                    numbers[layer, :, place] = projected(layer, both)
+                for layer, vectors in zip(layers, data, strict=True):
+                    numbers[layer, :, place] = project(layer, vectors)
 
     engine.prefill(ids, see)
     return numbers

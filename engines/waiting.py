@@ -20,7 +20,7 @@ def check_running(engine: str, closed: threading.Event, stop: threading.Event | 
 
 
 @contextmanager
-def held(slots: threading.Semaphore, check: Callable[[], None]) -> Iterator[None]:
+def acquire_slot(slots: threading.Semaphore, check: Callable[[], None]) -> Iterator[None]:
     """One of the slots, as soon as it is free. Meanwhile it lets `check` raise."""
     check()
     while not slots.acquire(timeout=_POLL_S):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from engines.base import DecodeEngine, EngineInfo, Loaded, PrefillEngine, why_away
+from engines.base import DecodeEngine, EngineInfo, LoadedEngine, PrefillEngine, outage_of
 from engines.rope import ropes_text
 from messages.workers import MAX_LAYOUT_BYTES, Role, WorkerInfo, layout_text
 
@@ -17,30 +17,36 @@ _NOTE_CHARS = 250  # a registration's notes take 1,024 bytes, and a reason may q
 
 
 def engine_registration(
-    worker_id: str, role: Role, model: str, started_at: float, loaded: Loaded[PrefillEngine] | Loaded[DecodeEngine]
+    worker_id: str,
+    stage: Role,
+    model: str,
+    started_at: float,
+    loaded_model: LoadedEngine[PrefillEngine] | LoadedEngine[DecodeEngine],
 ) -> WorkerInfo:
     """What this process registers as a worker that does nothing yet."""
-    info = loaded.engine.info
+    info = loaded_model.engine.info
     return WorkerInfo(
         worker_id=worker_id,
-        role=role,
+        role=stage,
         model=model,
         engine=info.engine,
         device=info.device,
         fingerprint=info.fingerprint,
         tokenizer=info.tokenizer,
         context=info.context,
-        slots=info.prefill_slots if role == "prefill" else info.slots,
+        slots=info.prefill_slots if stage == "prefill" else info.slots,
         host=socket.gethostname(),
         pid=os.getpid(),
         started_at=started_at,
         chars_per_token=info.chars_per_token,
-        transfers_kv=not loaded.why_no_kv,
-        notes=(why_away(loaded.engine) or loaded.why_no_kv or next(reversed(loaded.sketches.refused.values()), ""))[
-            :_NOTE_CHARS
-        ],
+        transfers_kv=not loaded_model.why_no_kv,
+        notes=(
+            outage_of(loaded_model.engine)
+            or loaded_model.why_no_kv
+            or next(reversed(loaded_model.sketches.refusals.values()), "")
+        )[:_NOTE_CHARS],
         layout=kv_text(info),
-        sketch=loaded.sketches.name,
+        sketch=loaded_model.sketches.name,
     )
 
 
@@ -50,25 +56,28 @@ def kv_text(info: EngineInfo) -> str:
     RoPE is left out where the windows of uneven layers fill the field.
     """
     layout, ropes = layout_text(info.layout), ropes_text(info.ropes)
-    both = f"{layout}; {ropes}"
-    return both if layout and ropes and len(both) <= MAX_LAYOUT_BYTES else layout
+    text = f"{layout}; {ropes}"
+    return text if layout and ropes and len(text) <= MAX_LAYOUT_BYTES else layout
 
 
-def ignored_window(one: tuple[str, str], other: tuple[str, str]) -> str:
+def ignored_window(left: tuple[str, str], right: tuple[str, str]) -> str:
     """Which of two (engine, kv_text), alike in all else, computes without a window, in words; "": neither."""
-    (shape, _, ours), (other_shape, _, theirs) = (
-        text.partition(";")[0].partition(", window ") for _, text in (one, other)
+    (shape, _, left_window), (other_shape, _, right_window) = (
+        text.partition(";")[0].partition(", window ") for _, text in (left, right)
     )
-    if not shape or shape != other_shape or bool(ours) == bool(theirs):
+    if not shape or shape != other_shape or bool(left_window) == bool(right_window):
         return ""
-    without, windowed, window = (other[0], one[0], ours) if ours else (one[0], other[0], theirs)
-    return f"{without} computes without the sliding window of {window} that {windowed} computes"
+    engine_without, engine_with, window = (
+        (right[0], left[0], left_window) if left_window else (left[0], right[0], right_window)
+    )
+    return f"{engine_without} computes without the sliding window of {window} that {engine_with} computes"
 
 
-def different_rope(one: tuple[str, str], other: tuple[str, str]) -> str:
+def different_rope(left: tuple[str, str], right: tuple[str, str]) -> str:
     """What two (engine, kv_text) compute differently; "": nothing, or one doesn't say. What to do is `MEND_ROPE`."""
-    ours, theirs = (text.split("; ")[2:] for _, text in (one, other))
-    if not ours or not theirs or ours == theirs:
+    left_ropes, right_ropes = (text.split("; ")[2:] for _, text in (left, right))
+    if not left_ropes or not right_ropes or left_ropes == right_ropes:
         return ""
-    what = "RoPE base" if ours[0].split(",")[0] != theirs[0].split(",")[0] else "RoPE scaling"
-    return f"{one[0]} and {other[0]} compute different keys, by another {what} ({ours[0]}; and {theirs[0]})"
+    parameter = "RoPE base" if left_ropes[0].split(",")[0] != right_ropes[0].split(",")[0] else "RoPE scaling"
+    numbers = f"{left_ropes[0]}; and {right_ropes[0]}"
+    return f"{left[0]} and {right[0]} compute different keys, by another {parameter} ({numbers})"

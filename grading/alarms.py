@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from grading.points import EARLIER, Grade
+from grading.points import EARLIER_REMARK, Grade
 from grading.rubric.rubric import Rubric
 from producers.words import plural
 
@@ -28,10 +28,13 @@ def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:
         ]
         for criterion in rubric.criteria
     }
-    earlier = sum(EARLIER in grade.remarks for grade in grades)
-    whose = f"{earlier} of {plural(len(grades), 'submission')} {'is' if earlier == 1 else 'are'}"
-    mixed = (f"{whose} graded with another rubric, solution or template than the others",)
-    return (*(mixed if 0 < earlier < sum(grade.state == "graded" for grade in grades) else ()), *_low_alarms(shares))
+    earlier = sum(EARLIER_REMARK in grade.remarks for grade in grades)
+    subject = f"{earlier} of {plural(len(grades), 'submission')} {'is' if earlier == 1 else 'are'}"
+    version_alarm = (f"{subject} graded with another rubric, solution or template than the others",)
+    return (
+        *(version_alarm if 0 < earlier < sum(grade.state == "graded" for grade in grades) else ()),
+        *_low_alarms(shares),
+    )
 
 
 def _low_alarms(shares: dict[str, list[float]]) -> tuple[str, ...]:
@@ -42,7 +45,7 @@ def _low_alarms(shares: dict[str, list[float]]) -> tuple[str, ...]:
         f"{id}: {sum(value <= LOW for value in shares[id])} of {len(shares[id])} submissions have at most a third "
         "of the points: does the rubric, or the solution, say there what was asked?"
         for id in low
-        if _others(shares, id) >= median(shares[id]) + CONTRAST
+        if _median_of_rest(shares, id) >= median(shares[id]) + CONTRAST
     )
 
 
@@ -50,5 +53,5 @@ def _is_low(values: Sequence[float]) -> bool:
     return len(values) >= MIN_CLASS and sum(value <= LOW for value in values) >= NEARLY_ALL * len(values)
 
 
-def _others(shares: dict[str, list[float]], id: str) -> float:
-    return median([value for other, values in shares.items() if other != id for value in values] or [1.0])
+def _median_of_rest(shares: dict[str, list[float]], id: str) -> float:
+    return median([value for criterion_id, values in shares.items() if criterion_id != id for value in values] or [1.0])

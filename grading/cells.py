@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 
 _STARTS = r"[=+\-@＝＋－＠]"
 # Spreadsheets look past these, or show nothing for them.
-_UNSEEN = "[\x00-\x08\x0e-\x1f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
-_BLANKS = rf'[^\S\t\r\n"]|{_UNSEEN}'
+_INVISIBLE = "[\x00-\x08\x0e-\x1f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
+_BLANKS = rf'[^\S\t\r\n"]|{_INVISIBLE}'
 # At the beginning, and after what another spreadsheet may take for the end of a cell.
 _OUTER = re.compile(rf"(\A(?='*[\t\r\n])|(?:\A|[;,\t\r\n\"])(?='*(?:{_BLANKS})*{_STARTS}))('*)")
 # After a blank: what would be a formula by itself, which the minus of "7 - 2" and the figure in "by -2" are not.
 _INNER = re.compile(
-    rf"( (?='*(?:[^\S \t\r\n]|{_UNSEEN})*{_STARTS}\S)(?!'*[+-]\d{{1,15}}(?:[.,]\d{{1,15}})?(?:\s|\Z)))('*)"
+    rf"( (?='*(?:[^\S \t\r\n]|{_INVISIBLE})*{_STARTS}\S)(?!'*[+-]\d{{1,15}}(?:[.,]\d{{1,15}})?(?:\s|\Z)))('*)"
 )
 _NUMBER = re.compile(r"'*(?:[+-]?\d{1,15}(?:[.,]\d{1,15})?%?|-)\Z")
 

@@ -28,58 +28,66 @@ class Cost:
     answered: int = 0  # further jobs: a round that was left has their answers
 
     @property
-    def answered_whole(self) -> bool:
+    def is_fully_answered(self) -> bool:
         """Whether a round has all the answers, and nothing is left to ask."""
         return bool(self.answered and not self.jobs)
 
     def __str__(self) -> str:
-        said = [f"Asked about anew: {listed(self.asked)}."] if self.asked else []
-        said += [f"No longer asked about: {listed(self.removed)}."] if self.removed else []
-        if self.answered_whole:
-            return " ".join(said)
+        sentences = [f"Asked about anew: {listed(self.asked)}."] if self.asked else []
+        sentences += [f"No longer asked about: {listed(self.removed)}."] if self.removed else []
+        if self.is_fully_answered:
+            return " ".join(sentences)
         share = 100 * self.answer_tokens / max(1, self.all_answer_tokens)
         questions = f", {plural(self.questions, 'question')}" if self.questions else ""
-        said.append(
+        sentences.append(
             f"{plural(self.submissions, 'submission')}, {plural(self.jobs, 'job')}{questions}: about "
             f"{self.prompt_tokens:,} tokens of prompts are computed again where their KV cache has gone, and at most "
             f"{self.answer_tokens:,} tokens of answers, {share:.0f}% of the class's."
         )
-        return " ".join(said)
+        return " ".join(sentences)
 
 
 def cost_of(
     assignment: Assignment,
     entries: Iterable[BatchEntry],
-    succeeded: Container[str],
-    graded: Set[str],
-    answered: Container[str] = (),
+    succeeded_ids: Container[str],
+    graded_criteria: Set[str],
+    answered_ids: Container[str] = (),
 ) -> Cost:
     """What of this class's work a batch has no answer to yet.
 
     Args:
         entries: the batch's jobs; succeeded: ids of those that have an answer.
-        graded: ids of the criteria that the class has grades for.
-        answered: ids of jobs that have an answer elsewhere, in a round: they stand for a change, and cost nothing.
+        graded_criteria: ids of the criteria that the class has grades for.
+        answered_ids: ids of jobs that have an answer elsewhere, in a round: they stand for a change, and cost nothing.
     """
     tasks, rubric = assignment.tasks, assignment.rubric
-    new = [task for task in tasks if task.job_id not in succeeded]
-    known = {key for entry in entries for key in entry.asked}
-    names = {key.partition(":")[0] for task in new for key in task.asked if key not in known}
-    asked = [one.id for one in rubric.criteria if one.id in names or any(not task.asked for task in new)]
-    left = [task for task in new if task.job_id not in answered]
-    others = [_SAID.get(name, name) for name in sorted(names - {one.id for one in rubric.criteria})]
+    new = [task for task in tasks if task.job_id not in succeeded_ids]
+    batch_keys = {key for entry in entries for key in entry.asked}
+    names = {key.partition(":")[0] for task in new for key in task.question_keys if key not in batch_keys}
+    criteria = [
+        criterion.id
+        for criterion in rubric.criteria
+        if criterion.id in names or any(not task.question_keys for task in new)
+    ]
+    open_tasks = [task for task in new if task.job_id not in answered_ids]
+    other_topics = [
+        _TOPIC_WORDS.get(name, name) for name in sorted(names - {criterion.id for criterion in rubric.criteria})
+    ]
     letters = {model.name: model.letters_per_token for model in assignment.request.models.values()}
     return Cost(
-        asked=(*asked, *others),
-        removed=tuple(sorted(graded - {one.id for one in rubric.criteria})),
-        submissions=len({task.item_id.rpartition(".")[0] for task in left}),
-        jobs=len(left),
-        questions=sum(len(task.questions) for task in left),
-        prompt_tokens=sum(estimate_tokens(task.prompt.shared + task.prompt.own, letters[task.model]) for task in left),
-        answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in left),
+        asked=(*criteria, *other_topics),
+        removed=tuple(sorted(graded_criteria - {criterion.id for criterion in rubric.criteria})),
+        submissions=len({task.item_id.rpartition(".")[0] for task in open_tasks}),
+        jobs=len(open_tasks),
+        questions=sum(len(task.questions) for task in open_tasks),
+        prompt_tokens=sum(
+            estimate_tokens(task.prompt.shared + task.prompt.own, letters[task.model]) for task in open_tasks
+        ),
+        answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in open_tasks),
         all_answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in tasks),
-        answered=len(new) - len(left),
+        answered=len(new) - len(open_tasks),
     )
 
 
-_SAID = {PASSAGE: "whether a passage speaks to the grader"}
+_TOPIC_WORDS = {PASSAGE: "whether a passage speaks to the grader"}

@@ -23,7 +23,7 @@ from messages.errors import UsageError
 CONFIDENCE = 0.9
 SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
-UNLIKE = 0.01  # two groups with a smaller p-value are not called alike
+SIGNIFICANCE_LEVEL = 0.01  # two groups with a smaller p-value are not called alike
 _ROUNDING = 1e-9  # of a probability: where it decides, the bound is the looser one
 
 
@@ -48,12 +48,12 @@ def _reasons(grade: Grade) -> float:
 
 
 def _spread(grade: Grade) -> float:
-    apart = [
+    spreads = [
         (exact(max(item.sampled)) - exact(min(item.sampled))) / exact(item.max_points)
         for item in grade.criteria
         if item.sampled
     ]
-    return round(float(max(apart, default=0)), 6)
+    return round(float(max(spreads, default=0)), 6)
 
 
 # One threshold by default: grades with a reason for review are exported blank anyway, and each further one costs.
@@ -80,22 +80,22 @@ def uniform_sample(ids: Sequence[str], size: int, seed: str) -> tuple[str, ...]:
 
 
 @cache
-def most_off(off: int, sampled: int, population: int, confidence: float) -> int:
+def most_off(off: int, sample_size: int, population: int, confidence: float) -> int:
     """The largest number of a finite class's grades that may be off, if `off` of a uniform sample are.
 
     A larger number would have shown so few with a probability of at most 1 − confidence (hypergeometric).
     """
     from numpy import arange
 
-    possible = arange(off, population - (sampled - off) + 1)
-    chance = _stats().hypergeom.cdf(off, population, possible, sampled)
+    possible = arange(off, population - (sample_size - off) + 1)
+    chance = _stats().hypergeom.cdf(off, population, possible, sample_size)
     return int(possible[chance >= 1 - confidence - _ROUNDING].max())
 
 
 @cache
-def share_off(off: int, sampled: int, confidence: float = CONFIDENCE) -> float:
+def share_off(off: int, sample_size: int, confidence: float = CONFIDENCE) -> float:
     """The same as a share, of a class without end (Clopper and Pearson): no error in 30 still allows 0.074."""
-    return float(_stats().beta.ppf(confidence, off + 1, sampled - off)) if off < sampled else 1.0
+    return float(_stats().beta.ppf(confidence, off + 1, sample_size - off)) if off < sample_size else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,47 +117,51 @@ class Release:
     at_most: float  # share of the unseen that are off, with the confidence asked for; 0 to 1
 
     @property
-    def unseen(self) -> int:
+    def unseen_count(self) -> int:
         """Grades that nobody looks at."""
         return self.released - self.sampled
 
 
-def corrected(confidence: float, statements: int) -> float:
+def bonferroni_confidence(confidence: float, statements: int) -> float:
     """The confidence of each of several statements, all of which are to hold together (Bonferroni)."""
     return 1 - (1 - confidence) / statements
 
 
 def releases(units: Iterable[SamplingUnit], thresholds: Sequence[float], confidence: float) -> list[Release]:
     """A bound for each threshold. `confidence` is each one's own: see `corrected`."""
-    everybody = list(units)
-    return [_release([unit for unit in everybody if unit.doubt <= limit], limit, confidence) for limit in thresholds]
+    all_units = list(units)
+    return [_release([unit for unit in all_units if unit.doubt <= limit], limit, confidence) for limit in thresholds]
 
 
 def _release(units: Sequence[SamplingUnit], threshold: float, confidence: float) -> Release:
-    seen = [unit.off for unit in units if unit.off is not None]
-    unseen = len(units) - len(seen)
-    more = most_off(sum(seen), len(seen), len(units), confidence) - sum(seen) if unseen else 0
-    return Release(threshold, len(units), len(seen), sum(seen), more / unseen if unseen else 0.0)
+    off_flags = [unit.off for unit in units if unit.off is not None]
+    unseen_count = len(units) - len(off_flags)
+    unseen_off = (
+        most_off(sum(off_flags), len(off_flags), len(units), confidence) - sum(off_flags) if unseen_count else 0
+    )
+    return Release(
+        threshold, len(units), len(off_flags), sum(off_flags), unseen_off / unseen_count if unseen_count else 0.0
+    )
 
 
-def chosen(found: Iterable[Release], at_most: float) -> Release | None:
+def best_release(candidates: Iterable[Release], at_most: float) -> Release | None:
     """The one that leaves most grades unseen among those that keep what is wanted; None where none does.
 
     All bounds hold together, so the choice may be made after seeing them.
     """
-    good = [release for release in found if release.unseen and release.at_most <= at_most]
-    return max(good, key=lambda release: (release.unseen, -release.at_most), default=None)
+    good = [release for release in candidates if release.unseen_count and release.at_most <= at_most]
+    return max(good, key=lambda release: (release.unseen_count, -release.at_most), default=None)
 
 
-def enough(release: Release, drawn: int, at_most: float, confidence: float) -> int:
-    """The smallest of SIZES that could keep what `drawn` can't, if as many of each hundred are off; 0: none of them."""
+def sufficient_size(release: Release, sample_size: int, at_most: float, confidence: float) -> int:
+    """The smallest of SIZES that could keep what `sample_size` can't, if as many of each hundred are off; 0: none."""
     for size in SIZES:
-        sampled = math.floor(release.sampled * size / drawn)
-        off = math.ceil(release.off * size / drawn)
-        unseen = release.released - sampled
-        if size <= drawn or unseen <= 0 or off > sampled:
+        released_sample = math.floor(release.sampled * size / sample_size)
+        off = math.ceil(release.off * size / sample_size)
+        unseen_count = release.released - released_sample
+        if size <= sample_size or unseen_count <= 0 or off > released_sample:
             continue
-        if (most_off(off, sampled, release.released, confidence) - off) / unseen <= at_most:
+        if (most_off(off, released_sample, release.released, confidence) - off) / unseen_count <= at_most:
             return size
     return 0
 
@@ -172,13 +176,14 @@ def promise(release: Release, tolerance: Points, confidence: float) -> str:
     return f"With {confidence:.0%} confidence at most {share} of the grades that nobody looks at {off_by}."
 
 
-def no_promise(found: Sequence[Release], drawn: int, at_most: float, confidence: float) -> str:
+def no_promise(candidates: Sequence[Release], sample_size: int, at_most: float, confidence: float) -> str:
     """Why nothing is promised, and what would help. `confidence` is each bound's own."""
-    able = [size for release in found if (size := enough(release, drawn, at_most, confidence))]
+    able = [size for release in candidates if (size := sufficient_size(release, sample_size, at_most, confidence))]
     if able:
-        return f"{drawn} grades can't promise that; {min(able)} could."
+        return f"{sample_size} grades can't promise that; {min(able)} could."
     return (
-        f"{drawn} grades can't promise that, nor could {SIZES[-1]} if as many differed: look at more, or promise less."
+        f"{sample_size} grades can't promise that, nor could {SIZES[-1]} if as many differed: look at more, or promise "
+        "less."
     )
 
 
@@ -193,16 +198,16 @@ def plural_points(points: Points) -> str:
     return f"{points} point{'' if points == 1 else 's'}"
 
 
-def allowed(drawn: int) -> str:
+def percent_without_error(sample_size: int) -> str:
     """The share that may differ still, after a sample without any error."""
-    return percent(share_off(0, drawn, CONFIDENCE))
+    return percent(share_off(0, sample_size, CONFIDENCE))
 
 
 # --- agreement ---
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class PointComparison:
     """One criterion, or the total, over the sample: a person's points and the model's."""
 
     criterion: str  # "": the total
@@ -217,18 +222,18 @@ class Compared:
 
 def compare(
     criterion: str, title: str, pairs: Sequence[tuple[Points, Points]], confidence: float = CONFIDENCE
-) -> Compared:
+) -> PointComparison:
     """Agreement of pairs (model, person)."""
-    apart = [float(exact(person) - exact(model)) for model, person in pairs]
-    return Compared(
+    differences = [float(exact(person) - exact(model)) for model, person in pairs]
+    return PointComparison(
         criterion,
         title,
         len(pairs),
-        same=sum(not difference for difference in apart),
+        same=sum(not difference for difference in differences),
         kappa=quadratic_kappa(pairs),
-        bias=fmean(apart) if apart else 0.0,
-        interval=_interval(apart, confidence),
-        largest=max(map(abs, apart), default=0.0),
+        bias=fmean(differences) if differences else 0.0,
+        interval=_interval(differences, confidence),
+        largest=max(map(abs, differences), default=0.0),
     )
 
 
@@ -241,7 +246,7 @@ def quadratic_kappa(pairs: Sequence[tuple[Points, Points]]) -> float | None:
         return None
     model, person = ([float(value) for value in side] for side in zip(*pairs, strict=True))
     by_chance = pvariance(model) + pvariance(person) + (fmean(model) - fmean(person)) ** 2
-    between = fmean((one - other) ** 2 for one, other in zip(model, person, strict=True))
+    between = fmean((model_value - person_value) ** 2 for model_value, person_value in zip(model, person, strict=True))
     return 1 - between / by_chance if by_chance else None
 
 
@@ -252,9 +257,9 @@ def _interval(values: Sequence[float], confidence: float) -> tuple[float, float]
     return float(low), float(high)
 
 
-def unlike(one: Sequence[float], other: Sequence[float]) -> float:
+def same_distribution_p(first: Sequence[float], second: Sequence[float]) -> float:
     """p-value of two groups having one distribution (Kolmogorov and Smirnov; with ties it errs to the safe side)."""
-    return float(_stats().ks_2samp(one, other, method="asymp").pvalue) if one and other else 1.0
+    return float(_stats().ks_2samp(first, second, method="asymp").pvalue) if first and second else 1.0
 
 
 def _stats() -> Any:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from grading.alarms import class_alarms
 from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.order import expected_work
-from grading.own_work import common_lines, copied, is_template
-from grading.points import EARLIER, KEPT, WAITING, Grade, grade_submission
+from grading.own_work import common_lines, copy_reason, is_template
+from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_submission
 from grading.prompts.answers import (
     AnswerError,
     CriterionAnswer,
@@ -26,7 +26,7 @@ from grading.prompts.answers import (
 )
 from grading.prompts.prompt import RULES, Prompt, build_prompt, fence_for, text_of, versions
 from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
-from grading.quotes import Private, private
+from grading.quotes import PrivateTexts, private_texts
 from grading.report.graded import GradedClass
 from grading.rubric.checks import CheckFinding, run_checks
 from grading.rubric.rubric import ROLES, Role, Rubric, load_rubric
@@ -83,22 +83,26 @@ class GradeRequest:
     models: Mapping[Role, RoleModel]
     solution: Path | None = None
     template: Path | None = None
-    only: tuple[str, ...] = ()
+    only_names: tuple[str, ...] = ()
     limit: int = 0
     samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
     ask: AskForm = "together"
-    beside: tuple[str, ...] | None = ()  # names of the class's submissions that this run leaves alone; None: all others
-    again: bool = False  # as a manifest keeps it: `only` are the names of the class so far, and some may be gone
+    untouched_names: (
+        tuple[str, ...] | None
+    ) = ()  # names of the class's submissions that this run leaves alone; None: all others
+    from_manifest: bool = (
+        False  # as a manifest keeps it: `only` are the names of the class so far, and some may be gone
+    )
 
     @property
-    def given(self) -> dict[str, str]:
+    def excluded_paths(self) -> dict[str, str]:
         """What lies among the submissions and is none, as `given_in` has it."""
-        others = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
-        return given_in(self.folder, others)
+        documents = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
+        return given_in(self.folder, documents)
 
-    def read(self, only: Collection[str] = (), limit: int = 0, lenient: bool = False) -> list[Submission]:
+    def read(self, names: Collection[str] = (), limit: int = 0, lenient: bool = False) -> list[Submission]:
         """The submissions. Raises SubmissionError."""
-        return read_submissions(self.folder, only, limit, lenient, self.given)
+        return read_submissions(self.folder, names, limit, lenient, self.excluded_paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +111,15 @@ class Task(JobSpec):
 
     role: Role
     prompt: Prompt  # `parts`, as they are counted and shown
-    asked: tuple[str, ...] = ()  # a key for each question, as `BatchEntry` has it
-    asking: tuple[Question | None, ...] = ()  # each of them; None: its answer is of no use any more
+    question_keys: tuple[str, ...] = ()  # a key for each question, as `BatchEntry` has it
+    asked_questions: tuple[Question | None, ...] = ()  # each of them; None: its answer is of no use any more
 
-    def answered(self, result: JobResult | None) -> Iterator[tuple[str, Question | None, tuple[QuestionAnswer, ...]]]:
+    def question_answers(
+        self, result: JobResult | None
+    ) -> Iterator[tuple[str, Question | None, tuple[QuestionAnswer, ...]]]:
         """Each question's name, the question, None if it is of no use any more, and its answers, if there are any."""
         place = 0
-        for key, question in zip(self.asked, self.asking, strict=True):
+        for key, question in zip(self.question_keys, self.asked_questions, strict=True):
             name, answers, _ = key.split(":")
             yield name, question, result.answers[place : place + int(answers)] if result else ()
             place += int(answers)
@@ -121,7 +127,7 @@ class Task(JobSpec):
     @property
     def may_run(self) -> bool:
         """Whether the job can be made again. One that can't has succeeded, and is kept for some of its answers."""
-        return None not in self.asking
+        return None not in self.asked_questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ class Item:
     item_id: str
     findings: tuple[CheckFinding, ...] = ()
     fence: str = ""
-    copied: str = ""  # why it looks like a copy of the solution
+    copy_reason: str = ""  # why it looks like a copy of the solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,7 @@ class Assignment:
     items: tuple[Item, ...]
     solution: Submission | None = None
     template: Submission | None = None
-    chosen: frozenset[str] | None = None  # item ids that are graded now; None: all
+    selected_ids: frozenset[str] | None = None  # item ids that are graded now; None: all
 
     @property
     def tasks(self) -> list[Task]:
@@ -161,34 +167,40 @@ def prepare(
     batch_id: str,
     secret: bytes,
     older_form: int | None = None,
-    planned: Sequence[BatchEntry] = (),
-    succeeded: Container[str] = (),
+    planned_entries: Sequence[BatchEntry] = (),
+    succeeded_ids: Container[str] = (),
 ) -> Assignment:
     """Read everything and build every prompt. Deterministic for a batch: a rerun finds the same job ids.
 
     Prompts of an older form (`older_form`; None: they are of ours) can't be built again to the byte: of such a batch
-    the jobs are those `planned`.
-    Questions that a planned job asks, and those that one of those `succeeded` has answered, are not asked again.
+    the jobs are those `planned_entries`.
+    Questions that a planned job asks, and those that one of those `succeeded_ids` has answered, are not asked again.
 
     Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
     """
     rubric = load_rubric(request.rubric)
     solution = read_document(request.solution) if request.solution else None
     template = read_document(request.template) if request.template else None
-    everybody = request.read()
-    few = request.only or request.limit
-    some = request.read(request.only, request.limit, request.again) if few else everybody
-    chosen = {one.name for one in some}
+    all_submissions = request.read()
+    selection = request.only_names or request.limit
+    selected_submissions = (
+        request.read(request.only_names, request.limit, request.from_manifest) if selection else all_submissions
+    )
+    selected_names = {submission.name for submission in selected_submissions}
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
     submissions = [
-        one
-        for one in pseudonymise(everybody, secret, form)
-        if one.name in chosen or request.beside is None or one.name in request.beside
+        submission
+        for submission in pseudonymise(all_submissions, secret, form)
+        if submission.name in selected_names
+        or request.untouched_names is None
+        or submission.name in request.untouched_names
     ]
-    made = assign(request, rubric, solution, template, submissions, batch_id, secret, planned, succeeded, form)
-    made = _as_planned(made, planned) if older_form else made
-    return replace(made, chosen=frozenset(pseudonym(name, secret) for name in chosen))
+    assignment = assign(
+        request, rubric, solution, template, submissions, batch_id, secret, planned_entries, succeeded_ids, form
+    )
+    assignment = _as_planned(assignment, planned_entries) if older_form else assignment
+    return replace(assignment, selected_ids=frozenset(pseudonym(name, secret) for name in selected_names))
 
 
 def assign(
@@ -199,8 +211,8 @@ def assign(
     submissions: Iterable[Submission],
     batch_id: str,
     secret: bytes,
-    planned: Sequence[BatchEntry] = (),
-    succeeded: Container[str] = (),
+    planned_entries: Sequence[BatchEntry] = (),
+    succeeded_ids: Container[str] = (),
     form: int = QUESTION_FORM,
 ) -> Assignment:
     """The prompts of submissions that have been read; of `request` its models, samples and form are used.
@@ -209,34 +221,43 @@ def assign(
     """
     work = list(submissions)
     if template:
-        work = [replace(one, only_template=is_template(one, template)) if not one.empty else one for one in work]
-    made = Assignment(request, rubric, (), solution, template)
-    maker = _PromptMaker(made, batch_id, secret, common_lines(work), _Earlier(planned, succeeded), form)
-    return replace(made, items=tuple(maker.item(submission) for submission in work))
+        work = [
+            replace(submission, only_template=is_template(submission, template)) if not submission.empty else submission
+            for submission in work
+        ]
+    assignment = Assignment(request, rubric, (), solution, template)
+    maker = _PromptMaker(
+        assignment, batch_id, secret, common_lines(work), _EarlierJobs(planned_entries, succeeded_ids), form
+    )
+    return replace(assignment, items=tuple(maker.item(submission) for submission in work))
 
 
-def beside(batch: Batch) -> tuple[str, ...] | None:
+def untouched_names(batch: Batch) -> tuple[str, ...] | None:
     """Who is in the batch's class already, as `GradeRequest.beside` wants it."""
-    kept = batch.request
-    whole = kept and not (kept.get("only") or kept.get("limit"))
-    return None if whole else tuple({*kept.get("only", ()), *(entry.name for entry in batch.entries)})
+    stored_request = batch.request
+    whole = stored_request and not (stored_request.get("only") or stored_request.get("limit"))
+    return None if whole else tuple({*stored_request.get("only", ()), *(entry.name for entry in batch.entries)})
 
 
-def unfinished(batch: Batch, assignment: Assignment, kept: GradedClass | None) -> Assignment:
+def select_unfinished(batch: Batch, assignment: Assignment, previous_class: GradedClass | None) -> Assignment:
     """With those chosen of whom some job has not succeeded, for whatever reason, or of whom nothing is known."""
     results = {entry.job_id: batch.result(entry.job_id) for entry in batch.entries}
-    done = {job for job, result in results.items() if result and result.state == "succeeded"}
-    left = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in done}
+    succeeded_ids = {job for job, result in results.items() if result and result.state == "succeeded"}
+    unfinished_ids = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in succeeded_ids}
     # By item ids: a look keeps the grade of work under a new name, and leaves the work to be graded all the same.
-    known = {grade.item_id for grade in kept.grades if not grade.nothing_yet} if kept else set()
-    new = {item.item_id for item in assignment.items if item.item_id not in known}
-    left |= {item.item_id for item in assignment.items if any(task.job_id not in done for task in item.tasks)} & new
-    return replace(assignment, chosen=frozenset(left))
+    graded_ids = (
+        {grade.item_id for grade in previous_class.grades if not grade.has_nothing_yet} if previous_class else set()
+    )
+    new = {item.item_id for item in assignment.items if item.item_id not in graded_ids}
+    unfinished_ids |= {
+        item.item_id for item in assignment.items if any(task.job_id not in succeeded_ids for task in item.tasks)
+    } & new
+    return replace(assignment, selected_ids=frozenset(unfinished_ids))
 
 
-def _as_planned(assignment: Assignment, planned: Iterable[BatchEntry]) -> Assignment:
+def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -> Assignment:
     """With the ids under which its jobs were published; what was handed in since is none of the batch's."""
-    ids = {entry.item_id: entry.job_id for entry in planned}
+    ids = {entry.item_id: entry.job_id for entry in planned_entries}
     items = []
     for item in assignment.items:
         tasks = tuple(replace(task, job_id=ids[task.item_id]) for task in item.tasks if task.item_id in ids)
@@ -249,93 +270,110 @@ def plan(batch: Batch, assignment: Assignment) -> None:
 
     Of submissions that are not chosen the jobs stay as they were planned.
     """
-    chosen = [item for item in assignment.items if assignment.chosen is None or item.item_id in assignment.chosen]
+    selected_items = [
+        item for item in assignment.items if assignment.selected_ids is None or item.item_id in assignment.selected_ids
+    ]
     entries = [
-        BatchEntry(task.job_id, task.item_id, task.model, task.role, item.submission.name, task.asked)
-        for item in chosen
+        BatchEntry(task.job_id, task.item_id, task.model, task.role, item.submission.name, task.question_keys)
+        for item in selected_items
         for task in item.tasks
     ]
     model = next(iter(assignment.request.models.values())).name
     unreadable = [
-        failed_intake(batch, f"{item.item_id}.intake", model, item.submission.name, "SubmissionError", why)
-        for item in chosen
-        if (why := item.submission.problem)
+        failed_intake(batch, f"{item.item_id}.intake", model, item.submission.name, "SubmissionError", problem)
+        for item in selected_items
+        if (problem := item.submission.problem)
     ]
     entries += [entry for entry, _ in unreadable]
-    batch.plan(*_with_others(batch, assignment, entries, chosen))
+    batch.plan(*_with_others(batch, assignment, entries, selected_items))
     if unreadable:
         batch.journal.record(result for _, result in unreadable)
 
 
 def _with_others(
-    batch: Batch, assignment: Assignment, entries: list[BatchEntry], chosen: Sequence[Item]
+    batch: Batch, assignment: Assignment, entries: list[BatchEntry], selected_items: Sequence[Item]
 ) -> tuple[list[BatchEntry], dict[str, object], list[BatchEntry]]:
     """What `Batch.plan` is given: a run of a part of the class leaves the others' jobs, and doesn't wait for them."""
     request = assignment.request
-    described = describe(request) | {"title": assignment.rubric.title, "out": str(batch.folder.resolve())}
-    mine = {same_student(item.submission.name) for item in chosen}
-    others = [entry for entry in batch.entries if same_student(entry.name) not in mine]
-    if request.again:
-        return [*(entry for entry in others if batch.result(entry.job_id)), *entries], described, []
-    if not (request.only or request.limit):
-        return entries, described, []
-    whole = request.beside is None
-    names = [] if whole else sorted({*(request.beside or ()), *(item.submission.name for item in chosen)})
-    return entries, described | {"only": names, "limit": 0}, others
+    description = describe(request) | {"title": assignment.rubric.title, "out": str(batch.folder.resolve())}
+    selected_students = {same_student(item.submission.name) for item in selected_items}
+    other_entries = [entry for entry in batch.entries if same_student(entry.name) not in selected_students]
+    if request.from_manifest:
+        return [*(entry for entry in other_entries if batch.result(entry.job_id)), *entries], description, []
+    if not (request.only_names or request.limit):
+        return entries, description, []
+    whole = request.untouched_names is None
+    names = (
+        [] if whole else sorted({*(request.untouched_names or ()), *(item.submission.name for item in selected_items)})
+    )
+    return entries, description | {"only": names, "limit": 0}, other_entries
 
 
 def grades(
     assignment: Assignment,
     result_of: Callable[[str], JobResult | None],
-    planned: Container[str] | None = None,
-    kept: GradedClass | None = None,
+    planned_ids: Container[str] | None = None,
+    previous_class: GradedClass | None = None,
 ) -> list[Grade]:
     """The grade of each submission, from what its jobs have produced so far.
 
     Args:
-        planned: ids of the batch's jobs; None: all are.
-        kept: the grades last written. They stay where the jobs that would be made now are not in the plan, also if the
-            student's work is called otherwise now.
+        planned_ids: ids of the batch's jobs; None: all are.
+        previous_class: the grades last written. They stay where the jobs that would be made now are not in the plan,
+            also if the student's work is called otherwise now.
     """
     notes = (criterion.guidance for criterion in assignment.rubric.criteria)
-    hidden = private(_secrets(assignment), _known(assignment), notes)
-    before = {same_student(made.submission): made for made in kept.grades if not made.nothing_yet} if kept else {}
+    hidden = private_texts(_secrets(assignment), _public_texts(assignment), notes)
+    old_grades = (
+        {same_student(grade.submission): grade for grade in previous_class.grades if not grade.has_nothing_yet}
+        if previous_class
+        else {}
+    )
     now = dict(_versions(assignment))
-    made = []
+    new_grades = []
     for item in assignment.items:
         name = item.submission.name
-        old = before.get(same_student(name))
-        if kept and old and planned is not None and not all(task.job_id in planned for task in item.tasks):
-            made.append(_as_before(replace(old, submission=name), kept.versions, now))
+        old = old_grades.get(same_student(name))
+        if (
+            previous_class
+            and old
+            and planned_ids is not None
+            and not all(task.job_id in planned_ids for task in item.tasks)
+        ):
+            new_grades.append(_as_before(replace(old, submission=name), previous_class.versions, now))
         else:
-            made.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
-    return made
+            new_grades.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
+    return new_grades
 
 
-def _as_before(old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], same: str = KEPT) -> Grade:
-    """A grade that stays, with the remark that says why; `same`: the remark where rubric and all are as they were."""
+def _as_before(
+    old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], unchanged_remark: str = KEPT_REMARK
+) -> Grade:
+    """A grade that stays, with the remark that says why: `unchanged_remark` where rubric and all are as they were."""
     # Written when only the class had versions, a grade has the class's, or is known to have others.
-    versions = old.versions or ({} if EARLIER in old.remarks else of_class)
-    remark = same if versions == now else EARLIER
-    others = [each for each in old.remarks if each not in (KEPT, EARLIER)]
-    return replace(old, remarks=(*others, *([remark] if remark else [])), versions=versions)
+    versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
+    remark = unchanged_remark if versions == now else EARLIER_REMARK
+    other_remarks = [old_remark for old_remark in old.remarks if old_remark not in (KEPT_REMARK, EARLIER_REMARK)]
+    return replace(old, remarks=(*other_remarks, *([remark] if remark else [])), versions=versions)
 
 
-def with_those_gone(assignment: Assignment, made: Sequence[Grade], kept: GradedClass | None) -> list[Grade]:
+def with_removed_submissions(
+    assignment: Assignment, new_grades: Sequence[Grade], previous_class: GradedClass | None
+) -> list[Grade]:
     """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them.
 
     One that nothing has come of was never graded, and is nobody.
     """
     request = assignment.request
-    if not kept or not (request.again or request.only or request.limit):
-        return list(made)
-    there, now = {same_student(grade.submission) for grade in made}, dict(_versions(assignment))
-    gone = [
-        _as_before(grade, kept.versions, now, KEPT if KEPT in grade.remarks else "")
-        for grade in kept.grades
-        if same_student(grade.submission) not in there and not grade.nothing_yet
+    if not previous_class or not (request.from_manifest or request.only_names or request.limit):
+        return list(new_grades)
+    present_students, now = {same_student(grade.submission) for grade in new_grades}, dict(_versions(assignment))
+    removed_grades = [
+        _as_before(grade, previous_class.versions, now, KEPT_REMARK if KEPT_REMARK in grade.remarks else "")
+        for grade in previous_class.grades
+        if same_student(grade.submission) not in present_students and not grade.has_nothing_yet
     ]
-    return sorted([*made, *gone], key=lambda grade: grade.submission)
+    return sorted([*new_grades, *removed_grades], key=lambda grade: grade.submission)
 
 
 def _secrets(assignment: Assignment) -> list[str]:
@@ -344,7 +382,7 @@ def _secrets(assignment: Assignment) -> list[str]:
     return [RULES, *(criterion.guidance for criterion in assignment.rubric.criteria), *(part.text for part in solution)]
 
 
-def _known(assignment: Assignment) -> list[str]:
+def _public_texts(assignment: Assignment) -> list[str]:
     """What the students have been given."""
     template = assignment.template.parts if assignment.template else ()
     titles = [criterion.title for criterion in assignment.rubric.criteria]
@@ -352,14 +390,22 @@ def _known(assignment: Assignment) -> list[str]:
 
 
 def graded_class(
-    batch_id: str, assignment: Assignment, made: Sequence[Grade], kept: GradedClass | None = None
+    batch_id: str, assignment: Assignment, new_grades: Sequence[Grade], previous_class: GradedClass | None = None
 ) -> GradedClass:
-    """What the batch's folder keeps of the class's grades; `kept` as in `grades`."""
+    """What the batch's folder keeps of the class's grades; `previous_class` as in `grades`."""
     rubric = assignment.rubric
-    by_models = [grade for grade in made if grade.state != "empty" and not grade.unreadable]
-    earlier = kept and by_models and all(EARLIER in grade.remarks for grade in by_models)
-    used = kept.versions if kept and earlier else dict(_versions(assignment))
-    return GradedClass(batch_id, rubric.title, rubric.total, tuple(made), used, class_alarms(made, rubric), rubric.late)
+    by_models = [grade for grade in new_grades if grade.state != "empty" and not grade.is_unreadable]
+    earlier = previous_class and by_models and all(EARLIER_REMARK in grade.remarks for grade in by_models)
+    version_digests = previous_class.versions if previous_class and earlier else dict(_versions(assignment))
+    return GradedClass(
+        batch_id,
+        rubric.title,
+        rubric.total,
+        tuple(new_grades),
+        version_digests,
+        class_alarms(new_grades, rubric),
+        rubric.late,
+    )
 
 
 def _versions(assignment: Assignment) -> list[tuple[str, str]]:
@@ -372,33 +418,35 @@ def describe(request: GradeRequest) -> dict[str, object]:
     models = {role: model.name for role, model in request.models.items()}
     # What prompts were planned for: read again, they are the same although the configuration has changed.
     settings = {role: asdict(model) for role, model in request.models.items()}
-    more = {"only": list(request.only), "limit": request.limit, "samples": request.samples, "ask": request.ask}
-    return {**paths, "models": models, "settings": settings, **more}
+    options = {"only": list(request.only_names), "limit": request.limit, "samples": request.samples, "ask": request.ask}
+    return {**paths, "models": models, "settings": settings, **options}
 
 
 _PATHS = ("folder", "rubric", "solution", "template")
 
 
-class _Earlier:
+class _EarlierJobs:
     """The jobs that ask questions in a batch already."""
 
-    def __init__(self, planned: Sequence[BatchEntry], succeeded: Container[str]) -> None:
-        self._succeeded = succeeded
-        self._names = {entry.item_id for entry in planned}
+    def __init__(self, planned_entries: Sequence[BatchEntry], succeeded_ids: Container[str]) -> None:
+        self._succeeded_ids = succeeded_ids
+        self._names = {entry.item_id for entry in planned_entries}
         self._entries: dict[str, list[BatchEntry]] = {}
-        for entry in planned:
+        for entry in planned_entries:
             if entry.asked:
                 item, _, role = entry.item_id.rpartition(".")
                 self._entries.setdefault(f"{item}.{role.partition('-')[0]}", []).append(entry)
 
-    def of_use(self, item_id: str, model: str, wanted: Container[str]) -> list[BatchEntry]:
+    def usable_entries(self, item_id: str, model: str, requested_keys: Container[str]) -> list[BatchEntry]:
         """Those of this prompt that ask nothing but what is wanted, or have answered some of it."""
-        of_use = []
+        entries = []
         for entry in self._entries.get(item_id, ()):
-            still = [key in wanted for key in entry.asked]
-            if entry.model == model and (all(still) or (any(still) and entry.job_id in self._succeeded)):
-                of_use.append(entry)
-        return of_use
+            requested_flags = [key in requested_keys for key in entry.asked]
+            if entry.model == model and (
+                all(requested_flags) or (any(requested_flags) and entry.job_id in self._succeeded_ids)
+            ):
+                entries.append(entry)
+        return entries
 
     def free_names(self, item_id: str) -> Iterator[str]:
         """Item ids for further jobs of this prompt."""
@@ -406,116 +454,132 @@ class _Earlier:
         return (name for name in names if name not in self._names)
 
 
-def _in_jobs(wanted: Mapping[str, Question]) -> Iterator[dict[str, Question]]:
+def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Question]]:
     """Questions, as many together as one job may ask."""
-    together: dict[str, Question] = {}
+    group: dict[str, Question] = {}
     answers = 0
-    for key, question in wanted.items():
+    for key, question in questions.items():
         answers += question.sampling.answers
         if answers > MAX_QUESTION_ANSWERS:
-            yield together
-            together, answers = {}, question.sampling.answers
-        together[key] = question
-    if together:
-        yield together
+            yield group
+            group, answers = {}, question.sampling.answers
+        group[key] = question
+    if group:
+        yield group
 
 
 class _PromptMaker:
     """Builds the items of one class: everything that is the same for all of them is computed once."""
 
     def __init__(
-        self, made: Assignment, batch_id: str, secret: bytes, common: Set[str], earlier: _Earlier, form: int
+        self, assignment: Assignment, batch_id: str, secret: bytes, common: Set[str], earlier: _EarlierJobs, form: int
     ) -> None:
-        """`made`: the class's, without items; `form`: of the questions."""
+        """`assignment`: the class's, without items; `form`: of the questions."""
         self._form = form
         self._earlier = earlier
-        self._with_criteria = made.request.ask == "together"
-        self._made = made
+        self._with_criteria = assignment.request.ask == "together"
+        self._assignment = assignment
         self._batch_id = batch_id
         self._secret = secret
         self._common = common
-        self._roles = [role for role in ROLES if made.rubric.for_model(role)]
-        if missing := [role for role in self._roles if role not in made.request.models]:
+        self._roles = [role for role in ROLES if assignment.rubric.for_model(role)]
+        if missing_roles := [role for role in self._roles if role not in assignment.request.models]:
             raise ConfigError(
-                f"the rubric needs a {missing[0]} model, and this batch names none: use kvasir grade again"
+                f"the rubric needs a {missing_roles[0]} model, and this batch names none: use kvasir grade again"
             )
-        self._questions = {role: self._asked(role) for role in self._roles if not self._with_criteria}
-        self._samplings = {role: self._longest(role) for role in self._roles}
+        self._questions = {role: self._named_questions(role) for role in self._roles if not self._with_criteria}
+        self._samplings = {role: self._longest_sampling(role) for role in self._roles}
         self._limits = self._fitting_limits()
 
     def item(self, submission: Submission) -> Item:
         """One submission, cut, with its prompts."""
-        made = self._made
+        assignment = self._assignment
         item_id = pseudonym(submission.name, self._secret)
         if submission.problem or submission.empty:
             return Item(submission, (), (), item_id)
-        letters = min(model.letters_per_token for model in made.request.models.values())
+        letters = min(model.letters_per_token for model in assignment.request.models.values())
         short, cuts = truncate(submission, self._limits, lambda text: estimate_tokens(text, letters))
         fence = fence_for(self._secret, text_of(short))
-        solution = made.solution.parts if made.solution else ()
-        findings = tuple(run_checks(made.rubric.checks, submission.parts, solution, submission.language))
+        solution = assignment.solution.parts if assignment.solution else ()
+        findings = tuple(run_checks(assignment.rubric.checks, submission.parts, solution, submission.language))
         tasks = []
         for role in self._roles:
-            graded_here = {"", *(criterion.id for criterion in made.rubric.for_model(role))}
-            said = [finding.text for finding in findings if finding.criterion in graded_here]
+            graded_here = {"", *(criterion.id for criterion in assignment.rubric.for_model(role))}
+            finding_texts = [finding.text for finding in findings if finding.criterion in graded_here]
             prompt = build_prompt(
                 role,
-                made.rubric,
-                made.solution,
-                made.template,
+                assignment.rubric,
+                assignment.solution,
+                assignment.template,
                 short,
                 fence,
                 cuts,
-                said,
+                finding_texts,
                 with_criteria=self._with_criteria,
             )
             tasks += self._tasks(role, prompt, f"{item_id}.{role}")
-        likeness = copied(submission, made.rubric, made.solution, made.template, self._common)
+        likeness = copy_reason(submission, assignment.rubric, assignment.solution, assignment.template, self._common)
         return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
     def _tasks(self, role: Role, prompt: Prompt, item_id: str) -> list[Task]:
         """The role's prompt of one submission: one job, or those that ask all of its questions."""
-        model, sampling = self._made.request.models[role].name, self._samplings[role]
+        model, sampling = self._assignment.request.models[role].name, self._samplings[role]
         parts = user_prompt(prompt.shared, prompt.own)
         task = partial(Task, model=model, parts=parts, sampling=sampling, role=role, prompt=prompt)
         if self._with_criteria:
             job = job_id(self._batch_id, item_id, model, parts, sampling)
             return [task(job, item_id)]
-        wanted = {}
+        questions_by_key = {}
         for name, question in self._questions[role]:
             digest = job_id(self._batch_id, item_id, model, parts, Sampling(1), [question])[:_KEY_DIGITS]
-            wanted[f"{name}:{question.sampling.answers}:{digest}"] = question
+            questions_by_key[f"{name}:{question.sampling.answers}:{digest}"] = question
         tasks = []
-        for entry in self._earlier.of_use(item_id, model, wanted):
-            asking = tuple(wanted.get(key) for key in entry.asked)
-            of_use = tuple(question for question in asking if question)
-            tasks.append(task(entry.job_id, entry.item_id, questions=of_use, asked=entry.asked, asking=asking))
-        done = {key for one in tasks for key in one.asked}
+        for entry in self._earlier.usable_entries(item_id, model, questions_by_key):
+            asked_questions = tuple(questions_by_key.get(key) for key in entry.asked)
+            usable_questions = tuple(question for question in asked_questions if question)
+            tasks.append(
+                task(
+                    entry.job_id,
+                    entry.item_id,
+                    questions=usable_questions,
+                    question_keys=entry.asked,
+                    asked_questions=asked_questions,
+                )
+            )
+        planned_keys = {key for planned_task in tasks for key in planned_task.question_keys}
         names = self._earlier.free_names(item_id)
-        for asked in _in_jobs({key: question for key, question in wanted.items() if key not in done}):
-            name, questions = next(names), tuple(asked.values())
+        for new_questions in _split_into_jobs(
+            {key: question for key, question in questions_by_key.items() if key not in planned_keys}
+        ):
+            name, questions = next(names), tuple(new_questions.values())
             job = job_id(self._batch_id, name, model, parts, sampling, questions)
-            tasks.append(task(job, name, questions=questions, asked=tuple(asked), asking=questions))
+            tasks.append(
+                task(job, name, questions=questions, question_keys=tuple(new_questions), asked_questions=questions)
+            )
         return tasks
 
-    def _asked(self, role: Role) -> list[tuple[str, Question]]:
+    def _named_questions(self, role: Role) -> list[tuple[str, Question]]:
         """The role's questions, by name. Only of a criterion several answers are wanted."""
-        made = []
-        for one in questions_of(role, self._made.rubric, self._form):
-            sampling = self._sampling(role, one.schema, self._made.request.samples if one.is_criterion else 1)
-            made.append((one.name, Question((Part("user", one.text),), sampling)))
-        return made
+        named_questions = []
+        for question in questions_of(role, self._assignment.rubric, self._form):
+            sampling = self._sampling(
+                role, question.schema, self._assignment.request.samples if question.is_criterion else 1
+            )
+            named_questions.append((question.name, Question((Part("user", question.text),), sampling)))
+        return named_questions
 
-    def _longest(self, role: Role) -> Sampling:
+    def _longest_sampling(self, role: Role) -> Sampling:
         """Of the role's answers, the longest."""
         if not self._with_criteria:
-            return max((one.sampling for _, one in self._questions[role]), key=lambda sampling: sampling.max_tokens)
-        schema = answer_schema(self._made.rubric.for_model(role), with_summary=role == "feedback")
-        return self._sampling(role, schema, self._made.request.samples)
+            return max(
+                (question.sampling for _, question in self._questions[role]), key=lambda sampling: sampling.max_tokens
+            )
+        schema = answer_schema(self._assignment.rubric.for_model(role), with_summary=role == "feedback")
+        return self._sampling(role, schema, self._assignment.request.samples)
 
     def _sampling(self, role: Role, schema: Mapping[str, Any], answers: int) -> Sampling:
         """Bounded so that a constrained answer always closes, as far as the model's context allows."""
-        model = self._made.request.models[role]
+        model = self._assignment.request.models[role]
         worst = max_answer_tokens(schema)
         likely = max_answer_tokens(schema, char_bytes=1, space_bytes=1)
         return Sampling(
@@ -528,54 +592,62 @@ class _PromptMaker:
 
     def _fitting_limits(self) -> Limits:
         """The usual limits, scaled down where a model's context has no room for them."""
-        wanted = Limits()
-        total = wanted.code_tokens + wanted.text_tokens + wanted.output_tokens
-        share = min([1.0, *(self._room(role) / total for role in self._roles)])
+        limits = Limits()
+        total = limits.code_tokens + limits.text_tokens + limits.output_tokens
+        share = min([1.0, *(self._submission_space(role) / total for role in self._roles)])
         return replace(
-            wanted,
-            code_tokens=int(wanted.code_tokens * share),
-            text_tokens=int(wanted.text_tokens * share),
-            output_tokens=int(wanted.output_tokens * share),
+            limits,
+            code_tokens=int(limits.code_tokens * share),
+            text_tokens=int(limits.text_tokens * share),
+            output_tokens=int(limits.output_tokens * share),
         )
 
-    def _room(self, role: Role) -> int:
+    def _submission_space(self, role: Role) -> int:
         """Tokens that a student's part may have with this role's model."""
-        model = self._made.request.models[role]
+        model = self._assignment.request.models[role]
         blank = Submission("", "", ())
-        made, fence = self._made, fence_for(self._secret, "")
+        assignment, fence = self._assignment, fence_for(self._secret, "")
         bare = build_prompt(
-            role, made.rubric, made.solution, made.template, blank, fence, with_criteria=self._with_criteria
+            role,
+            assignment.rubric,
+            assignment.solution,
+            assignment.template,
+            blank,
+            fence,
+            with_criteria=self._with_criteria,
         )
-        asked = [one.suffix[0].text for _, one in self._questions.get(role, ())]
+        question_texts = [question.suffix[0].text for _, question in self._questions.get(role, ())]
         # Headings of parts, remarks on cuts, and the chat template around it all.
         margin = 256 + model.context // 16
-        fixed = estimate_tokens(bare.shared + bare.own + max(asked, key=len, default=""), model.letters_per_token)
-        room = model.context - self._samplings[role].max_tokens - fixed - margin
-        if room < 128:
+        fixed_tokens = estimate_tokens(
+            bare.shared + bare.own + max(question_texts, key=len, default=""), model.letters_per_token
+        )
+        space = model.context - self._samplings[role].max_tokens - fixed_tokens - margin
+        if space < 128:
             raise ConfigError(
                 f"model {model.name!r} has a context of {model.context:,} tokens; rubric, solution and template take "
-                f"about {fixed:,} and the answer up to {self._samplings[role].max_tokens:,}, which leaves no room for "
-                "a submission: use a model with a larger context, or a shorter solution or template"
+                f"about {fixed_tokens:,} and the answer up to {self._samplings[role].max_tokens:,}, which leaves no "
+                "room for a submission: use a model with a larger context, or a shorter solution or template"
             )
-        return room
+        return space
 
 
-def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: Private) -> Grade:
+def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: PrivateTexts) -> Grade:
     answers: dict[Role, ParsedAnswer | str] = {}
     for role in dict.fromkeys(task.role for task in item.tasks):
-        answered = [(task, result_of(task.job_id)) for task in item.tasks if task.role == role]
-        (task, result), *_ = answered
-        asks = bool(task.asked)
-        answers[role] = _answers(rubric, item, answered) if asks else _answer(rubric, item, task, result)
+        task_results = [(task, result_of(task.job_id)) for task in item.tasks if task.role == role]
+        (task, result), *_ = task_results
+        asks = bool(task.question_keys)
+        answers[role] = _answers(rubric, item, task_results) if asks else _answer(rubric, item, task, result)
     name = item.submission.name
-    made = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copied)
-    return replace(made, item_id=item.item_id)
+    grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
+    return replace(grade, item_id=item.item_id)
 
 
 def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:
     """The parsed answer, or one sentence that says why there is none."""
     if result is None:
-        return WAITING
+        return NO_RESULT_YET
     if result.state != "succeeded":
         return f"{result.state}: {result.error.message}" if result.error else result.state
     texts = [_without_fence(item, text) for text in (result.text, *result.more_texts)]
@@ -585,37 +657,37 @@ def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) ->
         return f"the answer of {result.model} can't be used: {error}"
 
 
-def _answers(rubric: Rubric, item: Item, answered: Sequence[tuple[Task, JobResult | None]]) -> ParsedAnswer | str:
+def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobResult | None]]) -> ParsedAnswer | str:
     """What the jobs that ask a role's questions have answered together."""
     criteria: dict[str, CriterionAnswer] = {}
-    missing: dict[str, str] = {}
+    problems: dict[str, str] = {}
     summary, passage = "", None
-    for task, result in answered:
+    for task, result in task_results:
         if result is None:
-            return WAITING
+            return NO_RESULT_YET
         for name, answers in _answers_by_name(item, task, result):
             try:
                 if isinstance(answers, str):
-                    missing[name] = answers
+                    problems[name] = answers
                 elif name == SUMMARY:
                     summary = parse_summary(answers[0].text)
                 elif name == PASSAGE:
                     passage = parse_passage(answers[0].text, answers[0].likelihoods)
                 else:
-                    asked = next(each for each in rubric.criteria if each.id == name)
-                    criteria[name] = parse_criterion_samples(answers, asked)
+                    criterion = next(criterion for criterion in rubric.criteria if criterion.id == name)
+                    criteria[name] = parse_criterion_samples(answers, criterion)
             except AnswerError as error:
-                missing[name] = f"the answer of {result.model} can't be used: {error}"
-    return ParsedAnswer(criteria, summary, missing, missing.pop(SUMMARY, ""), passage)
+                problems[name] = f"the answer of {result.model} can't be used: {error}"
+    return ParsedAnswer(criteria, summary, problems, problems.pop(SUMMARY, ""), passage)
 
 
 def _answers_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[QuestionAnswer] | str]]:
     """For each question that is still asked, its answers, or one sentence that says why there is none."""
-    why = f"{result.state}: {result.error.message}" if result.error else result.state
-    for name, question, answers in task.answered(result):
+    failure = f"{result.state}: {result.error.message}" if result.error else result.state
+    for name, question, answers in task.question_answers(result):
         if question:
-            said = [replace(answer, text=_without_fence(item, answer.text)) for answer in answers]
-            yield name, said if result.state == "succeeded" and said else why
+            unfenced_answers = [replace(answer, text=_without_fence(item, answer.text)) for answer in answers]
+            yield name, unfenced_answers if result.state == "succeeded" and unfenced_answers else failure
 
 
 def _without_fence(item: Item, text: str) -> str:

@@ -14,8 +14,8 @@ from messages.jobs import Question, Sampling
 
 def answer_tokens(sampling: Sampling, questions: Sequence[Question]) -> int:
     """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
-    wanted = [one.sampling for one in questions] or [sampling]
-    return sum(each.max_tokens * each.answers for each in wanted)
+    samplings = [question.sampling for question in questions] or [sampling]
+    return sum(answer_sampling.max_tokens * answer_sampling.answers for answer_sampling in samplings)
 
 
 def expected_work(prompt: Prompt, sampling: Sampling, questions: Sequence[Question] = ()) -> tuple[int, int]:

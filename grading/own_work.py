@@ -21,41 +21,50 @@ _NOTE_CHARS = 25
 _LINE_CHARS = 4  # shorter ones (`end`, `)`) are nobody's
 
 # A line that says whose work it is: in prose or a comment, or a constant as nbgrader's.
-_WHO = r"(?:(?:your|full|student|first|last|given)[ _-])*(?:names?|authors?|students?|id|e-?mail|date|collaborators?)"
+_PERSON_FIELD = (
+    r"(?:(?:your|full|student|first|last|given)[ _-])*(?:names?|authors?|students?|id|e-?mail|date|collaborators?)"
+)
 _CONSTANT = r"[A-Z_]*(?:NAMES?|AUTHORS?|COLLABORATORS?|STUDENT_ID|EMAIL)"
-_HEADER = re.compile(rf"(?:[#%/*>|\s_-]*(?i:{_WHO})[\s*_]*:|{_CONSTANT}\s*(?:=|<-)).{{0,120}}\Z")
+_HEADER = re.compile(rf"(?:[#%/*>|\s_-]*(?i:{_PERSON_FIELD})[\s*_]*:|{_CONSTANT}\s*(?:=|<-)).{{0,120}}\Z")
 
 
 def is_template(work: Submission, template: Submission) -> bool:
     """Whether nothing was added to the template but who it is from; outputs, order and white space don't count."""
-    given, written = _texts(template), _texts(work)
-    if squeeze("".join(given)) == squeeze("".join(written)):
+    template_texts, work_texts = _texts(template), _texts(work)
+    if squeeze("".join(template_texts)) == squeeze("".join(work_texts)):
         return True
-    lines = (line for text in written for line in text.split("\n") if not _HEADER.match(line.strip()))
-    return not line_counts(lines) - line_counts(given)
+    lines = (line for text in work_texts for line in text.split("\n") if not _HEADER.match(line.strip()))
+    return not line_counts(lines) - line_counts(template_texts)
 
 
 def common_lines(class_work: Iterable[Submission]) -> Set[str]:
     """Lines that more than half of a class wrote; none for less than three."""
-    written = [line_counts(_texts(work)).keys() for work in class_work if not work.problem and not work.empty]
-    times = Counter(line for lines in written for line in lines)
-    return {line for line, number in times.items() if 2 * number > len(written) > 2}
+    line_sets = [line_counts(_texts(work)).keys() for work in class_work if not work.problem and not work.empty]
+    times = Counter(line for lines in line_sets for line in lines)
+    return {line for line, number in times.items() if 2 * number > len(line_sets) > 2}
 
 
-def copied(
+def copy_reason(
     work: Submission, rubric: Rubric, solution: Submission | None, template: Submission | None, common: Set[str]
 ) -> str:
     """Why it looks like a copy of the solution or the rubric: most of its own lines are theirs; "" if it doesn't."""
-    given = line_counts([rubric.instructions, *_texts(template)])
-    own, right = (
-        {line for line in line_counts(_texts(one)) - given if len(line) >= _LINE_CHARS} for one in (work, solution)
+    template_lines = line_counts([rubric.instructions, *_texts(template)])
+    own_lines, solution_lines = (
+        {line for line in line_counts(_texts(source)) - template_lines if len(line) >= _LINE_CHARS}
+        for source in (work, solution)
     )
-    notes = {line for line in line_counts(one.guidance for one in rubric.criteria) if len(line) >= _NOTE_CHARS}
-    theirs = own & (notes | right)
-    much = sum(NOTE_COUNTS if line in notes else 1 for line in theirs - common) >= MANY_LINES
-    whole = 2 * len(theirs) > len(own) and len(own & right) >= MOST_OF_THEIRS * len(right) > 0
-    if much and (whole or len(theirs) >= MOST_OF_ITS_OWN * len(own)):
-        return f"{len(theirs)} of {len(own)} lines of its own are those of the solution or of the grading notes"
+    notes = {
+        line for line in line_counts(criterion.guidance for criterion in rubric.criteria) if len(line) >= _NOTE_CHARS
+    }
+    shared_lines = own_lines & (notes | solution_lines)
+    is_substantial = sum(NOTE_COUNTS if line in notes else 1 for line in shared_lines - common) >= MANY_LINES
+    is_whole_solution = (
+        2 * len(shared_lines) > len(own_lines)
+        and len(own_lines & solution_lines) >= MOST_OF_THEIRS * len(solution_lines) > 0
+    )
+    if is_substantial and (is_whole_solution or len(shared_lines) >= MOST_OF_ITS_OWN * len(own_lines)):
+        return f"{len(shared_lines)} of {len(own_lines)} lines of its own are those of the solution or of the grading "
+            "notes"
     return ""
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 from grading.attacks.detection import instruction_flags
 from grading.prompts.answers import ParsedAnswer, Passage
 from grading.prompts.prompt import cut_summary
-from grading.quotes import Evidence, Private, Shown, evidence_state, leaks, shown_texts
+from grading.quotes import Evidence, PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
 from grading.rubric.rubric import Criterion, Points, Role, Rubric, add_points
 from grading.submissions.reading import Submission
@@ -28,10 +28,10 @@ from grading.submissions.truncation import Cut
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "waiting"]
-WAITING = "no result yet"  # in place of an answer
+NO_RESULT_YET = "no result yet"  # in place of an answer
 # Remarks on a grade that a later run left as it was.
-KEPT = "as it was graded before: the work, a model or a setting has changed since"
-EARLIER = "as it was graded before, with another rubric, solution or template"
+KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
+EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 
 # Answers to the same prompt that are this part of a criterion's points apart disagree.
 DISAGREEMENT = 0.25
@@ -103,17 +103,17 @@ class Grade:
         return tuple(doubt.why for doubt in self.doubts)
 
     @property
-    def unreadable(self) -> bool:
+    def is_unreadable(self) -> bool:
         """Whether it failed before any model was asked."""
         return self.state == "failed" and all(criterion.reason == self.reason for criterion in self.criteria)
 
     @property
-    def nothing_yet(self) -> bool:
+    def has_nothing_yet(self) -> bool:
         """Whether it waits, and has no points yet for any criterion."""
-        return self.state == "waiting" and len(self.missing) == len(self.criteria)
+        return self.state == "waiting" and len(self.missing_criteria) == len(self.criteria)
 
     @property
-    def missing(self) -> tuple[CriterionGrade, ...]:
+    def missing_criteria(self) -> tuple[CriterionGrade, ...]:
         """The criteria without points."""
         return tuple(criterion for criterion in self.criteria if criterion.points is None)
 
@@ -121,20 +121,20 @@ class Grade:
 # --- what a person must decide, and what is good to know ---
 
 
-def _truncated(cuts: Iterable[Cut], outputs: bool) -> list[str]:
+def _truncation_notes(cuts: Iterable[Cut], outputs: bool) -> list[str]:
     """Outputs can be done without; where code or text was cut, points may have been."""
-    chosen = [cut for cut in cuts if (cut.kind == "output") == outputs]
-    return [f"truncated: {line} not shown to the models" for line in cut_summary(chosen)]
+    matching_cuts = [cut for cut in cuts if (cut.kind == "output") == outputs]
+    return [f"truncated: {line} not shown to the models" for line in cut_summary(matching_cuts)]
 
 
 def _submission_remarks(submission: Submission, cuts: Sequence[Cut]) -> list[str]:
-    remarks = _truncated(cuts, outputs=True)
+    remarks = _truncation_notes(cuts, outputs=True)
     if submission.images_left_out:
-        remarks.append(_unseen(submission))
+        remarks.append(_images_left_out(submission))
     return [*remarks, *(note for note in submission.notes if note not in submission.lost)]
 
 
-def _unseen(submission: Submission) -> str:
+def _images_left_out(submission: Submission) -> str:
     return f"{plural(submission.images_left_out, 'image')} not shown to the models"
 
 
@@ -143,14 +143,16 @@ def _doubts(
     criteria: Iterable[CriterionGrade],
     findings: Sequence[CheckFinding],
     summary_leaks: bool,
-    copied: str,
+    copy_reason: str,
     cuts: Sequence[Cut],
 ) -> list[Doubt]:
     """Why a person must look, in the order in which they are shown."""
-    whole = (*instruction_flags(submission), copied, *submission.lost, *_truncated(cuts, outputs=False))
-    doubts = [Doubt("", why) for why in whole if why]
+    whole = (*instruction_flags(submission), copy_reason, *submission.lost, *_truncation_notes(cuts, outputs=False))
+    doubts = [Doubt("", reason) for reason in whole if reason]
     for criterion in criteria:
-        doubts += [Doubt(criterion.id, f"{criterion.id}: {why}") for why in _criterion_doubts(criterion, findings)]
+        doubts += [
+            Doubt(criterion.id, f"{criterion.id}: {reason}") for reason in _criterion_doubts(criterion, findings)
+        ]
     if summary_leaks:
         doubts.append(Doubt("", "summary withheld: it repeats what only graders see"))
     return doubts
@@ -168,9 +170,9 @@ def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding
         yield "the feedback repeats what only graders see"
     if _disagree(criterion):
         yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
-    failed = [finding.text for finding in findings if finding.criterion == criterion.id and not finding.passed]
-    if failed and criterion.points == criterion.max_points:
-        yield f"full points, but a check failed ({failed[0]})"
+    failed_checks = [finding.text for finding in findings if finding.criterion == criterion.id and not finding.passed]
+    if failed_checks and criterion.points == criterion.max_points:
+        yield f"full points, but a check failed ({failed_checks[0]})"
 
 
 def _disagree(criterion: CriterionGrade) -> bool:
@@ -188,8 +190,8 @@ def grade_submission(
     submission: Submission,
     cuts: Sequence[Cut] = (),
     findings: Sequence[CheckFinding] = (),
-    hidden: Private = Private(),  # noqa: B008  frozen
-    copied: str = "",
+    private_texts: PrivateTexts = PrivateTexts(),  # noqa: B008  frozen
+    copy_reason: str = "",
 ) -> Grade:
     """The grade of one submission.
 
@@ -198,27 +200,27 @@ def grade_submission(
         answers: for each role its answer, or one sentence that says why there is none.
         submission: as it was handed in, before cuts; evidence is looked for in all of it.
         findings: what deterministic checks found.
-        hidden: what feedback must not repeat.
-        copied: why it looks like a copy of the solution.
+        private_texts: what feedback must not repeat.
+        copy_reason: why it looks like a copy of the solution.
     """
     if submission.problem:
         return _without_answers(name, rubric, "failed", submission.problem)
     if submission.empty:
-        what = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
-        reason = "; ".join([what, *submission.notes])
-        unseen = [*submission.lost, *([_unseen(submission)] if submission.images_left_out else [])]
-        nothing = _without_answers(name, rubric, "empty", reason)
-        return replace(nothing, doubts=tuple(Doubt("", why) for why in unseen))
-    shown = shown_texts(submission, hidden.given)
-    criteria = tuple(_criterion_grade(criterion, answers, shown, hidden) for criterion in rubric.criteria)
+        cause = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
+        reason = "; ".join([cause, *submission.notes])
+        unseen_parts = [*submission.lost, *([_images_left_out(submission)] if submission.images_left_out else [])]
+        empty_grade = _without_answers(name, rubric, "empty", reason)
+        return replace(empty_grade, doubts=tuple(Doubt("", unseen_part) for unseen_part in unseen_parts))
+    work_texts = submission_texts(submission, private_texts.foreign_lines)
+    criteria = tuple(_criterion_grade(criterion, answers, work_texts, private_texts) for criterion in rubric.criteria)
     summary, no_summary = _summary(answers)
-    summary_leaks = leaks(summary, hidden, shown)
-    state = "waiting" if WAITING in answers.values() else _state(criteria)
-    passages = [] if state == "waiting" else _passages(answers, shown)
-    doubts = [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copied, cuts)
+    summary_leaks = leaks(summary, private_texts, work_texts)
+    state = "waiting" if NO_RESULT_YET in answers.values() else _state(criteria)
+    passages = [] if state == "waiting" else _passages(answers, work_texts)
+    doubts = [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copy_reason, cuts)
     doubts = [*passages, *doubts]
-    failed = [f"check: {finding.text}" for finding in findings if not finding.passed]
-    known = [*_submission_remarks(submission, cuts), *failed, *no_summary]
+    check_remarks = [f"check: {finding.text}" for finding in findings if not finding.passed]
+    remarks = [*_submission_remarks(submission, cuts), *check_remarks, *no_summary]
     return Grade(
         submission=name,
         state=state,
@@ -226,41 +228,44 @@ def grade_submission(
         max_points=rubric.total,
         criteria=criteria,
         summary="" if summary_leaks else summary,
-        remarks=tuple(dict.fromkeys(known)),
+        remarks=tuple(dict.fromkeys(remarks)),
         cuts=tuple(cuts),
-        reason=WAITING if state == "waiting" else _why_missing(criteria),
+        reason=NO_RESULT_YET if state == "waiting" else _why_missing(criteria),
         doubts=tuple(doubts),
     )
 
 
 def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str) -> Grade:
-    points, why = (0, "") if state == "empty" else (None, reason)
+    points, criterion_reason = (0, "") if state == "empty" else (None, reason)
     criteria = tuple(
-        CriterionGrade(criterion.id, criterion.title, criterion.points, points, reason=why)
+        CriterionGrade(criterion.id, criterion.title, criterion.points, points, reason=criterion_reason)
         for criterion in rubric.criteria
     )
     return Grade(name, state, points, rubric.total, criteria, reason=reason)
 
 
 def _criterion_grade(
-    criterion: Criterion, answers: Mapping[Role, ParsedAnswer | str], shown: Shown, hidden: Private
+    criterion: Criterion,
+    answers: Mapping[Role, ParsedAnswer | str],
+    work_texts: SubmissionTexts,
+    private_texts: PrivateTexts,
 ) -> CriterionGrade:
     answer = answers.get(criterion.model, "no answer has come")
-    said = answer.criteria.get(criterion.id) if isinstance(answer, ParsedAnswer) else None
-    if said is None:
+    criterion_answer = answer.criteria.get(criterion.id) if isinstance(answer, ParsedAnswer) else None
+    if criterion_answer is None:
         reason = answer if isinstance(answer, str) else answer.missing.get(criterion.id, "the answer lacks it")
         return CriterionGrade(criterion.id, criterion.title, criterion.points, None, reason=reason)
     return CriterionGrade(
         id=criterion.id,
         title=criterion.title,
         max_points=criterion.points,
-        points=said.points,
-        evidence=said.evidence,
-        evidence_state=evidence_state(said.evidence, shown),
-        feedback=said.feedback,
-        sampled=said.sampled,
-        likelihoods=said.likelihoods,
-        leaks=leaks(said.feedback, hidden, shown),
+        points=criterion_answer.points,
+        evidence=criterion_answer.evidence,
+        evidence_state=evidence_state(criterion_answer.evidence, work_texts),
+        feedback=criterion_answer.feedback,
+        sampled=criterion_answer.sampled,
+        likelihoods=criterion_answer.likelihoods,
+        leaks=leaks(criterion_answer.feedback, private_texts, work_texts),
     )
 
 
@@ -268,14 +273,19 @@ def _summary(answers: Mapping[Role, ParsedAnswer | str]) -> tuple[str, list[str]
     answer = answers.get("feedback")
     if isinstance(answer, ParsedAnswer):
         return answer.summary, [f"no summary: {answer.no_summary}"] if answer.no_summary else []
-    return "", [f"no summary: {answer}"] if answer and answer != WAITING else []
+    return "", [f"no summary: {answer}"] if answer and answer != NO_RESULT_YET else []
 
 
-def _passages(answers: Mapping[Role, ParsedAnswer | str], shown: Shown) -> list[Doubt]:
+def _passages(answers: Mapping[Role, ParsedAnswer | str], work_texts: SubmissionTexts) -> list[Doubt]:
     """What a model takes to speak to whoever grades, if it stands in the work: models make quotes up."""
-    said = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
-    there = [passage for passage in said if passage and evidence_state(passage.quote, shown) == "found"]
-    return [Doubt("", f"a passage seems to speak to whoever grades{_sure(each)}: “{each.quote}”") for each in there]
+    passages = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
+    quoted_passages = [
+        passage for passage in passages if passage and evidence_state(passage.quote, work_texts) == "found"
+    ]
+    return [
+        Doubt("", f"a passage seems to speak to whoever grades{_sure(passage)}: “{passage.quote}”")
+        for passage in quoted_passages
+    ]
 
 
 def _sure(passage: Passage) -> str:
@@ -283,10 +293,10 @@ def _sure(passage: Passage) -> str:
 
 
 def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
-    missing = sum(criterion.points is None for criterion in criteria)
-    if not missing:
+    missing_count = sum(criterion.points is None for criterion in criteria)
+    if not missing_count:
         return "graded"
-    return "failed" if missing == len(criteria) else "incomplete"
+    return "failed" if missing_count == len(criteria) else "incomplete"
 
 
 def _why_missing(criteria: Iterable[CriterionGrade]) -> str:

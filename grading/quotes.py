@@ -22,36 +22,36 @@ LEAK_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class SubmissionTexts:
     """A submission's texts as the models saw them, and all of them squeezed into one."""
 
     texts: tuple[str, ...]
-    squeezed: str
-    own: bytes  # for each character of `squeezed`, whether it stands in a line of the student's own
+    squeezed_text: str
+    own_flags: bytes  # for each character of `squeezed`, whether it stands in a line of the student's own
     own_text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Private:
+class PrivateTexts:
     """What only graders see, and what students have been given anyway, squeezed."""
 
-    secret: str = ""
-    known: str = ""
-    given: Mapping[str, int] = field(default_factory=dict)  # lines that are no student's own, as `line_counts`
+    secret_text: str = ""
+    public_text: str = ""
+    foreign_lines: Mapping[str, int] = field(default_factory=dict)  # lines that are no student's own, as `line_counts`
 
 
-def shown_texts(submission: Submission, given: Mapping[str, int] | None = None) -> Shown:
-    """What quotes of this submission are looked for in: all of it, before cuts. `given`: lines that are not its own."""
+def submission_texts(submission: Submission, foreign_lines: Mapping[str, int] | None = None) -> SubmissionTexts:
+    """What quotes of this submission are looked for in: all of it, before cuts. `foreign_lines`: those not its own."""
     texts = tuple(neutralise(part.text) for part in submission.parts)
-    left = Counter(given)
-    squeezed, own, own_lines = [], bytearray(), []
+    remaining_lines = Counter(foreign_lines)
+    squeezed_lines, own_flags, own_lines = [], bytearray(), []
     for line in "\n".join(texts).split("\n"):
-        squeezed.append(squeeze(line))
-        is_own = left[squeezed[-1]] <= 0
-        left[squeezed[-1]] -= 1
-        own += bytes([is_own]) * len(squeezed[-1])
+        squeezed_lines.append(squeeze(line))
+        is_own = remaining_lines[squeezed_lines[-1]] <= 0
+        remaining_lines[squeezed_lines[-1]] -= 1
+        own_flags += bytes([is_own]) * len(squeezed_lines[-1])
         own_lines += [line] if is_own else []
-    return Shown(texts, "".join(squeezed), bytes(own), "\n".join(own_lines))
+    return SubmissionTexts(texts, "".join(squeezed_lines), bytes(own_flags), "\n".join(own_lines))
 
 
 def line_counts(texts: Iterable[str]) -> Counter[str]:
@@ -63,19 +63,19 @@ def line_counts(texts: Iterable[str]) -> Counter[str]:
 def quoted_lines(text: str, quotes: Iterable[str]) -> set[int]:
     """The lines of a text, from 0, on which one of the quotes stands. A quote may begin and end within a line."""
     lines = text.split("\n")
-    squeezed = [squeeze(line) for line in lines]
-    whole, owners = "".join(squeezed), [number for number, line in enumerate(squeezed) for _ in line]
-    found: set[int] = set()
+    squeezed_lines = [squeeze(line) for line in lines]
+    whole, owners = "".join(squeezed_lines), [number for number, line in enumerate(squeezed_lines) for _ in line]
+    line_numbers: set[int] = set()
     for quote in map(_bare, quotes):
         needle = squeeze(quote)
         if len(needle) < SHORT_QUOTE_CHARS:
-            found.update(number for number, line in enumerate(lines) if needle and quote in line)
+            line_numbers.update(number for number, line in enumerate(lines) if needle and quote in line)
             continue
         at = whole.find(needle)
         while at >= 0:
-            found.update(owners[at : at + len(needle)])
+            line_numbers.update(owners[at : at + len(needle)])
             at = whole.find(needle, at + 1)
-    return found
+    return line_numbers
 
 
 def _bare(quote: str) -> str:
@@ -83,37 +83,50 @@ def _bare(quote: str) -> str:
     return neutralise(quote).strip().strip("\"'`“”‘’").strip()
 
 
-def evidence_state(quote: str, shown: Shown) -> Evidence:
+def evidence_state(quote: str, work_texts: SubmissionTexts) -> Evidence:
     """Whether and where the quote stands."""
     quote = _bare(quote)
     needle = squeeze(quote)
     if not needle:
         return "none given"
     if len(needle) < SHORT_QUOTE_CHARS:
-        found = quote in shown.own_text
-        return "found" if found else "not their own" if any(quote in text for text in shown.texts) else "not found"
-    at = shown.squeezed.find(needle)
+        is_quoted = quote in work_texts.own_text
+        return (
+            "found"
+            if is_quoted
+            else "not their own"
+            if any(quote in text for text in work_texts.texts)
+            else "not found"
+        )
+    at = work_texts.squeezed_text.find(needle)
     state: Evidence = "not found" if at < 0 else "not their own"
     while at >= 0:
-        if 1 in shown.own[at : at + len(needle)]:
+        if 1 in work_texts.own_flags[at : at + len(needle)]:
             return "found"
-        at = shown.squeezed.find(needle, at + 1)
+        at = work_texts.squeezed_text.find(needle, at + 1)
     return state
 
 
-def private(secrets: Iterable[str], known: Iterable[str], notes: Iterable[str] = ()) -> Private:
-    """`secrets`: grading notes, solution, rules. `known`: instructions, template. `notes`: the rubric's."""
-    known = list(known)
-    return Private(squeeze("\n".join(secrets)), squeeze("\n".join(known)), line_counts([*known, *notes]))
+def private_texts(secrets: Iterable[str], public_texts: Iterable[str], notes: Iterable[str] = ()) -> PrivateTexts:
+    """`secrets`: grading notes, solution, rules. `public_texts`: instructions, template. `notes`: the rubric's."""
+    public_texts = list(public_texts)
+    return PrivateTexts(
+        squeeze("\n".join(secrets)), squeeze("\n".join(public_texts)), line_counts([*public_texts, *notes])
+    )
 
 
-def leaks(text: str, hidden: Private, shown: Shown) -> bool:
+def leaks(text: str, private_texts: PrivateTexts, work_texts: SubmissionTexts) -> bool:
     """Whether `text` repeats a run of what only graders see that is neither the student's own nor known to all."""
-    squeezed = squeeze(text)
-    if not hidden.secret:
+    squeezed_text = squeeze(text)
+    if not private_texts.secret_text:
         return False
-    runs = (squeezed[start : start + LEAK_CHARS] for start in range(len(squeezed) - LEAK_CHARS + 1))
-    return any(run in hidden.secret and run not in shown.squeezed and run not in hidden.known for run in runs)
+    runs = (squeezed_text[start : start + LEAK_CHARS] for start in range(len(squeezed_text) - LEAK_CHARS + 1))
+    return any(
+        run in private_texts.secret_text
+        and run not in work_texts.squeezed_text
+        and run not in private_texts.public_text
+        for run in runs
+    )
 
 
 def squeeze(text: str) -> str:

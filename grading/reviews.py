@@ -88,30 +88,32 @@ def append_override(folder: Path, *overrides: Override) -> None:
     Raises ReviewConflict where a decision was made on something else than what stands now, which is looked up under a
     lock, so that of two processes one is told. Raises BatchError if the file can't be read or written.
     """
-    _append(folder, [(made.item_id, made.version) for made in overrides], map(_row, overrides))
+    _append(folder, [(override.item_id, override.version) for override in overrides], map(_row, overrides))
 
 
-def _append(folder: Path, seen: Iterable[tuple[str, str | None]], rows: Iterable[dict[str, Any]]) -> None:
-    """Add lines; `seen`: submissions, and the version of each that they were made on."""
+def _append(folder: Path, seen_versions: Iterable[tuple[str, str | None]], rows: Iterable[dict[str, Any]]) -> None:
+    """Add lines; `seen_versions`: submissions, and the version of each that they were made on."""
     try:
-        with open_private(folder / FILE, "ab") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with open_private(folder / FILE, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             standing = read_overrides(folder)
-            for item_id, version in seen:
-                if version not in (None, version_of(current(standing, item_id).values())):
+            for item_id, version in seen_versions:
+                if version not in (None, version_of(current_decisions(standing, item_id).values())):
                     raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
             Lines(folder / FILE).append(rows)
     except OSError as error:
         raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the decision is not kept") from None
 
 
-def undo_override(folder: Path, item_id: str, version: str, before: Iterable[Override], reviewer: str) -> None:
-    """Let `before` stand again about a submission, in place of the decisions that `version` names; no line is lost.
+def undo_override(
+    folder: Path, item_id: str, version: str, restored_overrides: Iterable[Override], reviewer: str
+) -> None:
+    """Let `restored_overrides` stand again about a submission, in place of what `version` names; no line is lost.
 
     Raises ReviewConflict where something else stands by now, and BatchError as `append_override`.
     """
-    withdrawn = {"submission": item_id, "withdrawn": True, "by": reviewer, "at": time.time()}
-    _append(folder, [(item_id, version)], [withdrawn, *map(_row, before)])
+    withdrawal = {"submission": item_id, "withdrawn": True, "by": reviewer, "at": time.time()}
+    _append(folder, [(item_id, version)], [withdrawal, *map(_row, restored_overrides)])
 
 
 def _row(override: Override) -> dict[str, Any]:
@@ -122,10 +124,10 @@ def _row(override: Override) -> dict[str, Any]:
 
 def read_overrides(folder: Path) -> list[Override]:
     """All decisions that stand about the batch in `folder`, oldest first. Raises BatchError on a line that is none."""
-    made: list[Override] = []
+    standing: list[Override] = []
     for _, (whole, overrides) in Lines(folder / FILE).made(decisions_in, "review"):
-        made = [override for override in made if override.item_id != whole] + overrides
-    return made
+        standing = [override for override in standing if override.item_id != whole] + overrides
+    return standing
 
 
 def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
@@ -135,19 +137,23 @@ def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
     """
     if "submission" not in row:
         return None, [_override({"reviewer": row.get("by", "")} | row)]
-    shared = {"item_id": row["submission"], "criterion_id": None, "points": None, "feedback": row.get("summary")}
-    shared |= {"reason": row.get("reason") or "looked at", "reviewer": row.get("by", ""), "time": row.get("at", 0.0)}
+    common_fields = {"item_id": row["submission"], "criterion_id": None, "points": None, "feedback": row.get("summary")}
+    common_fields |= {
+        "reason": row.get("reason") or "looked at",
+        "reviewer": row.get("by", ""),
+        "time": row.get("at", 0.0),
+    }
     criteria = shaped(Mapping[str, dict], row.get("criteria", {}), "the review.criteria")  # type: ignore[type-arg]
-    changes = [{**shared, "feedback": None, **change, "criterion_id": id} for id, change in criteria.items()]
-    made = [_override(fields) for fields in (shared, *changes)]
-    return row["submission"], [] if row.get("withdrawn") else made
+    changes = [{**common_fields, "feedback": None, **change, "criterion_id": id} for id, change in criteria.items()]
+    decisions = [_override(fields) for fields in (common_fields, *changes)]
+    return row["submission"], [] if row.get("withdrawn") else decisions
 
 
 def _override(fields: dict[str, Any]) -> Override:
-    made: Override = shaped(Override, fields, "the review")
-    return made
+    override: Override = shaped(Override, fields, "the review")
+    return override
 
 
-def current(overrides: Iterable[Override], *names: str) -> dict[str | None, Override]:
+def current_decisions(overrides: Iterable[Override], *names: str) -> dict[str | None, Override]:
     """What counts for the submission of these names: for each criterion decided on, and for None, the last decision."""
     return {override.criterion_id: override for override in overrides if override.item_id in names}

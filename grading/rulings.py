@@ -14,10 +14,18 @@ def may_affect(rulings: Sequence[str], evidence: Mapping[str, str]) -> dict[str,
     A word in the evidence of more than half of those who have evidence tells nobody apart, and does not count. It is a
     hint where to look first: a submission that says the same in other words is not found.
     """
-    told = {name: words for name, text in evidence.items() if (words := _words(text))}
-    ruled = _words(" ".join(rulings))
-    telling = {word for word in ruled if 2 * sum(word in words for words in told.values()) <= len(told)}
-    return {name: tuple(sorted(words & telling)) for name, words in told.items() if words & telling}
+    words_by_name = {name: words for name, text in evidence.items() if (words := _words(text))}
+    ruling_words = _words(" ".join(rulings))
+    distinctive_words = {
+        word
+        for word in ruling_words
+        if 2 * sum(word in words for words in words_by_name.values()) <= len(words_by_name)
+    }
+    return {
+        name: tuple(sorted(words & distinctive_words))
+        for name, words in words_by_name.items()
+        if words & distinctive_words
+    }
 
 
 def _words(text: str) -> set[str]:

@@ -21,36 +21,38 @@ from producers.batch.batch import Batch
 
 def is_same(batch: Batch, assignment: Assignment) -> bool:
     """Whether `assignment` goes on with `batch`; also where the batch is new."""
-    kept = batch.request
-    if not kept:
+    stored_request = batch.request
+    if not stored_request:
         return True
-    planned = {entry.job_id for entry in batch.entries}
-    if any(task.job_id in planned for task in assignment.tasks):
+    planned_ids = {entry.job_id for entry in batch.entries}
+    if any(task.job_id in planned_ids for task in assignment.tasks):
         return True
-    return "folder" in kept and _same_work(batch, assignment) and _same_rubric(batch, assignment)
+    return "folder" in stored_request and _same_work(batch, assignment) and _same_rubric(batch, assignment)
 
 
 def _same_work(batch: Batch, assignment: Assignment) -> bool:
-    known = {entry.name for entry in batch.entries}
+    batch_names = {entry.name for entry in batch.entries}
     names = [item.submission.name for item in assignment.items]
-    met = [name for name in names if name in known]
-    if known and not met:
+    shared_names = [name for name in names if name in batch_names]
+    if batch_names and not shared_names:
         return False
-    nowhere_else = all(map(student_id, met)) or not Path(str(batch.request["folder"])).exists()
-    return _is_there(batch, "folder", assignment.request.folder) or (nowhere_else and 2 * len(met) >= len(names))
+    nowhere_else = all(map(student_id, shared_names)) or not Path(str(batch.request["folder"])).exists()
+    return _is_there(batch, "folder", assignment.request.folder) or (
+        nowhere_else and 2 * len(shared_names) >= len(names)
+    )
 
 
 def _same_rubric(batch: Batch, assignment: Assignment) -> bool:
     rubric, title = assignment.request.rubric, assignment.rubric.title
     if rubric.resolve().is_relative_to(batch.folder.resolve()):
         return True
-    before = str(batch.request.get("title", title))
-    same_numbers = re.findall(r"\d+", before) == re.findall(r"\d+", title)
+    stored_title = str(batch.request.get("title", title))
+    same_numbers = re.findall(r"\d+", stored_title) == re.findall(r"\d+", title)
     return same_numbers and (_is_there(batch, "rubric", rubric) or batch.request.get("title") == title)
 
 
-def _is_there(batch: Batch, what: str, path: Path) -> bool:
+def _is_there(batch: Batch, field: str, path: Path) -> bool:
     """Whether the path is the one that the batch keeps, or would be if both had been copied together."""
-    before, place = (str(batch.request.get(name, "")) for name in (what, "out"))
-    seen_from = os.path.relpath(before, place) if before and place else ""
-    return before == str(path.resolve()) or seen_from == os.path.relpath(path.resolve(), batch.folder.resolve())
+    stored_path, place = (str(batch.request.get(name, "")) for name in (field, "out"))
+    seen_from = os.path.relpath(stored_path, place) if stored_path and place else ""
+    return stored_path == str(path.resolve()) or seen_from == os.path.relpath(path.resolve(), batch.folder.resolve())

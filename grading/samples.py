@@ -10,7 +10,7 @@ from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, 
 from grading.rubric.rubric import Criterion
 from messages.jobs import QuestionAnswer
 
-_Parsed = TypeVar("_Parsed")
+_AnswerT = TypeVar("_Parsed")
 
 
 def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
@@ -19,11 +19,13 @@ def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summ
     Each criterion gets the median of the points (of two middle ones the lower), with the evidence and feedback of the
     first answer that awarded it; the summary is that of the first answer.
     """
-    parsed = _readable(texts, lambda text: parse_answer(text, criteria, with_summary))
-    if len(parsed) == 1:
-        return parsed[0]
-    merged = {criterion.id: _median([answer.criteria[criterion.id] for answer in parsed]) for criterion in criteria}
-    return ParsedAnswer(merged, parsed[0].summary)
+    parsed_answers = _readable(texts, lambda text: parse_answer(text, criteria, with_summary))
+    if len(parsed_answers) == 1:
+        return parsed_answers[0]
+    medians = {
+        criterion.id: _median([answer.criteria[criterion.id] for answer in parsed_answers]) for criterion in criteria
+    }
+    return ParsedAnswer(medians, parsed_answers[0].summary)
 
 
 def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionAnswer:
@@ -31,27 +33,27 @@ def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criter
 
     The likelihoods of the steps are those that the first answer came with.
     """
-    parsed = _readable([answer.text for answer in answers], lambda text: parse_criterion(text, criterion))
-    chosen = _median(parsed) if len(parsed) > 1 else parsed[0]
+    parsed_answers = _readable([answer.text for answer in answers], lambda text: parse_criterion(text, criterion))
+    median_answer = _median(parsed_answers) if len(parsed_answers) > 1 else parsed_answers[0]
     shares = answers[0].likelihoods
-    known = dict(zip(map(str, criterion.grid), shares, strict=True)) if len(shares) == len(criterion.grid) else {}
-    return replace(chosen, likelihoods=known)
+    likelihoods = dict(zip(map(str, criterion.grid), shares, strict=True)) if len(shares) == len(criterion.grid) else {}
+    return replace(median_answer, likelihoods=likelihoods)
 
 
-def _readable(texts: Sequence[str], parse: Callable[[str], _Parsed]) -> list[_Parsed]:
-    parsed, errors = [], []
+def _readable(texts: Sequence[str], parse: Callable[[str], _AnswerT]) -> list[_AnswerT]:
+    parsed_answers, errors = [], []
     for text in texts:
         try:
-            parsed.append(parse(text))
+            parsed_answers.append(parse(text))
         except AnswerError as error:
             errors.append(error)
-    if len(parsed) * 2 <= len(texts):
+    if len(parsed_answers) * 2 <= len(texts):
         raise errors[0] if len(texts) == 1 else AnswerError(f"{len(errors)} of {len(texts)} answers: {errors[0]}")
-    return parsed
+    return parsed_answers
 
 
 def _median(answers: Sequence[CriterionAnswer]) -> CriterionAnswer:
     points = sorted(answer.points for answer in answers)
     middle = points[(len(points) - 1) // 2]
-    chosen = next(answer for answer in answers if answer.points == middle)
-    return replace(chosen, sampled=tuple(answer.points for answer in answers))
+    median_answer = next(answer for answer in answers if answer.points == middle)
+    return replace(median_answer, sampled=tuple(answer.points for answer in answers))

@@ -13,7 +13,7 @@ from typing import Any
 from engines.proof import outside_in
 from grading import grade
 from grading.charts import runs
-from grading.export.final import apply
+from grading.export.final import apply_decisions
 from grading.export.late import late_of
 from grading.grade import Assignment, GradeRequest, RoleModel
 from grading.points import Grade
@@ -124,15 +124,15 @@ def request_kept(settings: Settings, kept: Mapping[str, Any], running: bool = Fa
         kept["limit"],
         samples=kept.get("samples", 1),
         ask="criteria" if kept.get("ask") == "criteria" else "together",
-        again=True,
+        from_manifest=True,
     )
 
 
 def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
     """Read the class's work and write down what is to be done, unless nothing may be published; again: what is left."""
     assignment = read_class(batch, request)
-    if request.again:
-        assignment = grade.unfinished(batch, assignment, _kept(batch))
+    if request.from_manifest:
+        assignment = grade.select_unfinished(batch, assignment, _kept(batch))
     if batch.may_publish:
         grade.plan(batch, assignment)
     return assignment
@@ -140,8 +140,8 @@ def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
 
 def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     """The class's work, and what is to be asked about it beside what the batch has answers to."""
-    if (request.only or request.limit) and not request.again:
-        request = replace(request, beside=grade.beside(batch))
+    if (request.only_names or request.limit) and not request.from_manifest:
+        request = replace(request, untouched_names=grade.untouched_names(batch))
     succeeded = {job_id for job_id, state in batch.states.items() if state == "succeeded"}
     older = None if batch.may_publish else batch.prompt_form
     return grade.prepare(request, batch.batch_id, batch.secret, older, batch.entries, succeeded)
@@ -157,8 +157,8 @@ def open_class(
     """
     default = place_of(request, wanted)
     place, number = default, 1
-    if request.given:
-        say(left_out(request.given))
+    if request.excluded_paths:
+        say(left_out(request.excluded_paths))
     while True:
         with Batch(place) as batch:
             assignment = read_class(batch, request)
@@ -265,7 +265,7 @@ def report(batch: Batch, assignment: Assignment, worked: bool, notice: str = "")
     """Write grades.csv, grades.json and report.html from the journal as it is now."""
     kept = _kept(batch)
     graded_now = grade.grades(assignment, batch.result, {entry.job_id for entry in batch.entries}, kept)
-    made = grade.with_those_gone(assignment, graded_now, kept)
+    made = grade.with_removed_submissions(assignment, graded_now, kept)
     results = [result for entry in batch.entries if (result := batch.result(entry.job_id))]
     write_grades_csv(batch.folder / "grades.csv", made, assignment.rubric)
     graded = grade.graded_class(batch.batch_id, assignment, made, kept)
@@ -279,7 +279,7 @@ def report(batch: Batch, assignment: Assignment, worked: bool, notice: str = "")
         _late(batch.folder, graded),
     )
     write_atomically(batch.folder / "report.html", page)
-    mine = [one for one in made if assignment.request.again or one.item_id in (assignment.chosen or ())]
+    mine = [one for one in made if assignment.request.from_manifest or one.item_id in (assignment.selected_ids or ())]
     return _outcome(batch, graded, mine, worked)
 
 
@@ -308,7 +308,7 @@ def _kept(batch: Batch) -> GradedClass | None:
 def _late(folder: Path, graded: GradedClass) -> dict[str, str]:
     """What is taken off for lateness, in words, by submission: of the models' points, as all of the report."""
     late = late_of(folder, graded.late)
-    finals = [apply(grade, {}, include_unreviewed=True, late=late) for grade in graded.grades]
+    finals = [apply_decisions(grade, {}, include_unreviewed=True, late=late) for grade in graded.grades]
     return {final.submission: final.penalty.words for final in finals if final.penalty}
 
 

@@ -60,7 +60,7 @@ def describe(
         ],
         "shared_prefix": [_shared(assignment, role, count) for role in models],
         "submissions": items,
-        "left_out": assignment.request.given,
+        "left_out": assignment.request.excluded_paths,
     }
 
 
@@ -88,7 +88,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
         "replaces": list(submission.superseded),
         "prompts": prompts,
         "review_reasons": list(
-            dict.fromkeys(why for why in (*instruction_flags(submission), item.copied, *submission.lost) if why)
+            dict.fromkeys(why for why in (*instruction_flags(submission), item.copy_reason, *submission.lost) if why)
         ),
         "remarks": [
             *([submission.problem] if submission.problem else []),

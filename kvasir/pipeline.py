@@ -11,7 +11,7 @@ from functools import partial
 import kvstore.connect
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from engines.proof import prove
 from engines.registry import Engine, open_engine
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
@@ -74,8 +74,8 @@ class LocalPipeline:
         why_no_kv = prove(prefiller, decoder)
         if why_no_kv:
             log.warning("model %s: no KV transfer: %s", model, why_no_kv)
-        self._start(partial(PrefillWorker, model, Loaded(prefiller, why_no_kv)))
-        home = CachedModel(model, 0, Loaded(decoder, why_no_kv))
+        self._start(partial(PrefillWorker, model, LoadedEngine(prefiller, why_no_kv)))
+        home = CachedModel(model, 0, LoadedEngine(decoder, why_no_kv))
         # No KV cache comes from elsewhere, so none is checked.
         self._start(partial(DecodeWorker, ModelCache(home), kv_check_every=0))
 

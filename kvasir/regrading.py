@@ -8,7 +8,7 @@ from pathlib import Path
 
 from desk.agreement import Difference, differences
 from desk.decisions import account
-from desk.rounds import keep_grades, make_round, next_round, note_change, rounds, same_plan
+from desk.rounds import is_same_plan, keep_grades, make_round, next_round, record_change, rounds
 from grading import grade, rulings
 from grading.cost import cost_of
 from grading.report.graded import load_graded
@@ -117,7 +117,7 @@ class Regrade:
         keep_grades(self.folder, self._before)
         with Batch(self.place) as made:
             results = [result for entry in made.entries if (result := made.result(entry.job_id))]
-        note_change(self.folder, self.place, account())
+        record_change(self.folder, self.place, account())
         with Batch(self.folder) as batch:
             batch.journal.record(results)
             assignment = class_run.read_class(batch, self._request)
@@ -126,7 +126,7 @@ class Regrade:
 
     def _round_to_go_on(self) -> Path | None:
         last = rounds(self.folder)[-1:]
-        return last[0] if last and same_plan(last[0], self._assignment) else None
+        return last[0] if last and is_same_plan(last[0], self._assignment) else None
 
     def _check_named(self, criteria: Sequence[str]) -> None:
         if not criteria:

@@ -61,10 +61,10 @@ def block_refs(
         chain = _hash(chain + ids[start:end].tobytes()).digest()
         name = chain.hex()
         whole = end - start == layout.block_tokens
-        shared = whole and end <= shared_tokens
-        tagged = whole and bool(tag) and not shared
-        owner = "" if shared else f"{tag}." if tagged else f"{job_id}:"
-        refs.append(BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, shared or tagged, tagged=tagged))
+        is_class_wide = whole and end <= shared_tokens
+        has_tag = whole and bool(tag) and not is_class_wide
+        owner = "" if is_class_wide else f"{tag}." if has_tag else f"{job_id}:"
+        refs.append(BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, is_class_wide or has_tag, tagged=has_tag))
     return refs
 
 

@@ -33,14 +33,14 @@ class CachedKVStore(KVStore):
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         """See KVStore. A block held in memory is served even if the store has lost it."""
-        held = self._held(fingerprint, layout, refs)
-        absent = [ref for ref in refs if ref not in held]
-        fetched = iter(self._store.get(fingerprint, layout, absent) if absent else [])
-        if held:
+        cached_blocks = self._held(fingerprint, layout, refs)
+        absent = [ref for ref in refs if ref not in cached_blocks]
+        stored_blocks = iter(self._store.get(fingerprint, layout, absent) if absent else [])
+        if cached_blocks:
             # The blocks are here; whether the store can renew them is only the next reader's concern.
             with contextlib.suppress(StoreUnavailable):
-                self._store.missing(list(held))
-        blocks = [held[ref] if ref in held else next(fetched) for ref in refs]
+                self._store.missing(list(cached_blocks))
+        blocks = [cached_blocks[ref] if ref in cached_blocks else next(stored_blocks) for ref in refs]
         self._keep(fingerprint, layout, refs, blocks)
         return blocks
 
@@ -66,9 +66,9 @@ class CachedKVStore(KVStore):
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
-        if shared := {ref for ref in refs if ref.shared}:  # seldom: nobody owns one
+        if shared_refs := {ref for ref in refs if ref.shared}:  # seldom: nobody owns one
             with self._lock:
-                for identity in [identity for identity in self._blocks if identity[2] in shared]:
+                for identity in [identity for identity in self._blocks if identity[2] in shared_refs]:
                     self._forget(identity)
         self._store.delete(refs)
 
@@ -89,14 +89,14 @@ class CachedKVStore(KVStore):
 
     def _held(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> dict[BlockRef, Block]:
         with self._lock:
-            held = {
+            blocks = {
                 ref: self._blocks[fingerprint, layout, ref]
                 for ref in refs
                 if (fingerprint, layout, ref) in self._blocks
             }
-            self.hits += len(held)
-            self.misses += sum(ref.shared and not ref.tagged and ref not in held for ref in refs)
-            return held
+            self.hits += len(blocks)
+            self.misses += sum(ref.shared and not ref.tagged and ref not in blocks for ref in refs)
+            return blocks
 
     def _keep(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef], blocks: Sequence[Block]) -> None:
         with self._lock:

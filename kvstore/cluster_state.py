@@ -119,14 +119,14 @@ class BestEffortClusterState(ClusterState):
         """Close the cluster state underneath."""
         self._cluster_state.close()
 
-    def _try(self, call: Callable[[], T], otherwise: T) -> T:
+    def _try(self, call: Callable[[], T], fallback: T) -> T:
         try:
             answer = call()
         except StoreUnavailable as error:
             if not self._away:
                 log.warning("the store is away, going on without it: %s", error)
             self._away = True
-            return otherwise
+            return fallback
         if self._away:
             log.info("the store is back")
         self._away = False

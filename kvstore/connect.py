@@ -45,21 +45,21 @@ def connect(url: str) -> Stores:
 
 
 def _check_server(url: str) -> None:
-    where = place(url)
+    address = place(url)
     client = open_client(url)
     try:
-        with errors_mapped(where):
+        with errors_mapped(address):
             server: Any = client.info("server")
     except TypeError:  # from redis-py, which passes an option of the URL on to where nobody knows it
-        raise ConfigError(f"the store URL for {where} has an option that redis-py does not know") from None
+        raise ConfigError(f"the store URL for {address} has an option that redis-py does not know") from None
     finally:
         client.close()
     version = str(server.get("redis_version", ""))
     major = version.partition(".")[0]
     if not major.isdigit() or int(major) < OLDEST_REDIS:
-        raise ConfigError(f"the store at {where} is {product(server)}; Redis {OLDEST_REDIS} or newer is needed")
+        raise ConfigError(f"the store at {address} is {product(server)}; Redis {OLDEST_REDIS} or newer is needed")
     if is_node(server) and not is_cluster(url):
         raise ConfigError(
-            f"the store at {where} is a node of a Redis Cluster: "
+            f"the store at {address} is a node of a Redis Cluster: "
             "its URL begins with redis+cluster:// (or rediss+cluster://) then"
         )

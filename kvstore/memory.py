@@ -81,15 +81,15 @@ class Expiring:
         with self._lock:
             return [value for value, expires in self._entries.values() if now < expires]
 
-    def oldest_first(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
+    def oldest_first(self, matches: Callable[[str], bool]) -> list[tuple[str, int]]:
         """(key, bytes) of the wanted keys, those first that expire first."""
         with self._lock:
-            found = [(expires, key, len(value)) for key, (value, expires) in self._entries.items() if wanted(key)]
-        return [(key, size) for _, key, size in sorted(found)]
+            entries = [(expires, key, len(value)) for key, (value, expires) in self._entries.items() if matches(key)]
+        return [(key, size) for _, key, size in sorted(entries)]
 
     def _overfull(self, key: str, value: bytes) -> bool:
-        replaced, _ = self._entries.get(key, (b"", 0.0))
-        return bool(self.max_bytes) and self._used - len(replaced) + len(value) > self.max_bytes
+        old_value, _ = self._entries.get(key, (b"", 0.0))
+        return bool(self.max_bytes) and self._used - len(old_value) + len(value) > self.max_bytes
 
     def _sweep(self) -> None:
         now = self._clock()
@@ -138,13 +138,13 @@ class MemoryKVStore(KVStore):
 
     def free_shared(self, size_bytes: int) -> int:
         """See KVStore."""
-        freed = 0
+        freed_bytes = 0
         for key, size in self._values.oldest_first(is_shared):
-            if freed >= size_bytes:
+            if freed_bytes >= size_bytes:
                 break
             self._values.delete(key)
-            freed += size
-        return freed
+            freed_bytes += size
+        return freed_bytes
 
     def usage(self) -> StoreUsage:
         """See KVStore."""
@@ -206,8 +206,8 @@ class MemoryClusterState(ClusterState):
 
     def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
         """See ClusterState."""
-        found = {number: self._values.get(f"answers:{job_id}:{run}:{number}") for number in range(MAX_QUESTION_ANSWERS)}
-        return {number: body for number, body in found.items() if body is not None}
+        bodies = {number: self._values.get(f"answers:{job_id}:{run}:{number}") for number in range(MAX_QUESTION_ANSWERS)}
+        return {number: body for number, body in bodies.items() if body is not None}
 
     def forget_answers(self, job_id: str, run: int) -> None:
         """See ClusterState."""
@@ -224,11 +224,11 @@ class MemoryClusterState(ClusterState):
 
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
         """See ClusterState."""
-        key, me = f"claim:{job_id}:{run}", worker_id.encode()
+        key, owner = f"claim:{job_id}:{run}", worker_id.encode()
         with self._claims:
-            if self._values.get(key) not in (None, me):
+            if self._values.get(key) not in (None, owner):
                 return False
-            self._values.put(key, me, ttl_s)
+            self._values.put(key, owner, ttl_s)
             return True
 
     def release(self, job_id: str, run: int, worker_id: str) -> None:

@@ -48,16 +48,16 @@ def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) ->
     """
     data, dtype, layer = record.data, layout.dtype, None
     if isinstance(record, Block):
-        kind, covered, shape = _BLOCK, (record.start, record.end), layout.block_shape(record.num_tokens)
+        kind, span, shape = _BLOCK, (record.start, record.end), layout.block_shape(record.num_tokens)
     elif isinstance(record, Window):
-        kind, covered = _WINDOW, (record.position, record.position)
+        kind, span = _WINDOW, (record.position, record.position)
         shape = layout.window_shape(record.data.shape[2])
     else:
-        kind, covered, dtype, layer = _STATE, (record.position, record.position), _STATE_DTYPE, record.layer
+        kind, span, dtype, layer = _STATE, (record.position, record.position), _STATE_DTYPE, record.layer
         shape, data = _state_shape(layout), data.reshape(1, 1, 1, 1, -1)
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
-    if (covered, layer, data.shape, data.dtype) != expected:
-        raise ValueError(f"{kind} over {covered} of {data.dtype} {data.shape} under {ref.key}, {dtype} {shape}")
+    if (span, layer, data.shape, data.dtype) != expected:
+        raise ValueError(f"{kind} over {span} of {data.dtype} {data.shape} under {ref.key}, {dtype} {shape}")
     payload = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
     return _pack(_header(kind, fingerprint, dtype, ref, shape, payload)), payload
 
@@ -74,9 +74,9 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     """The window record of `ref`, its data a read-only view of `value`. Raises KVTransferFailed."""
     header, payload = _split(value, ref)
     rows = header.get("rows")
-    least = min(ref.end, layout.window - 1)
-    if type(rows) is not int or not least <= rows <= ref.end:
-        raise _failed(ref, f"has {_shown(rows)} rows; {least} to {ref.end} are needed")
+    min_rows = min(ref.end, layout.window - 1)
+    if type(rows) is not int or not min_rows <= rows <= ref.end:
+        raise _failed(ref, f"has {_shown(rows)} rows; {min_rows} to {ref.end} are needed")
     shape = layout.window_shape(rows)
     _check(header, _header(_WINDOW, fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))
@@ -122,8 +122,8 @@ def _header(
 def _pack(header: dict[str, Any]) -> bytes:
     """All that comes before the payload."""
     bare = len(_ARRAY_OF_TWO) + len(msgpack.packb(header | {"pad": b""})) + _BIN_BYTES
-    packed = msgpack.packb(header | {"pad": bytes(-bare % ALIGNMENT)})
-    return b"".join((_ARRAY_OF_TWO, packed, _BIN_32, header["bytes"].to_bytes(4, "big")))
+    header_bytes = msgpack.packb(header | {"pad": bytes(-bare % ALIGNMENT)})
+    return b"".join((_ARRAY_OF_TWO, header_bytes, _BIN_32, header["bytes"].to_bytes(4, "big")))
 
 
 def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], memoryview]:
@@ -151,10 +151,10 @@ def _check(
     # Bytes are compared, not values: True, 1 and 1.0 are equal, and a number has several encodings.
     if len(payload) == expected["bytes"] and memoryview(value)[: len(value) - len(payload)] == _pack(expected):
         return
-    for name, wanted in expected.items():
-        found = header.get(name)
-        if type(found) is not type(wanted) or found != wanted:
-            raise _failed(ref, f"has {name} {_shown(found)}, not {_shown(wanted)}")
+    for name, expected_field in expected.items():
+        stored_field = header.get(name)
+        if type(stored_field) is not type(expected_field) or stored_field != expected_field:
+            raise _failed(ref, f"has {name} {_shown(stored_field)}, not {_shown(expected_field)}")
     raise _failed(ref, "has a header that this program does not write")
 
 

@@ -64,14 +64,14 @@ class Uploader:
 
     def finish(self) -> UploadReport:
         """Wait until everything lies in the store. Raises what the store raised first, as a rule StoreUnavailable."""
-        started = time.perf_counter()
+        start = time.perf_counter()
         with self._changed:
             self._ending = True
             self._changed.notify_all()
         self._thread.join() if self._thread else self._run()
         if self._error:
             raise self._error
-        return UploadReport(self._bytes, time.perf_counter() - started)
+        return UploadReport(self._bytes, time.perf_counter() - start)
 
     def abandon(self) -> None:
         """Drop what is pending and return at once; the thread ends after what it is storing now. Idempotent."""
@@ -94,8 +94,8 @@ class Uploader:
             if not batch:
                 return
             try:
-                stored = self._store.put(self._fingerprint, self._layout, batch)
+                stored_bytes = self._store.put(self._fingerprint, self._layout, batch)
             except Exception as error:  # noqa: BLE001  `finish` raises it in the thread that can deal with it
                 self._error = error
                 return self._drop()
-            self._bytes += stored
+            self._bytes += stored_bytes

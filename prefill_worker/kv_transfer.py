@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from engines.base import Loaded, PrefillEngine
+from engines.base import LoadedEngine, PrefillEngine
 from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
@@ -48,7 +48,7 @@ class KVWriter:
 
     def __init__(
         self,
-        loaded: Loaded[PrefillEngine],
+        loaded: LoadedEngine[PrefillEngine],
         kv: KVStore,
         cluster_state: ClusterState,
         worker_id: str,

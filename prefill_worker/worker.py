@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from engines.base import Loaded, PrefillEngine, why_away
-from engines.questions import tokenized
+from engines.base import LoadedEngine, PrefillEngine, outage_of
+from engines.questions import tokenize_job
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.consume import (
@@ -60,7 +60,7 @@ class PrefillWorker:
     def __init__(
         self,
         model: str,
-        loaded: Loaded[PrefillEngine],
+        loaded: LoadedEngine[PrefillEngine],
         broker: Broker,
         kv: KVStore,
         cluster_state: ClusterState,
@@ -84,7 +84,7 @@ class PrefillWorker:
         self._slots = Slots(loaded.engine.info.prefill_slots)
         flow = SlotFlow if self._slots.count > 1 else PrefillFlow
         open_flow = partial(flow, broker, model, self._settler.hand_back_all)
-        away = partial(why_away, loaded.engine)
+        away = partial(outage_of, loaded.engine)
         self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow, away)
         self._lock = threading.Lock()
         self._prefilling: set[Attempt[PrefillJob]] = set()
@@ -132,7 +132,7 @@ class PrefillWorker:
         ready: list[Settlement] = []
         for number, delivery in enumerate(deliveries):
             slow = number and time.monotonic() - started > GROUP_PATIENCE_S  # they are slower than was thought
-            if slow or self._aborting or why_away(self._engine):
+            if slow or self._aborting or outage_of(self._engine):
                 self._settler.hand_back_all(deliveries[number:])
                 break
             if ready and is_large(delivery):  # what is ready does not wait for this one
@@ -163,7 +163,7 @@ class PrefillWorker:
                 if self._aborting:
                     attempt.stop_for("not now")
                 self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
-                job = job if job.tokens else tokenized(self._engine, job)
+                job = job if job.tokens else tokenize_job(self._engine, job)
                 failpoint("prefill.tokenized", job.job_id)
                 onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
                 failpoint("prefill.stored", job.job_id)

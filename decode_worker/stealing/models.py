@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engines.base import DecodeEngine, Loaded
+from engines.base import DecodeEngine, LoadedEngine
 from messages.errors import KvasirError
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class NotLoaded(Exception):
     """A job came for a model that is not in memory."""
 
 
-LoadedModel = Loaded[DecodeEngine]
+LoadedModel = LoadedEngine[DecodeEngine]
 
 
 @dataclass(frozen=True, slots=True)

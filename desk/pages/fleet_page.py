@@ -10,56 +10,56 @@ import streamlit as st
 
 from desk import assignments
 from desk.estimate import duration, model_rates, per_hour
-from desk.pages.shared import REFRESH_S, Desk, live, pictures, sentences, table
-from desk.text import escaped
+from desk.pages.shared import REFRESH_S, Desk, draw_live, pictures, show_errors, show_table
+from desk.text import escape_markdown
 from grading.charts import runs
 from messages.workers import WorkerInfo
 
 
-def show(desk: Desk, folder: Path) -> None:
+def show_fleet_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
 
     def fleet() -> None:
-        with sentences():
+        with show_errors():
             _workers(desk, folder)
             _rates(desk, folder)
 
-    live(fleet, REFRESH_S)
-    with sentences():
-        _run(desk, folder)
+    draw_live(fleet, REFRESH_S)
+    with show_errors():
+        _show_run(desk, folder)
 
 
-def _run(desk: Desk, folder: Path) -> None:
+def _show_run(desk: Desk, folder: Path) -> None:
     """Not in the part that draws itself anew: of a large class this is a lot to send."""
     view = desk.views.of(folder)
-    drawn = pictures(desk, ("run", folder), view.version, lambda: runs.pictures(view.results))
-    if drawn:
+    html = pictures(desk, ("run", folder), view.version, lambda: runs.pictures(view.results))
+    if html:
         st.subheader("The run in pictures", anchor=False)
         st.caption("Of the jobs that have an answer, each from when it was submitted; as of when this page was opened.")
-        st.html(drawn)
+        st.html(html)
 
 
 def _workers(desk: Desk, folder: Path) -> None:
     if not desk.backend.is_cluster:
-        record, alive = assignments.grading(folder).record(), assignments.grading(folder).alive
+        record, alive = assignments.grading_work(folder).record(), assignments.grading_work(folder).is_alive
         st.write(f"Process {record.pid} on this machine is grading." if alive and record else "Nothing is running.")
         if alive:
             _in_hand(desk, folder)
         return
-    seen = desk.fleet.look()
-    if seen is None:
+    fleet_view = desk.fleet.look()
+    if fleet_view is None:
         st.caption("Asking the cluster …")
         return
-    if seen.problem:
-        st.error(escaped(seen.problem))
+    if fleet_view.problem:
+        st.error(escape_markdown(fleet_view.problem))
         return
-    st.metric("Workers alive", len(seen.workers))
+    st.metric("Workers alive", len(fleet_view.workers))
     now = time.time()
-    table(
+    show_table(
         [
             {
                 "worker": registration.worker_id,
-                "does": _does(registration),
+                "does": _activity(registration),
                 "stage": registration.role,
                 "model": registration.model,
                 "engine": registration.engine,
@@ -69,14 +69,14 @@ def _workers(desk: Desk, folder: Path) -> None:
                 "up": duration(max(0.0, now - registration.started_at)),
                 "remark": registration.notes,
             }
-            for registration in seen.workers
+            for registration in fleet_view.workers
         ],
         "Workers",
     )
-    table([{"queue": name, "waiting": ready} for name, ready in (seen.waiting or {}).items()], "Queues")
+    show_table([{"queue": name, "waiting": ready} for name, ready in (fleet_view.queue_depths or {}).items()], "Queues")
 
 
-def _does(worker: WorkerInfo) -> str:
+def _activity(worker: WorkerInfo) -> str:
     if not worker.busy:
         return "nothing"
     slots = f" in {worker.busy} of {worker.slots} slots" if worker.slots > 1 else ""
@@ -98,28 +98,28 @@ def _in_hand(desk: Desk, folder: Path) -> None:
         if job in models
     ]
     if rows:
-        table(rows, "In hand")
+        show_table(rows, "In hand")
 
 
 def _rates(desk: Desk, folder: Path) -> None:
     view, rows, _ = desk.rows(folder)
-    record = assignments.grading(folder).record()
-    if record and assignments.grading(folder).alive:
-        done = desk.stages(folder).refresh()["done"]
+    record = assignments.grading_work(folder).record()
+    if record and assignments.grading_work(folder).is_alive:
+        done_jobs = desk.stages(folder).refresh()["done"]
         jobs_each = max(1, len(view.results) // max(1, sum(row.state != "waiting" for row in rows)))
-        st.metric("Students an hour", f"{per_hour(done // jobs_each, time.time() - record.started_at):,.0f}")
-    found = model_rates(view.results)
-    if found:
-        table(
+        st.metric("Students an hour", f"{per_hour(done_jobs // jobs_each, time.time() - record.started_at):,.0f}")
+    rates = model_rates(view.results)
+    if rates:
+        show_table(
             [
                 {
                     "model": rate.model,
                     "answers": rate.answers,
                     "prefill tokens/s": round(rate.prefill_tokens_per_s),
                     "decode tokens/s, each sequence": round(rate.decode_tokens_per_s, 1),
-                    "from a transferred KV cache": rate.transferred,
+                    "from a transferred KV cache": rate.transferred_answers,
                 }
-                for rate in found
+                for rate in rates
             ],
             "Models",
         )

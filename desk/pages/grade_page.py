@@ -12,20 +12,20 @@ from desk import assignments, dry_runs
 from desk.assignments import Inputs
 from desk.estimate import duration, forecast_s, remaining_s
 from desk.pages.address import go
-from desk.pages.shared import REFRESH_S, Desk, act, live, say_problem, sentences, wait_for
-from desk.text import escaped
+from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_errors, show_problem, wait_for
+from desk.text import escape_markdown
 from desk.work import Work
 from producers.words import plural
 
-_SHOWN = 50  # rows of the dry run's table
+_MAX_ROWS = 50  # rows of the dry run's table
 
 
-def show(desk: Desk, folder: Path) -> None:
+def show_grade_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
     inputs = assignments.read_inputs(folder)
     with st.expander("What is graded, by what"):
         for label, value in _facts(inputs):
-            st.markdown(f"**{label}**: {escaped(value) or '–'}")
+            st.markdown(f"**{label}**: {escape_markdown(value) or '–'}")
     if not inputs.rubric:
         st.info("What is graded, and with how many points, is not written yet.")
         if st.button("Write the rubric", type="primary"):
@@ -52,48 +52,52 @@ def _facts(inputs: Inputs) -> list[tuple[str, str]]:
 
 def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
     st.subheader("1. Look before you grade", anchor=False)
-    work = assignments.dry_run(folder)
-    running = work.alive
-    act(
+    work = assignments.dry_run_work(folder)
+    is_running = work.is_alive
+    action_button(
         "Dry run",
         lambda: work.start(assignments.dry_run_command(desk.backend, inputs)),
-        disabled=running,
+        disabled=is_running,
         help="Reads everything and calls no model.",
     )
-    if running:
+    if is_running:
         wait_for(work, "Reading the submissions and counting tokens …")
         return
-    found = dry_runs.found_by(folder)
-    if found:
-        _findings(desk, found)
+    findings = dry_runs.read_findings(folder)
+    if findings:
+        _findings(desk, findings)
     elif work.record():
-        st.error(escaped(f"The dry run ended without a result: {work.last_words() or 'its log says nothing'}"))
+        st.error(escape_markdown(f"The dry run ended without a result: {work.last_words() or 'its log says nothing'}"))
 
 
-def _findings(desk: Desk, found: dict[str, Any]) -> None:
-    unreadable = sum(bool(item["problem"]) for item in found["submissions"])
-    cut = sum(bool(item["cuts"]) for item in found["submissions"])
+def _findings(desk: Desk, findings: dict[str, Any]) -> None:
+    unreadable = sum(bool(item["problem"]) for item in findings["submissions"])
+    cut = sum(bool(item["cuts"]) for item in findings["submissions"])
     columns = st.columns(4)
-    columns[0].metric("Submissions", len(found["submissions"]))
+    columns[0].metric("Submissions", len(findings["submissions"]))
     columns[1].metric("Can't be read", unreadable)
     columns[2].metric("Truncated", cut)
-    columns[3].metric("Prompt tokens", f"{found['prompt_tokens']:,}")
-    how = "counted with the model's tokenizer" if found["exact_tokens"] else "estimated: no tokenizer at hand"
-    st.caption(f"{plural(found['prompts'], 'prompt')}; tokens are {how}. {_estimate(desk, found)}")
-    for part in found.get("criteria", ()):
+    columns[3].metric("Prompt tokens", f"{findings['prompt_tokens']:,}")
+    token_basis = (
+        "counted with the model's tokenizer" if findings["exact_tokens"] else "estimated: no tokenizer at hand"
+    )
+    st.caption(f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {_estimate(desk, findings)}")
+    for part in findings.get("criteria", ()):
         ids = ", ".join(part["ids"]) or "nothing, and writes the summary"
-        st.caption(escaped(f"{part['role']}: {part['model']} grades {ids}"))
-    for part in found["shared_prefix"]:
+        st.caption(escape_markdown(f"{part['role']}: {part['model']} grades {ids}"))
+    for part in findings["shared_prefix"]:
         st.caption(f"{part['role']}: the class shares {part['tokens']:,} tokens, {part['percent']}% of its prompts.")
-    rows = dry_runs.table(found)
-    st.dataframe(rows[:_SHOWN], hide_index=True)
-    if len(rows) > _SHOWN:
-        st.caption(f"The first {_SHOWN} of {len(rows)}.")
+    rows = dry_runs.findings_table(findings)
+    st.dataframe(rows[:_MAX_ROWS], hide_index=True)
+    if len(rows) > _MAX_ROWS:
+        st.caption(f"The first {_MAX_ROWS} of {len(rows)}.")
 
 
-def _estimate(desk: Desk, found: dict[str, Any]) -> str:
+def _estimate(desk: Desk, findings: dict[str, Any]) -> str:
     """From whatever this desk has measured."""
-    seconds = forecast_s(found["prompt_tokens"], found["prompts"], dry_runs.repeated_tokens(found), desk.rates())
+    seconds = forecast_s(
+        findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
+    )
     return f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
 
 
@@ -102,25 +106,27 @@ def _estimate(desk: Desk, found: dict[str, Any]) -> str:
 
 def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
     st.subheader("2. Grade", anchor=False)
-    work = assignments.grading(folder)
-    running = work.alive
-    size, trial, everything, stop = st.columns([2, 1, 1, 1], vertical_alignment="bottom")
-    least, most = assignments.TRIAL_SIZES
-    size.slider("Submissions in the trial", least, most, least, key="trial size")
+    work = assignments.grading_work(folder)
+    is_running = work.is_alive
+    size_column, trial_column, all_column, stop_column = st.columns([2, 1, 1, 1], vertical_alignment="bottom")
+    smallest, largest = assignments.TRIAL_SIZES
+    size_column.slider("Submissions in the trial", smallest, largest, smallest, key="trial size")
 
     def grade(limit: int = 0) -> None:
         work.start(assignments.grade_command(desk.backend, inputs, folder, limit=limit), limit=limit)
 
-    act(
+    action_button(
         "Trial",
         lambda: grade(st.session_state["trial size"]),
-        at=trial,
-        disabled=running,
+        at=trial_column,
+        disabled=is_running,
         help="Grade a few, look at them, mend the rubric, then grade all.",
     )
-    act("Grade all", grade, at=everything, disabled=running, type="primary", help="What is graded already stays.")
+    action_button(
+        "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."
+    )
     label, means = ("Stop listening", _STOP_CLUSTER) if desk.backend.is_cluster else ("Pause", _STOP_LOCAL)
-    act(label, work.stop, at=stop, disabled=not running, help=means)
+    action_button(label, work.stop, at=stop_column, disabled=not is_running, help=means)
 
 
 _STOP_LOCAL = "What is done is kept; 'Grade all' goes on from there."
@@ -131,42 +137,44 @@ _STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanw
 
 
 def _progress(desk: Desk, folder: Path) -> None:
-    work = assignments.grading(folder)
-    running = work.alive
+    work = assignments.grading_work(folder)
+    is_running = work.is_alive
 
     def progress() -> None:
-        with sentences():
+        with show_errors():
             _figures(desk, folder, work)
-        if running and not work.alive:
+        if is_running and not work.is_alive:
             st.rerun()
 
-    live(progress, REFRESH_S if running else None)
+    draw_live(progress, REFRESH_S if is_running else None)
 
 
 def _figures(desk: Desk, folder: Path, work: Work) -> None:
     view, rows, _ = desk.rows(folder)
-    say_problem(view)
+    show_problem(view)
     counts = view.counts()
     if not counts.total:
         _why_nothing(work)
         return
-    record, alive = work.record(), work.alive
+    record, alive = work.record(), work.is_alive
     st.progress(counts.done / counts.total, f"{counts.done} of {plural(counts.total, 'job')}, {counts.failed} failed")
     if alive and record:
         _stages(desk, folder, counts.total)
-        done = sum(row.state != "waiting" for row in rows)
+        graded_count = sum(row.state != "waiting" for row in rows)
         seconds = time.time() - record.started_at
-        left = remaining_s(counts.open, desk.stages(folder).refresh()["done"], seconds)
-        how_long = "how long it takes is not known yet" if left is None else f"about {duration(left)} left"
-        st.caption(f"{done} of {plural(len(rows), 'submission')}; {how_long}. This page may be closed.")
+        seconds_left = remaining_s(counts.open, desk.stages(folder).refresh()["done"], seconds)
+        how_long = (
+            "how long it takes is not known yet" if seconds_left is None else f"about {duration(seconds_left)} left"
+        )
+        st.caption(f"{graded_count} of {plural(len(rows), 'submission')}; {how_long}. This page may be closed.")
     elif counts.open:
         _why_open(work, counts.open)
     else:
-        all_of_it = "The submission" if len(rows) == 1 else f"All {len(rows):,} submissions"
-        st.success(f"{all_of_it} of this run {'has' if len(rows) == 1 else 'have'} a grade or a reason why not.")
+        subject = "The submission" if len(rows) == 1 else f"All {len(rows):,} submissions"
+        st.success(f"{subject} of this run {'has' if len(rows) == 1 else 'have'} a grade or a reason why not.")
         if counts.failed:
-            again = desk.backend.command("retry", str(folder), "--quiet", "--json")
-            act("Try the failed ones again", lambda: work.start(again, "retry"))
+            retry_command = desk.backend.command("retry", str(folder), "--quiet", "--json")
+            action_button("Try the failed ones again", lambda: work.start(retry_command, "retry"))
 
 
 def _stages(desk: Desk, folder: Path, total: int) -> None:
@@ -178,17 +186,21 @@ def _stages(desk: Desk, folder: Path, total: int) -> None:
 
 
 def _why_nothing(work: Work) -> None:
-    if work.alive:
+    if work.is_alive:
         st.info("Reading the submissions …")
     elif (record := work.record()) and record.stopped:
         st.info("Stopped before it began. 'Grade all' begins it.")
     elif record:
-        st.error(escaped(f"The grading ended before it began: {work.last_words() or 'its log says nothing'}"))
+        st.error(escape_markdown(f"The grading ended before it began: {work.last_words() or 'its log says nothing'}"))
     else:
         st.caption("Nothing is graded yet.")
 
 
 def _why_open(work: Work, still_open: int) -> None:
     record = work.record()
-    why = "" if record is None or record.stopped else work.last_words()
-    st.warning(escaped(f"{plural(still_open, 'job', 'has', 'have')} no result yet. 'Grade all' goes on. {why}".strip()))
+    reason = "" if record is None or record.stopped else work.last_words()
+    st.warning(
+        escape_markdown(
+            f"{plural(still_open, 'job', 'has', 'have')} no result yet. 'Grade all' goes on. {reason}".strip()
+        )
+    )

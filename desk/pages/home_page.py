@@ -11,44 +11,44 @@ import streamlit as st
 
 from desk import assignments
 from desk.assignments import Inputs
-from desk.dry_runs import found_by
-from desk.pages.address import go, will_go
-from desk.pages.shared import Desk, act, say_problem, sentences
+from desk.dry_runs import read_findings
+from desk.pages.address import go, go_next
+from desk.pages.shared import Desk, action_button, show_errors, show_problem
 from desk.rows import counters
-from desk.text import escaped
+from desk.text import escape_markdown
 from grading.rubric.rubric import KINDS
 from grading.submissions.reading import READABLE, check_apart
 
 _WORK = [kind.removeprefix(".") for kind in READABLE]
 
 
-def show(desk: Desk) -> None:
+def show_home_page(desk: Desk) -> None:
     """Draw it."""
     st.header("Assignments", anchor=False)
     folders = desk.folders()
     for folder in folders:
-        with sentences():
-            _one(desk, folder)
+        with show_errors():
+            _show_assignment(desk, folder)
     if not folders:
         st.write("There is none yet.")
     st.subheader("New assignment", anchor=False)
-    with sentences():
+    with show_errors():
         _new(desk)
 
 
-def _one(desk: Desk, folder: Path) -> None:
+def _show_assignment(desk: Desk, folder: Path) -> None:
     inputs = assignments.read_inputs(folder)
     view, rows, _ = desk.rows(folder)
-    counted = counters(rows, len(found_by(folder).get("submissions", ())))
+    counts = counters(rows, len(read_findings(folder).get("submissions", ())))
     with st.container(border=True):
         title, *figures, button = st.columns([4, 1, 1, 1, 1, 1])
-        title.markdown(f"**{escaped(inputs.title)}**  \n{escaped(str(folder))}")
-        labels = {"Submissions": counted.total, "Ungraded": counted.ungraded, "Graded": counted.graded}
-        for column, (label, value) in zip(figures, (labels | {"Reviewed": counted.reviewed}).items(), strict=True):
+        title.markdown(f"**{escape_markdown(inputs.title)}**  \n{escape_markdown(str(folder))}")
+        labels = {"Submissions": counts.total, "Ungraded": counts.ungraded_count, "Graded": counts.graded_count}
+        for column, (label, value) in zip(figures, (labels | {"Reviewed": counts.reviewed_count}).items(), strict=True):
             column.metric(label, value)
-        say_problem(view)
+        show_problem(view)
         if button.button("Open", key=f"open {folder}"):
-            go("Results" if counted.graded else "Grade", str(folder))
+            go("Results" if counts.graded_count else "Grade", str(folder))
 
 
 def _new(desk: Desk) -> None:
@@ -78,32 +78,32 @@ def _new(desk: Desk) -> None:
             help="A criterion that is changed later is then asked about alone.",
             key=key("one by one"),
         )
-        act("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")
+        action_button("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")
 
 
 def _create(home: Path, number: int) -> None:
     """An assignment of what the form of this number says; the second of two clicks on one form leads there as well."""
     state = st.session_state
     if state["forms sent"] == number:
-        state["made"] = _made(home, lambda name: state[f"new {number} {name}"])
+        state["made"] = _create_from_form(home, lambda name: state[f"new {number} {name}"])
         state["forms sent"] += 1
     if not state["assignment"]:  # or the reader has chosen another meanwhile
-        will_go(*state["made"])
+        go_next(*state["made"])
 
 
-def _made(home: Path, said: Callable[[str], Any]) -> tuple[str, str]:
+def _create_from_form(home: Path, field: Callable[[str], Any]) -> tuple[str, str]:
     """(its first section, its folder), made of what each field of the form says."""
-    uploads, place, rubric = said("uploads"), said("place"), said("rubric")
-    _check(uploads, place, rubric, (said("solution"), said("template")), home)
-    title = said("title")
-    folder = assignments.create(home, title)
-    asked = "criteria" if said("one by one") else "together"
-    models = said("code"), said("feedback")
-    inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", *models, ask=asked), uploads, place, rubric)
+    uploads, place, rubric = field("uploads"), field("place"), field("rubric")
+    _check(uploads, place, rubric, (field("solution"), field("template")), home)
+    title = field("title")
+    folder = assignments.create_folder(home, title)
+    ask = "criteria" if field("one by one") else "together"
+    models = field("code"), field("feedback")
+    inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", *models, ask=ask), uploads, place, rubric)
     inputs = replace(
         inputs,
-        solution=_document(folder / "solution", said("solution")),
-        template=_document(folder / "template", said("template")),
+        solution=_document(folder / "solution", field("solution")),
+        template=_document(folder / "template", field("template")),
     )
     assignments.save_inputs(folder, inputs)
     return "Grade" if inputs.rubric else "Regrade", str(folder)
@@ -124,7 +124,7 @@ def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home
         if len(uploads) == 1:  # among several it is a student's, who gets a row that says so
             assignments.check_zip(uploads[0].name, uploads[0])
     else:
-        check_apart(assignments.existing(place), home, "kvasir ui --home")
+        check_apart(assignments.find_submissions(place), home, "kvasir ui --home")
     if rubric:
         assignments.check_rubric(rubric.name, rubric.getvalue())
     for document in filter(None, documents):
@@ -133,6 +133,6 @@ def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home
 
 def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:
     files = [(upload.name, upload.getvalue()) for upload in uploads]
-    work = assignments.save_submissions(folder, files) if files else assignments.existing(place)
-    kept = str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else ""
-    return replace(inputs, submissions=str(work), rubric=kept)
+    work = assignments.save_submissions(folder, files) if files else assignments.find_submissions(place)
+    rubric_path = str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else ""
+    return replace(inputs, submissions=str(work), rubric=rubric_path)

@@ -12,16 +12,16 @@ from types import MappingProxyType
 
 import streamlit as st
 
-from desk.highlight import highlighted
+from desk.highlight import highlight_code
 from desk.plots import Plot
 from desk.tables import Table
 
 _FAINT = "overflow-wrap:anywhere;opacity:0.8;font-size:0.875rem;margin:0.5rem 0 0.25rem"
 _BOLD = "overflow-wrap:anywhere;font-weight:600;margin:0.75rem 0 0"
 _MARK = "background:rgba(255,200,60,0.4);color:inherit"
-_WHY = "font-size:0.75rem;font-weight:600;margin-left:0.75rem;user-select:none"
+_NOTE_STYLE = "font-size:0.75rem;font-weight:600;margin-left:0.75rem;user-select:none"
 _LARGE = "font-size:2.25rem;line-height:1.2;margin:0"
-_NOTHING: Mapping[int, str] = MappingProxyType({})
+_NO_MARKS: Mapping[int, str] = MappingProxyType({})
 _HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
 _EMPHASIS = re.compile(r"\*\*([^*\n]{1,400})\*\*|`([^`\n]{1,400})`")
 _VERBATIM = (
@@ -61,51 +61,51 @@ class Markup:
 
     def keys(self, meanings: Mapping[str, str]) -> None:
         """A list that opens on a click: what each key does, or each of several (`j, k`)."""
-        rows = "".join(f"<li><b>{escape(keys)}</b>: {escape(does)}</li>" for keys, does in meanings.items())
+        rows = "".join(f"<li><b>{escape(keys)}</b>: {escape(meaning)}</li>" for keys, meaning in meanings.items())
         self._pieces.append(f'<details class="keys"><summary>Keys</summary><ul>{rows}</ul></details>')
 
-    def verbatim(self, text: str, marked: Mapping[int, str] = _NOTHING) -> None:
-        """Text as it is, with its line breaks; the `marked` lines, counted from 0, are highlighted, each with why."""
-        self._lines(f'style="{_VERBATIM}"', map(escape, text.split("\n")), marked)
+    def verbatim(self, text: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
+        """Text as it is, with its line breaks; lines in `marks`, counted from 0, are highlighted, each with why."""
+        self._lines(f'style="{_VERBATIM}"', map(escape, text.split("\n")), marks)
 
-    def code(self, text: str, language: str, marked: Mapping[int, str] = _NOTHING) -> None:
+    def code(self, text: str, language: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
         """A cell of code in colours."""
-        self._lines('class="work-code"', map(_coloured, highlighted(text, language)), marked)
+        self._lines('class="work-code"', map(_colour_line, highlight_code(text, language)), marks)
 
-    def prose(self, lines: Sequence[str], marked: Mapping[int, str] = _NOTHING) -> None:
+    def prose(self, lines: Sequence[str], marks: Mapping[int, str] = _NO_MARKS) -> None:
         """Lines in which headings and emphasis look as they do in a notebook; no other Markdown counts."""
-        self._lines('class="work-prose"', map(_prose, lines), marked)
+        self._lines('class="work-prose"', map(_prose, lines), marks)
 
-    def output(self, lines: Sequence[str], marked: Mapping[int, str] = _NOTHING) -> None:
+    def output(self, lines: Sequence[str], marks: Mapping[int, str] = _NO_MARKS) -> None:
         """What a program printed."""
-        self._lines('class="work-output"', map(escape, lines), marked)
+        self._lines('class="work-output"', map(escape, lines), marks)
 
-    def table(self, table: Table, marked: Mapping[int, str] = _NOTHING) -> None:
-        """Rows of text; those that stand on `marked` lines are highlighted."""
+    def table(self, table: Table, marks: Mapping[int, str] = _NO_MARKS) -> None:
+        """Rows of text; those that stand on the lines in `marks` are highlighted."""
         self._pieces.append('<table class="work-table">')
         for place, row in zip(table.lines, table.rows, strict=True):
-            why = marked.get(place)
-            opened = "<tr>" if why is None else f'<tr style="{_MARK}" title="{escape(why)}">'
+            reason = marks.get(place)
+            row_tag = "<tr>" if reason is None else f'<tr style="{_MARK}" title="{escape(reason)}">'
             tag = "th" if place == table.lines[0] else "td"
             cells = [f"<{tag}>{escape(cell)}</{tag}>" if cell else "<td></td>" for cell in row]
-            self._pieces += [opened, *cells, f"<td>{_why(why)}</td>" if why else "", "</tr>"]
+            self._pieces += [row_tag, *cells, f"<td>{_margin_note(reason)}</td>" if reason else "", "</tr>"]
         self._pieces.append("</table>")
 
-    def rows(self, rows: Sequence[Mapping[str, object]], what: str) -> None:
-        """A table that is only read, under the names of its columns; numbers stand at the right, `what` is its name.
+    def rows(self, rows: Sequence[Mapping[str, object]], label: str) -> None:
+        """A table that is only read, under the names of its columns; numbers stand at the right, `label` is its name.
 
         Streamlit's own table is a canvas: two of them on a page give the same ids to what a screen reader is told.
         """
         names = "".join(f'<th scope="col">{escape(name)}</th>' for name in (rows[0] if rows else ()))
         lines = ["".join(_cell(value) for value in row.values()) for row in rows]
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        head = f'<div class="rows" role="region" tabindex="0" aria-label="{escape(what)}">'
+        head = f'<div class="rows" role="region" tabindex="0" aria-label="{escape(label)}">'
         self._pieces.append(f"{head}<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>")
 
-    def plot(self, plot: Plot, what: str) -> None:
+    def plot(self, plot: Plot, label: str) -> None:
         """A picture that was drawn anew."""
         size = f'width="{plot.width}" height="{plot.height}"'
-        self._pieces.append(f'<img class="work-plot" src="{plot.source}" alt="{escape(what)}" {size}>')
+        self._pieces.append(f'<img class="work-plot" src="{plot.source}" alt="{escape(label)}" {size}>')
 
     def draw(self) -> None:
         """Put it on the page; nothing if nothing was added."""
@@ -116,15 +116,15 @@ class Markup:
         """Streamlit takes this as it is; a string it would try as a path first, and mend its indentation."""
         return "".join(self._pieces)
 
-    def _lines(self, look: str, lines: Iterable[str], marked: Mapping[int, str]) -> None:
-        drawn = [
-            f'<mark style="{_MARK}" title="{escape(marked[number])}">{line}</mark>{_why(marked[number])}'
-            if number in marked
+    def _lines(self, look: str, lines: Iterable[str], marks: Mapping[int, str]) -> None:
+        lines_html = [
+            f'<mark style="{_MARK}" title="{escape(marks[number])}">{line}</mark>{_margin_note(marks[number])}'
+            if number in marks
             else line
             for number, line in enumerate(lines)
         ]
         # HTML drops a line break right after <pre>: one more keeps the text's own.
-        self._pieces.append("\n".join([f"<pre {look}>", *drawn]) + "</pre>")
+        self._pieces.append("\n".join([f"<pre {look}>", *lines_html]) + "</pre>")
 
     def _add(self, style: str, text: str) -> None:
         self._pieces.append(f'<p style="{style}">{escape(text)}</p>')
@@ -135,20 +135,20 @@ def _cell(value: object) -> str:
     return f'<td class="number">{value:,}</td>' if number else f"<td>{escape(str(value))}</td>"
 
 
-def _why(reason: str) -> str:
+def _margin_note(reason: str) -> str:
     """Beside a highlighted line, and no part of what is copied."""
-    return f'<small style="{_WHY}">◂ {escape(reason)}</small>' if reason else ""
+    return f'<small style="{_NOTE_STYLE}">◂ {escape(reason)}</small>' if reason else ""
 
 
-def _coloured(line: Iterable[tuple[str, str]]) -> str:
+def _colour_line(line: Iterable[tuple[str, str]]) -> str:
     return "".join(f'<i class="work-{kind}">{escape(text)}</i>' if kind else escape(text) for kind, text in line)
 
 
 def _prose(line: str) -> str:
     heading = _HEADING.fullmatch(line)
-    said = _EMPHASIS.sub(_emphasised, escape(heading[1] if heading else line))
-    return f'<b class="work-heading">{said}</b>' if heading else said
+    html = _EMPHASIS.sub(_emphasise, escape(heading[1] if heading else line))
+    return f'<b class="work-heading">{html}</b>' if heading else html
 
 
-def _emphasised(found: re.Match[str]) -> str:
-    return f"<b>{found[1]}</b>" if found[1] else f"<code>{found[2]}</code>"
+def _emphasise(match: re.Match[str]) -> str:
+    return f"<b>{match[1]}</b>" if match[1] else f"<code>{match[2]}</code>"

@@ -19,21 +19,21 @@ from desk.pages import (
     results_page,
     review_page,
 )
-from desk.pages.address import SECTIONS, follow, keep
-from desk.pages.shared import Desk, arrive, sentences, the_desk
+from desk.pages.address import SECTIONS, follow_address, write_address
+from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
 from desk.pages.unsaved import asks_about_unsaved
 from desk.rows import Row
-from desk.text import escaped
+from desk.text import escape_markdown
 from messages.errors import KvasirError
 
 _PAGES: dict[str, Callable[[Desk, Path], None]] = {
-    "Grade": grade_page.show,
-    "Results": results_page.show,
-    "Review": review_page.show,
-    "Regrade": regrade_page.show,
-    "Bound": bound_page.show,
-    "Export": export_page.show,
-    "Fleet": fleet_page.show,
+    "Grade": grade_page.show_grade_page,
+    "Results": results_page.show_results_page,
+    "Review": review_page.show_review_page,
+    "Regrade": regrade_page.show_regrade_page,
+    "Bound": bound_page.show_bound_page,
+    "Export": export_page.show_export_page,
+    "Fleet": fleet_page.show_fleet_page,
 }
 
 
@@ -78,42 +78,46 @@ mark [class^="work-"] { color: inherit; }  /* on what is highlighted, only ink c
 </style>"""
 
 
-def show(open_backend: Callable[[], Backend]) -> None:
+def show_desk_page(open_backend: Callable[[], Backend]) -> None:
     """Draw the page that the reader is on."""
     st.set_page_config(page_title="Kvasir grading desk", layout="wide")
     st.html(_STYLE)
-    with sentences():
+    with show_errors():
         st.sidebar.title("Kvasir", anchor=False)
-        desk = the_desk(open_backend)
-        arrive()
-        follow()
-        review_page.keep_typed(desk)
+        desk = get_desk(open_backend)
+        identify_browser()
+        follow_address()
+        review_page.keep_unsent_fields(desk)
         if desk.backend.notice:
-            st.warning(escaped(desk.backend.notice))
-        folder = _chosen(desk)
+            st.warning(escape_markdown(desk.backend.notice))
+        folder = _choose_assignment(desk)
         section = _section(desk, folder) if folder else ""
         if asks_about_unsaved(desk):
             return
         if folder is None:
-            home_page.show(desk)
+            home_page.show_home_page(desk)
         else:
-            st.header(escaped(desk.title(folder)), anchor=False)
+            st.header(escape_markdown(desk.title(folder)), anchor=False)
             _PAGES[section](desk, folder)
-        keep()
+        write_address()
 
 
-def _chosen(desk: Desk) -> Path | None:
+def _choose_assignment(desk: Desk) -> Path | None:
     """The assignment of the side bar; None for all. Of an address only folders that the desk knows are opened."""
     names = {str(folder): folder for folder in desk.folders()}
-    wanted = st.session_state.get("assignment", "")
-    if wanted not in names:
+    assignment_name = st.session_state.get("assignment", "")
+    if assignment_name not in names:
         st.session_state["assignment"] = ""
-        if wanted:
-            st.warning(escaped(f"This desk has no assignment {Path(wanted).name!r:.80}: choose one of those below."))
-    chosen = st.sidebar.selectbox(
+        if assignment_name:
+            st.warning(
+                escape_markdown(
+                    f"This desk has no assignment {Path(assignment_name).name!r:.80}: choose one of those below."
+                )
+            )
+    selection = st.sidebar.selectbox(
         "Assignment", ["", *names], format_func=lambda name: _title(desk, name), key="assignment"
     )
-    return names.get(chosen)
+    return names.get(selection)
 
 
 def _section(desk: Desk, folder: Path) -> str:
@@ -127,19 +131,19 @@ def _section(desk: Desk, folder: Path) -> str:
     )
 
 
-def _waits(found: Sequence[Row]) -> dict[str, str]:
+def _waits(rows: Sequence[Row]) -> dict[str, str]:
     """What waits in which section, in words and a colour; nothing of a section in which nothing waits."""
     counts = [
-        ("Grade", ":gray[●]", sum(row.state == "waiting" for row in found), "not graded yet"),
-        ("Review", ":orange[●]", sum(bool(row.needs_review) for row in found), "to review"),
-        ("Review", ":orange[●]", sum(row.asked for row in found), "to reply to"),
-        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in found), "left blank"),
+        ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
+        ("Review", ":orange[●]", sum(bool(row.needs_review) for row in rows), "to review"),
+        ("Review", ":orange[●]", sum(row.awaits_reply for row in rows), "to reply to"),
+        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in rows), "left blank"),
     ]
-    said: dict[str, list[str]] = {}
+    captions: dict[str, list[str]] = {}
     for section, dot, count, words in counts:
         if count:
-            said.setdefault(section, []).append(f"{dot} {count} {words}")
-    return {section: "  \n".join(lines) for section, lines in said.items()}
+            captions.setdefault(section, []).append(f"{dot} {count} {words}")
+    return {section: "  \n".join(lines) for section, lines in captions.items()}
 
 
 def _title(desk: Desk, folder: str) -> str:

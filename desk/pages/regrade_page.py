@@ -8,12 +8,23 @@ import streamlit as st
 
 from desk import assignments
 from desk.agreement import Difference, difference_row, differences
-from desk.decisions import TAKEN_OVER, taken_over
+from desk.decisions import ROUND_REASON, round_overrides
 from desk.pages import review_page, rubric_form
 from desk.pages.rubric_form import RubricDraft
-from desk.pages.shared import REFRESH_S, Desk, act, decider, live, say_problem, sentences, table, text, wait_for
-from desk.rounds import adopt_round, changes, go_on_with, rounds, start_round, versions
-from desk.text import escaped
+from desk.pages.shared import (
+    REFRESH_S,
+    Desk,
+    action_button,
+    decider,
+    draw_live,
+    show_errors,
+    show_problem,
+    show_table,
+    show_text,
+    wait_for,
+)
+from desk.rounds import adopt_round, changes, continue_round, rounds, start_round, versions
+from desk.text import escape_markdown
 from desk.view import BatchView
 from grading.points import Grade
 from grading.prompts.prompt import prefix
@@ -27,20 +38,20 @@ from producers.files.private import read_ordinary
 from producers.words import listed, plural
 
 
-def show(desk: Desk, folder: Path) -> None:
+def show_regrade_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
     view = desk.views.of(folder)
-    say_problem(view)
-    if assignments.grading(folder).alive:
-        wait_for(assignments.grading(folder), "The class is being graded …")
-    with sentences():
-        chosen, draft = _editor(desk, folder, view)
+    show_problem(view)
+    if assignments.grading_work(folder).is_alive:
+        wait_for(assignments.grading_work(folder), "The class is being graded …")
+    with show_errors():
+        rubric_path, draft = _editor(desk, folder, view)
         _prompts(view, draft)
-        _start(desk, folder, view, chosen, draft)
+        _start(desk, folder, view, rubric_path, draft)
     for place in reversed(rounds(folder)):
         _round(desk, folder, view, place)
     for place in reversed(versions(folder)):
-        with sentences():
+        with show_errors():
             _version(view, place)
 
 
@@ -51,43 +62,45 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
     """The version that is chosen, as it is edited; what is edited becomes a version of its own when it is saved."""
     st.subheader("Rubric and instructions", anchor=False)
     inputs = assignments.read_inputs(folder)
-    now = Path(inputs.rubric or folder / "rubrics" / "none.yaml")
-    kept = list(dict.fromkeys([now, *assignments.rubric_versions(folder)]))
-    saved = st.session_state.pop("saved rubric", None)
-    if saved in kept:
-        st.session_state["rubric version"] = saved
+    current_path = Path(inputs.rubric or folder / "rubrics" / "none.yaml")
+    paths = list(dict.fromkeys([current_path, *assignments.rubric_versions(folder)]))
+    new_version = st.session_state.pop("saved rubric", None)
+    if new_version in paths:
+        st.session_state["rubric version"] = new_version
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        label = {"format_func": lambda path: _label(folder, path, now), "key": "rubric version"}
-        chosen = st.selectbox("Version", kept, **label) or now
+        label = {"format_func": lambda path: _label(folder, path, current_path), "key": "rubric version"}
+        rubric_path = st.selectbox("Version", paths, **label) or current_path
         review_page.ask_name()  # it stands in the record of changes; and the browser is known again after a reload
-    key = (st.session_state["browser"], chosen)
+    key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)
     if draft is None:
-        new = RubricDraft.of(chosen.name, _read(chosen)) if inputs.rubric else RubricDraft.begin(inputs.title)
+        new = RubricDraft.of(rubric_path.name, _read(rubric_path)) if inputs.rubric else RubricDraft.begin(inputs.title)
         draft = desk.rubrics[key] = new
     rubric_form.edit(draft, changes(folder))
     _against(view, draft)
 
     def save() -> None:
-        rubric_form.take_in(draft)
-        name, said = draft.file
-        _kept(folder, assignments.save_rubric(folder, name, said.encode()))
+        rubric_form.read_widgets(draft)
+        name, content = draft.file
+        _select_version(folder, assignments.save_rubric(folder, name, content.encode()))
         desk.rubrics.pop(key, None)  # a double click saves twice
 
     buttons = st.container(horizontal=True)
-    act("Save as a new version", save, at=buttons, disabled=not draft.unsaved, type="primary")
-    if draft.unsaved and buttons.button("Discard what is not saved"):
+    action_button("Save as a new version", save, at=buttons, disabled=not draft.is_unsaved, type="primary")
+    if draft.is_unsaved and buttons.button("Discard what is not saved"):
         del desk.rubrics[key]
         st.rerun()
     with st.expander("Upload a version"):
         replacement = st.file_uploader("Rubric", [*KINDS])
         if replacement:
             name, data = replacement.name, replacement.getvalue()
-            act("Keep the uploaded one", lambda: _kept(folder, assignments.save_rubric(folder, name, data)))
-    return chosen, draft
+            action_button(
+                "Keep the uploaded one", lambda: _select_version(folder, assignments.save_rubric(folder, name, data))
+            )
+    return rubric_path, draft
 
 
-def _kept(folder: Path, rubric: Path) -> None:
+def _select_version(folder: Path, rubric: Path) -> None:
     """Show this version; an assignment's first is the one that it is graded with."""
     st.session_state["saved rubric"] = rubric
     if not assignments.read_inputs(folder).rubric:
@@ -100,18 +113,20 @@ def _against(view: BatchView, draft: RubricDraft) -> None:
         rubric = draft.rubric()
     except RubricError as error:
         if not draft.problem:
-            st.error(escaped(str(error)))
+            st.error(escape_markdown(str(error)))
         return
-    if draft.unsaved:
+    if draft.is_unsaved:
         st.info("What is edited is not saved yet.")
     if view.rubric and view.assignment:
         if rubric.digest == view.rubric.digest:
-            same = "The class is graded with this rubric"
-            st.caption(f"{same}; only the rule on lateness differs." if rubric.late != view.rubric.late else f"{same}.")
+            sentence = "The class is graded with this rubric"
+            st.caption(
+                f"{sentence}; only the rule on lateness differs." if rubric.late != view.rubric.late else f"{sentence}."
+            )
             return
-        changed = touched(view.rubric, rubric)
-        if changed:
-            st.caption(escaped(f"Other than what the class is graded with: {listed(changed)}."))
+        changed_parts = touched(view.rubric, rubric)
+        if changed_parts:
+            st.caption(escape_markdown(f"Other than what the class is graded with: {listed(changed_parts)}."))
 
 
 def _read(path: Path) -> str:
@@ -129,10 +144,12 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
     for role in ROLES:
         if rubric.for_model(role):
             st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
-            together = view.assignment.request.ask == "together"
-            text(prefix(role, rubric, view.assignment.solution, view.assignment.template, with_criteria=together))
-            for question in () if together else questions_of(role, rubric):
-                text(question.text.strip())
+            asks_together = view.assignment.request.ask == "together"
+            show_text(
+                prefix(role, rubric, view.assignment.solution, view.assignment.template, with_criteria=asks_together)
+            )
+            for question in () if asks_together else questions_of(role, rubric):
+                show_text(question.text.strip())
 
 
 def _label(folder: Path, path: Path, now: Path) -> str:
@@ -144,106 +161,110 @@ def _label(folder: Path, path: Path, now: Path) -> str:
 
 
 def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: RubricDraft) -> None:
-    used = assignments.read_inputs(folder).rubric
-    if not used:
+    rubric_in_use = assignments.read_inputs(folder).rubric
+    if not rubric_in_use:
         st.info("This assignment has no rubric yet: save this one as its first version, and grade with it under Grade.")
         return
     st.subheader("Regrade", anchor=False)
     if not view.counts().total:
         st.caption("Nothing is graded yet, so nothing is compared: the class is graded with the version in use.")
-        act(
+        action_button(
             "Use this version",
             lambda: assignments.use_rubric(folder, rubric),
             type="primary",
-            disabled=Path(used) == rubric or draft.unsaved,
+            disabled=Path(rubric_in_use) == rubric or draft.is_unsaved,
         )
         return
     names = [grade.submission for grade in view.grades]
-    wanted = [name for name in st.session_state.pop("regrade names", []) if name in names]
-    if wanted:
-        st.session_state["regrade which"] = wanted
-    chosen = st.multiselect("Submissions (none: the whole class)", names, key="regrade which")
-    if draft.unsaved:
+    preselection = [name for name in st.session_state.pop("regrade names", []) if name in names]
+    if preselection:
+        st.session_state["regrade which"] = preselection
+    submissions = st.multiselect("Submissions (none: the whole class)", names, key="regrade which")
+    if draft.is_unsaved:
         st.caption("Save what is edited as a new version first: a round is graded with a version that is kept.")
     elif view.assignment:
-        st.caption(escaped(desk.cost(folder, draft.rubric(), chosen)))
+        st.caption(escape_markdown(desk.cost(folder, draft.rubric(), submissions)))
 
     def regrade() -> None:
         start_round(desk.backend, folder, desk.views.of(folder), rubric, st.session_state["regrade which"])
 
-    act("Regrade beside the present grades", regrade, type="primary", disabled=draft.unsaved)
+    action_button("Regrade beside the present grades", regrade, type="primary", disabled=draft.is_unsaved)
 
 
 def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
-    work = assignments.grading(place)
-    running = work.alive
+    work = assignments.grading_work(place)
+    is_running = work.is_alive
 
     def show_round() -> None:
-        if running and not work.alive:
+        if is_running and not work.is_alive:
             st.rerun()
-        with sentences():
-            _one_round(desk, folder, view, place, running)
+        with show_errors():
+            _one_round(desk, folder, view, place, is_running)
 
     with st.container(border=True):
         rubric = assignments.version_name(folder, Path(assignments.read_inputs(place).rubric))
-        st.markdown(f"**Round {escaped(place.name)}** with the rubric's {escaped(rubric)}")
-        live(show_round, REFRESH_S if running else None)
+        st.markdown(f"**Round {escape_markdown(place.name)}** with the rubric's {escape_markdown(rubric)}")
+        draw_live(show_round, REFRESH_S if is_running else None)
 
 
-def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, running: bool) -> None:
-    tried = desk.views.of(place)
-    counts, work = tried.counts(), assignments.grading(place)
-    if tried.problem:
-        st.error(escaped(tried.problem))
-    if running:
+def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, is_running: bool) -> None:
+    round_view = desk.views.of(place)
+    counts, work = round_view.counts(), assignments.grading_work(place)
+    if round_view.problem:
+        st.error(escape_markdown(round_view.problem))
+    if is_running:
         jobs = f"{counts.done} of {plural(counts.total, 'job')}"
         st.caption(jobs if counts.total else work.last_words() or "starting …")
     elif counts.open or not counts.total:
-        left = (
+        message = (
             f"{plural(counts.open, 'job', 'has', 'have')} no result yet."
             if counts.total
             else "It ended before it began."
         )
-        st.warning(escaped(f"{left} {work.last_words()}".strip()))
+        st.warning(escape_markdown(f"{message} {work.last_words()}".strip()))
         key = f"go on {place}"
-        act("Go on with this round", lambda: go_on_with(desk.backend, folder, desk.views.of(folder), place), key)
+        action_button(
+            "Go on with this round", lambda: continue_round(desk.backend, folder, desk.views.of(folder), place), key
+        )
     if not counts.total:
         return
-    before = {grade.submission: grade for grade in view.grades}
-    _show_differences(differences(before, [grade for grade in tried.grades if outcome_of(grade) != "waiting"]))
-    if counts.open or running:  # a click on what is about to be drawn anew would be lost
+    old_grades = {grade.submission: grade for grade in view.grades}
+    _show_differences(differences(old_grades, [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]))
+    if counts.open or is_running:  # a click on what is about to be drawn anew would be lost
         return
     left, right, _ = st.columns([2, 2, 4])
 
     def take_over() -> None:
-        _take_over(desk, folder, before, tried.grades, place)
+        _take_over(desk, folder, old_grades, round_view.grades, place)
 
     def adopt() -> None:
-        adopt_round(desk.backend, folder, desk.views.of(folder), place, tried.results, decider())
+        adopt_round(desk.backend, folder, desk.views.of(folder), place, round_view.results, decider())
 
-    act("Take over these points", take_over, f"take {place}", left, help="As reviews. What a person has decided stays.")
-    act("Use this rubric for the class", adopt, f"adopt {place}", right)
+    action_button(
+        "Take over these points", take_over, f"take {place}", left, help="As reviews. What a person has decided stays."
+    )
+    action_button("Use this rubric for the class", adopt, f"adopt {place}", right)
 
 
 def _take_over(desk: Desk, folder: Path, before: dict[str, Grade], after: list[Grade], place: Path) -> None:
     decisions = desk.decisions(folder)
-    decided = decisions.refresh()
+    overrides_by_item = decisions.refresh()
     for grade in after:
         old = before.get(grade.submission)
         if old:
-            stands = decided.get(old.item_id, {})
-            decisions.add(*taken_over(old, grade, f"{TAKEN_OVER} {place.name}", decider(), stands))
+            overrides = overrides_by_item.get(old.item_id, {})
+            decisions.add(*round_overrides(old, grade, f"{ROUND_REASON} {place.name}", decider(), overrides))
 
 
 def _version(view: BatchView, place: Path) -> None:
-    with st.expander(escaped(f"Before the rubric changed: version {place.name.partition('-')[0]}")):
+    with st.expander(escape_markdown(f"Before the rubric changed: version {place.name.partition('-')[0]}")):
         old = {grade.submission: grade for grade in load_graded(place).grades}
         _show_differences(differences(old, view.grades))
 
 
-def _show_differences(found: list[Difference]) -> None:
-    changed = [difference for difference in found if not difference.is_none]
-    if found:
-        st.caption(f"{len(changed)} of {len(found)} are different.")
-    if changed:
-        table([difference_row(difference) for difference in changed], "Grades that are different")
+def _show_differences(comparisons: list[Difference]) -> None:
+    changed_grades = [difference for difference in comparisons if not difference.is_none]
+    if comparisons:
+        st.caption(f"{len(changed_grades)} of {len(comparisons)} are different.")
+    if changed_grades:
+        show_table([difference_row(difference) for difference in changed_grades], "Grades that are different")

@@ -9,11 +9,11 @@ import streamlit as st
 
 from desk import assignments
 from desk.agreement import agreement
-from desk.pages.address import REVIEWED, go, keep
-from desk.pages.shared import REFRESH_S, Desk, decider, live, pictures, say_problem, sentences, table
-from desk.pictures import of_class, of_criteria
+from desk.pages.address import REVIEW_FILTERS, go, write_address
+from desk.pages.shared import REFRESH_S, Desk, decider, draw_live, pictures, show_errors, show_problem, show_table
+from desk.pictures import draw_class, draw_criteria
 from desk.rows import ORDERS, Filter, Row, counters, page_count, page_of, select
-from desk.text import escaped
+from desk.text import escape_markdown
 from grading import export
 from grading.alarms import class_alarms
 from grading.report.grades import OUTCOMES, outcomes, show_points
@@ -31,16 +31,16 @@ _COLOURS = {
 }
 
 
-def show(desk: Desk, folder: Path) -> None:
+def show_results_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
-    running = assignments.grading(folder).alive
+    is_running = assignments.grading_work(folder).is_alive
 
     def whole_class() -> None:
-        with sentences():
+        with show_errors():
             _table(desk, folder)
 
-    live(whole_class, 2 * REFRESH_S if running else None)
-    with sentences():
+    draw_live(whole_class, 2 * REFRESH_S if is_running else None)
+    with show_errors():
         _requests(desk, folder)
         _agreement(desk, folder)
         _pictures(desk, folder)
@@ -48,27 +48,27 @@ def show(desk: Desk, folder: Path) -> None:
 
 def _table(desk: Desk, folder: Path) -> None:
     view, rows, _ = desk.rows(folder)
-    say_problem(view)
+    show_problem(view)
     if not rows:
         st.caption("Nothing is graded yet.")
         return
     for alarm in class_alarms(view.grades, view.rubric) if view.rubric else ():
-        st.warning(escaped(alarm))
-    counted = counters(rows)
+        st.warning(escape_markdown(alarm))
+    counts = counters(rows)
     st.caption(
-        f"{plural(counted.total, 'submission')}: {outcomes(row.final.grade for row in rows)}. "
-        f"{counted.reviewed} reviewed; {counted.need_review} of {counted.total} need review."
+        f"{plural(counts.total, 'submission')}: {outcomes(row.final.grade for row in rows)}. "
+        f"{counts.reviewed_count} reviewed; {counts.need_review} of {counts.total} need review."
     )
-    kept = select(rows, _filter())
-    pages = page_count(kept)
+    selection = select(rows, _filter())
+    pages = page_count(selection)
     st.session_state["page"] = min(max(1, st.session_state.get("page", 1)), pages)
     page = int(st.number_input("Page", 1, pages, key="page")) if pages > 1 else 1
-    keep()
-    shown = page_of(kept, page)
+    write_address()
+    page_rows = page_of(selection, page)
     criteria = [criterion.id for criterion in view.rubric.criteria] if view.rubric else []
-    asked = any(row.requests for row in rows)
+    has_requests = any(row.requests for row in rows)
     event: Any = st.dataframe(
-        [_cells(row, criteria) | ({"asked": _asked(row)} if asked else {}) for row in shown],
+        [_cells(row, criteria) | ({"asked": _request_state(row)} if has_requests else {}) for row in page_rows],
         hide_index=True,
         column_config={
             "state": st.column_config.MultiselectColumn(width=110, options=OUTCOMES, color=list(_COLOURS.values())),
@@ -78,21 +78,21 @@ def _table(desk: Desk, folder: Path) -> None:
         selection_mode="multi-row",
         key=f"table {folder} {page}",
     )
-    _act([shown[index] for index in event.selection.rows if index < len(shown)], shown)
+    _act([page_rows[index] for index in event.selection.rows if index < len(page_rows)], page_rows)
 
 
 def _filter() -> Filter:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input("Name contains", key="name")
         states = tuple(st.multiselect("State", OUTCOMES, key="state"))
-        reviewed = REVIEWED[str(st.selectbox("Reviewed", list(REVIEWED), key="reviewed"))]
+        is_reviewed = REVIEW_FILTERS[str(st.selectbox("Reviewed", list(REVIEW_FILTERS), key="reviewed"))]
         order = st.selectbox("Order", ORDERS, key="order")
         needs_review = st.checkbox("Needs review only", key="review")
-    return Filter(text, states, reviewed, needs_review, order=order)
+    return Filter(text, states, is_reviewed, needs_review, order=order)
 
 
-def _asked(row: Row) -> str:
-    return "" if not row.requests else "waits for a reply" if row.asked else "replied"
+def _request_state(row: Row) -> str:
+    return "" if not row.requests else "waits for a reply" if row.awaits_reply else "replied"
 
 
 def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
@@ -102,7 +102,7 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
         "state": [row.state],
         "final points": show_points(row.points),
         "by the model": show_points(row.ai),
-        "reviewed": "yes" if row.reviewed else "",
+        "reviewed": "yes" if row.is_reviewed else "",
         "needs review": "; ".join(row.needs_review),
         **{id: show_points(points.get(id)) for id in criteria},
         "remarks": row.final.grade.reason or "; ".join(row.remarks),
@@ -112,25 +112,25 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
 def _pictures(desk: Desk, folder: Path) -> None:
     view, rows, _ = desk.rows(folder)
     rubric, stamp = view.rubric, desk.version(folder)
-    drawn = pictures(desk, ("class", folder), stamp, lambda: of_class(rubric, rows)) if rubric else ""
-    if not drawn or not rubric:
+    html = pictures(desk, ("class", folder), stamp, lambda: draw_class(rubric, rows)) if rubric else ""
+    if not html or not rubric:
         return
     st.subheader("The class in pictures", anchor=False)
-    st.html(drawn)
+    st.html(html)
     if st.toggle("Each criterion", key="criteria drawn"):
-        st.html(pictures(desk, ("criteria", folder), stamp, lambda: of_criteria(rubric, rows)))
+        st.html(pictures(desk, ("criteria", folder), stamp, lambda: draw_criteria(rubric, rows)))
 
 
-def _act(chosen: list[Row], shown: list[Row]) -> None:
-    names = {row.final.grade.item_id: row.name for row in (chosen or shown)}
+def _act(selection: list[Row], page_rows: list[Row]) -> None:
+    names = {row.final.grade.item_id: row.name for row in (selection or page_rows)}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         item = st.selectbox("Submission", list(names), format_func=names.__getitem__, key="open which")
-        opened = st.button("Open", type="primary")
-        regrade = st.button("Regrade selected", disabled=not chosen)
-    if opened and item:
+        open_clicked = st.button("Open", type="primary")
+        regrade_clicked = st.button("Regrade selected", disabled=not selection)
+    if open_clicked and item:
         go("Review", submission=item)
-    if regrade:
-        st.session_state["regrade names"] = [row.name for row in chosen]
+    if regrade_clicked:
+        st.session_state["regrade names"] = [row.name for row in selection]
         go("Regrade")
 
 
@@ -142,41 +142,41 @@ def _requests(desk: Desk, folder: Path) -> None:
     if st.toggle("Requests for another look", key="requests"):
         upload: Any = st.file_uploader("CSV: submission or student_id, request, and criterion if you like", ["csv"])
         if upload:
-            with sentences():
+            with show_errors():
                 _read_in(folder, rows, upload)
-        waiting = sum(row.asked for row in rows)
-        st.caption(f"{plural(waiting, 'submission')} with a request that waits for its reply: Review shows them.")
+        waiting_count = sum(row.awaits_reply for row in rows)
+        st.caption(f"{plural(waiting_count, 'submission')} with a request that waits for its reply: Review shows them.")
 
 
 def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
     """Once for each upload, and then the table again, which shows who has asked."""
-    which, said = st.session_state.get("requests read", ("", ""))
-    if which != upload.file_id:
-        found, remark = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
-        new = export.add_requests(folder, found)
-        said = f"{plural(len(found), 'request')} read, {new} of them new. {remark}".strip()
-        st.session_state["requests read"] = (upload.file_id, said)
+    file_id, message = st.session_state.get("requests read", ("", ""))
+    if file_id != upload.file_id:
+        requests, remark = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
+        new = export.add_requests(folder, requests)
+        message = f"{plural(len(requests), 'request')} read, {new} of them new. {remark}".strip()
+        st.session_state["requests read"] = (upload.file_id, message)
         st.rerun()
-    st.caption(said)
+    st.caption(message)
 
 
 def _agreement(desk: Desk, folder: Path) -> None:
-    view, rows, decided = desk.rows(folder)
-    if not view.rubric or not any(row.reviewed for row in rows):
+    view, rows, overrides_by_item = desk.rows(folder)
+    if not view.rubric or not any(row.is_reviewed for row in rows):
         return
     st.subheader("Agreement between model and person", anchor=False)
-    found = agreement(view.rubric.criteria, view.grades, decided)
-    table(
+    agreements = agreement(view.rubric.criteria, view.grades, overrides_by_item)
+    show_table(
         [
             {
                 "criterion": row.title,
-                "reviewed": row.reviewed,
-                "same points": f"{row.same} ({row.share:.0%})",
-                "within a step": row.near,
+                "reviewed": row.reviewed_count,
+                "same points": f"{row.same_count} ({row.share:.0%})",
+                "within a step": row.near_count,
                 "person − model, mean": round(row.mean_difference, 2),
                 "largest difference": row.largest,
             }
-            for row in found
+            for row in agreements
         ],
         "Agreement between model and person",
     )

@@ -8,16 +8,16 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from desk.decisions import Decided, Draft
-from desk.pages.address import keep
+from desk.decisions import Draft, Overrides
+from desk.pages.address import write_address
 from desk.pages.markup import Markup
-from desk.pages.shared import COOKIE, Desk, decider, live, say_problem, sentences, text
+from desk.pages.shared import COOKIE, Desk, decider, draw_live, show_errors, show_problem, show_text
 from desk.pages.unsaved import asks_about_unsaved, can_undo, discard, draft_of, save, undo
-from desk.pages.work import MOST_CHARS, drawn_work
+from desk.pages.work import MOST_CHARS, draw_work
 from desk.rows import QUEUES, Row, select
-from desk.text import escaped
+from desk.text import escape_markdown
 from desk.view import BatchView
-from grading.export import Request, add_requests, answer, points_of
+from grading.export import Request, add_requests, points_of, save_reply
 from grading.grade import Item
 from grading.points import CriterionGrade
 from grading.report.grades import show_distribution, show_points
@@ -82,105 +82,111 @@ if (!window.kvasir) {
 }"""
 
 
-def show(desk: Desk, folder: Path) -> None:
+def show_review_page(desk: Desk, folder: Path) -> None:
     """Draw it; a click on it draws it alone, without the page around it."""
 
     def submission() -> None:
-        with sentences():
+        with show_errors():
             _submission(desk, folder)
 
-    live(submission, None)
+    draw_live(submission, None)
 
 
 def _submission(desk: Desk, folder: Path) -> None:
     if asks_about_unsaved(desk):
         return
-    view, rows, decided = desk.rows(folder)
+    view, rows, overrides_by_item = desk.rows(folder)
     if desk.by_people(folder) != st.session_state["counted"]:  # the side bar says how many still wait
         st.rerun()
-    say_problem(view)
+    show_problem(view)
     if not rows:
         st.caption("Nothing is graded yet.")
         return
     row = _pick(desk, folder, rows)
-    keep()
-    keep_typed(desk)
+    write_address()
+    keep_unsent_fields(desk)
     item = view.item(row.number)
     with st.container(key="beside"):
         work, verdict = st.columns(2)
     with work:
-        found = (one for one in row.final.grade.criteria if one.evidence_state == "found")
-        show_work(desk, view, item, {one.id: one.evidence for one in found})
+        quoted_criteria = (criterion for criterion in row.final.grade.criteria if criterion.evidence_state == "found")
+        show_work(desk, view, item, {criterion.id: criterion.evidence for criterion in quoted_criteria})
     with verdict, st.container(key="form"):
-        _verdict(desk, folder, view, row, decided.get(_id(row), {}))
+        _verdict(desk, folder, view, row, overrides_by_item.get(_id(row), {}))
     _prompt(view, item)
 
 
 def _pick(desk: Desk, folder: Path, rows: list[Row]) -> Row:
     """The submission that is looked at, with ways to the next of those that wait, or of all."""
     state = st.session_state
-    waiting = {name: select(rows, wanted) for name, wanted in QUEUES.items()}
+    queues = {name: select(rows, row_filter) for name, row_filter in QUEUES.items()}
     if state.get("show") is None:
-        state["show"] = next(name for name, found in waiting.items() if found)
+        state["show"] = next(name for name, queue in queues.items() if queue)
     by_id = {row.final.grade.item_id: row for row in rows}
-    elsewhere = desk.open_elsewhere(folder, state["browser"])
+    open_elsewhere = desk.open_elsewhere(folder, state["browser"])
     if state.get("submission") not in by_id:
-        first = waiting[state["show"]] or rows
-        state["submission"] = next((id for id in map(_id, first) if id not in elsewhere), _id(first[0]))
-    here = by_id[state["submission"]]
-    desk.opened(folder, _id(here), state["browser"])
-    ids = _queue(state["show"], waiting[state["show"]], here)
-    at = ids.index(_id(here))
+        first = queues[state["show"]] or rows
+        state["submission"] = next((id for id in map(_id, first) if id not in open_elsewhere), _id(first[0]))
+    current_row = by_id[state["submission"]]
+    desk.note_open(folder, _id(current_row), state["browser"])
+    ids = _queue(state["show"], queues[state["show"]], current_row)
+    at = ids.index(_id(current_row))
     before, after = ids[:at][::-1], ids[at + 1 :]
     # One element that lays out its own is half the work of columns, for the browser as for the desk.
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.button(
-            "Previous", disabled=elsewhere.issuperset(before), on_click=_go, args=(desk, folder, before), shortcut="K"
+            "Previous",
+            disabled=open_elsewhere.issuperset(before),
+            on_click=_go,
+            args=(desk, folder, before),
+            shortcut="K",
         )
         st.selectbox("Submission", ids, format_func=lambda id: by_id[id].name, key="submission")
-        st.button("Next", disabled=elsewhere.issuperset(after), on_click=_go, args=(desk, folder, after), shortcut="J")
+        st.button(
+            "Next", disabled=open_elsewhere.issuperset(after), on_click=_go, args=(desk, folder, after), shortcut="J"
+        )
         st.selectbox("Show", list(QUEUES), key="show")
         ask_name()
-    said = Markup()
-    said.states(_counted(waiting, len(rows)))
-    if _id(here) in elsewhere:
-        said.caption("Somebody else has this one open.")
-    said.keys(_KEYS)
-    said.draw()
-    return here
+    markup = Markup()
+    markup.states(_queue_states(queues, len(rows)))
+    if _id(current_row) in open_elsewhere:
+        markup.caption("Somebody else has this one open.")
+    markup.keys(_KEYS)
+    markup.draw()
+    return current_row
 
 
-def _counted(waiting: Mapping[str, Sequence[Row]], total: int) -> dict[str, str]:
+def _queue_states(queues: Mapping[str, Sequence[Row]], total: int) -> dict[str, str]:
     """How many are in each queue, with the state that they are in."""
-    doubtful, asked, without = (len(waiting[name]) for name in list(QUEUES)[:3])
-    counted = {f"{doubtful} of {total} need review": "open" if doubtful else "settled"}
-    if asked:
-        counted[f"{asked} asked for another look"] = "open"
-    if without:
-        counted[f"{without} without points"] = "missing"
-    return counted
+    doubtful, awaiting_reply, without_points = (len(queues[name]) for name in list(QUEUES)[:3])
+    states = {f"{doubtful} of {total} need review": "open" if doubtful else "settled"}
+    if awaiting_reply:
+        states[f"{awaiting_reply} asked for another look"] = "open"
+    if without_points:
+        states[f"{without_points} without points"] = "missing"
+    return states
 
 
 def _id(row: Row) -> str:
     return row.final.grade.item_id
 
 
-def _queue(show: str, waiting: Sequence[Row], here: Row) -> list[str]:
+def _queue(show: str, queue: Sequence[Row], current_row: Row) -> list[str]:
     """Who is gone through, in order; the one that is looked at keeps its place, even if it waits no longer."""
-    if here in waiting:
-        return [_id(row) for row in waiting]
+    if current_row in queue:
+        return [_id(row) for row in queue]
     doubtful = QUEUES[show].needs_review
 
     def place(row: Row) -> tuple[int, int]:
         return (-len(row.final.grade.doubts) if doubtful else 0, row.number)
 
-    return [_id(row) for row in sorted([*waiting, here], key=place)]
+    return [_id(row) for row in sorted([*queue, current_row], key=place)]
 
 
 def _go(desk: Desk, folder: Path, ahead: Sequence[str]) -> None:
     """To the first that nobody else has open by now; nowhere if there is none."""
-    elsewhere = desk.open_elsewhere(folder, st.session_state["browser"])
-    free = next((id for id in ahead if id not in elsewhere), st.session_state["submission"])
+    open_elsewhere = desk.open_elsewhere(folder, st.session_state["browser"])
+    free = next((id for id in ahead if id not in open_elsewhere), st.session_state["submission"])
     st.session_state.update(submission=free, criterion=None)
 
 
@@ -189,8 +195,8 @@ def ask_name() -> None:
     state = st.session_state
     state.setdefault("your name", state["me"])
     state["me"] = " ".join(st.text_input("Your name", max_chars=80, key="your name", help=_NAME_HELP).split())
-    kept = quote(f"{state['browser']} {state['me']}", safe="")
-    st.html(f"<script>document.cookie = '{COOKIE}={kept}{_SCRIPT}</script>", unsafe_allow_javascript=True)
+    cookie = quote(f"{state['browser']} {state['me']}", safe="")
+    st.html(f"<script>document.cookie = '{COOKIE}={cookie}{_SCRIPT}</script>", unsafe_allow_javascript=True)
 
 
 # --- the work
@@ -200,69 +206,71 @@ def show_work(desk: Desk, view: BatchView, item: Item, quotes: Mapping[str, str]
     """What was handed in; the lines quoted as evidence are highlighted, each with its criterion's id (`quotes`)."""
     submission = item.submission
     if submission.problem:
-        st.error(escaped(submission.problem))
+        st.error(escape_markdown(submission.problem))
     whole = sum(len(part.text) for part in submission.parts)
-    everything = whole <= MOST_CHARS or st.toggle(f"Show all {whole:,} characters", key=f"all {item.item_id}")
-    most = whole if everything else MOST_CHARS
+    shows_all = whole <= MOST_CHARS or st.toggle(f"Show all {whole:,} characters", key=f"all {item.item_id}")
+    most_chars = whole if shows_all else MOST_CHARS
     assert view.assignment
     folder = view.assignment.request.folder
-    key, stamp = ("work", view.folder, item.item_id), (submission, most, *quotes.items())
-    desk.kept(key, stamp, lambda: drawn_work(folder, submission, quotes, most)).draw()
+    key, stamp = ("work", view.folder, item.item_id), (submission, most_chars, *quotes.items())
+    desk.get_or_make(key, stamp, lambda: draw_work(folder, submission, quotes, most_chars)).draw()
 
 
 # --- the grade
 
 
-def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, decided: Decided) -> None:
+def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, overrides: Overrides) -> None:
     grade = row.final.grade
-    said_of_it = Markup()
-    said_of_it.figures(
+    head = Markup()
+    head.figures(
         {
             "Final points": f"{show_points(row.points) or '–'} / {show_points(grade.max_points)}",
             "By the model": show_points(row.ai) or "–",
         }
     )
     if row.final.penalty:
-        said_of_it.caption(row.final.penalty.words)
-    said_of_it.states({_state(row): _kind_of(row)})
+        head.caption(row.final.penalty.words)
+    head.states({_state(row): _kind_of(row)})
     for remark in row.remarks:
-        said_of_it.caption(f"remark: {remark}")
-    said_of_it.draw()
+        head.caption(f"remark: {remark}")
+    head.draw()
     if grade.reason:
-        st.warning(escaped(grade.reason))
+        st.warning(escape_markdown(grade.reason))
     assert view.rubric
     by_id = {criterion.id: criterion for criterion in view.rubric.criteria}
     _requests(desk, folder, row)
-    draft = draft_of(desk, folder, row.final, decided)
+    draft = draft_of(desk, folder, row.final, overrides)
     ids = [item.id for item in grade.criteria]
     state = st.session_state
     if state.get("criterion") not in [*ids, "done"]:
-        asked = [doubt.criterion_id for doubt in grade.doubts if doubt.criterion_id in ids]
-        state["criterion"] = next(iter([*asked, *ids]), None)
-    for item, after in zip(grade.criteria, [*ids[1:], "done"], strict=True):
-        _criterion(draft, by_id.get(item.id), item, after)
+        doubtful_ids = [doubt.criterion_id for doubt in grade.doubts if doubt.criterion_id in ids]
+        state["criterion"] = next(iter([*doubtful_ids, *ids]), None)
+    for item, next_id in zip(grade.criteria, [*ids[1:], "done"], strict=True):
+        _criterion(draft, by_id.get(item.id), item, next_id)
     st.text_area("Summary", key=draft.key("summary"))
     with st.container(key="why"):
         st.text_input("Reason for the change", key=draft.key("reason"))
-    _keep_or_not(desk, draft, row, decided)
-    _history(decided)
+    _form_end(desk, draft, row, overrides)
+    _history(overrides)
 
 
 def _requests(desk: Desk, folder: Path, row: Row) -> None:
     """What the student asked, and a field for the reply to each."""
-    if said := st.session_state.pop("said of request", ""):
-        st.warning(escaped(said))
+    if problem := st.session_state.pop("said of request", ""):
+        st.warning(escape_markdown(problem))
     for request in row.requests:
-        told = Markup()
+        markup = Markup()
         about = f" about {request.criterion_id}" if request.criterion_id else ""
-        then = show_points(request.points) or "none"
-        told.title(f"{'⚑ ' if request.answer is None else ''}Asked for another look{about}; points then: {then}")
-        told.verbatim(request.text)
+        points_then = show_points(request.points) or "none"
+        markup.title(
+            f"{'⚑ ' if request.answer is None else ''}Asked for another look{about}; points then: {points_then}"
+        )
+        markup.verbatim(request.text)
         if request.answer:
             by = f" ({request.answer.by})" if request.answer.by else ""
-            told.caption(f"Replied{by}:")
-            told.verbatim(request.answer.reply)
-        told.draw()
+            markup.caption(f"Replied{by}:")
+            markup.verbatim(request.answer.reply)
+        markup.draw()
         reply = f"reply {request.id}"
         if request.answer is None or st.session_state.get(reply):  # written while somebody else was replying
             st.text_area("Reply, which the student gets", key=reply)
@@ -276,34 +284,34 @@ def _requests(desk: Desk, folder: Path, row: Row) -> None:
         st.button("Enter it", on_click=_enter, args=(desk, folder, row, names), key=f"enter {_id(row)}")
 
 
-def keep_typed(desk: Desk) -> None:
+def keep_unsent_fields(desk: Desk) -> None:
     """Replies and requests that were begun outlive other pages, on which Streamlit forgets fields, and a reload."""
     state = st.session_state
-    typed = desk.typed.setdefault(state["browser"], {})
-    typed.update({str(name): state[name] for name in state if str(name).startswith(("reply ", "asked "))})
-    for name, said in typed.items():
-        state[name] = said
+    fields = desk.unsent_fields.setdefault(state["browser"], {})
+    fields.update({str(name): state[name] for name in state if str(name).startswith(("reply ", "asked "))})
+    for name, content in fields.items():
+        state[name] = content
 
 
-def _forget_typed(desk: Desk, *names: str) -> None:
+def _forget_fields(desk: Desk, *names: str) -> None:
     for name in names:
-        desk.typed[st.session_state["browser"]].pop(name, None)
+        desk.unsent_fields[st.session_state["browser"]].pop(name, None)
         st.session_state.pop(name, None)
 
 
 def _reply(desk: Desk, folder: Path, row: Row, request: Request, reply: str) -> None:
     points = points_of(row.final, request.criterion_id)
-    if _kept(lambda: answer(folder, request, st.session_state[reply], points, decider())):
-        _forget_typed(desk, reply)
+    if _try_to_keep(lambda: save_reply(folder, request, st.session_state[reply], points, decider())):
+        _forget_fields(desk, reply)
 
 
 def _enter(desk: Desk, folder: Path, row: Row, names: Mapping[str, str]) -> None:
-    about, said = st.session_state[names["about"]] or None, st.session_state[names["text"]]
-    if _kept(lambda: add_requests(folder, [Request.about(row.final, about, said, decider())])):
-        _forget_typed(desk, *names.values())
+    criterion_id, words = st.session_state[names["about"]] or None, st.session_state[names["text"]]
+    if _try_to_keep(lambda: add_requests(folder, [Request.about(row.final, criterion_id, words, decider())])):
+        _forget_fields(desk, *names.values())
 
 
-def _kept(keep: Callable[[], object]) -> bool:
+def _try_to_keep(keep: Callable[[], object]) -> bool:
     """Whether it was kept; why not is said above the requests."""
     try:
         keep()
@@ -316,7 +324,7 @@ def _kept(keep: Callable[[], object]) -> bool:
 def _state(row: Row) -> str:
     if row.state == "waiting":
         return "waiting for its results"
-    if row.reviewed and not row.final.why_blank:
+    if row.is_reviewed and not row.final.why_blank:
         return "The grade is final: no question is open."
     return f"⚑ {row.final.why_blank}" if row.needs_review else row.final.why_blank or row.state
 
@@ -324,24 +332,24 @@ def _state(row: Row) -> str:
 def _kind_of(row: Row) -> str:
     if row.state == "waiting":
         return "waiting"
-    if row.needs_review or row.asked:
+    if row.needs_review or row.awaits_reply:
         return "open"
     return "missing" if row.final.why_blank else "settled"
 
 
-def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, after: str) -> None:
-    """What the form says of one criterion; `after` is the one that the keys are about once this has its points."""
-    here = st.session_state["criterion"] == item.id
+def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, next_id: str) -> None:
+    """What the form says of one criterion; `next_id` is the one that the keys are about once this has its points."""
+    is_current = st.session_state["criterion"] == item.id
     model = f"model: {show_points(item.points) or 'no points'} of {show_points(item.max_points)}"
     head = Markup()
-    head.title(f"▸ {item.title}" if here else item.title)
+    head.title(f"▸ {item.title}" if is_current else item.title)
     head.caption(f"{model}; evidence {item.evidence_state}" if item.points is not None else item.reason or model)
     if item.distribution:
         head.caption(show_distribution(item))
     if item.evidence:
         head.verbatim(item.evidence)
     head.draw()
-    _buttons(draft, criterion, item, after, here)
+    _buttons(draft, criterion, item, next_id, is_current)
     st.number_input(
         f"Points for {item.id}",
         0.0,
@@ -351,77 +359,81 @@ def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, 
         format="%g",
         key=draft.key(f"points {item.id}"),
     )
-    with st.container(key="at hand" if here else None):
+    with st.container(key="at hand" if is_current else None):
         st.text_area(f"Feedback on {item.id}", key=draft.key(f"feedback {item.id}"))
 
 
-def _buttons(draft: Draft, criterion: Criterion | None, item: CriterionGrade, after: str, here: bool) -> None:
+def _buttons(draft: Draft, criterion: Criterion | None, item: CriterionGrade, next_id: str, is_current: bool) -> None:
     """A button for each whole number of points, where these are few; keys press those of the criterion at hand."""
     if item.max_points > _MOST_BUTTONS or (criterion and criterion.step > 1):
         return
     field = draft.key(f"points {item.id}")
-    given = st.session_state.get(field)
-    with st.container(horizontal=True, gap="small", key="points-at-hand" if here else None):
+    current_points = st.session_state.get(field)
+    with st.container(horizontal=True, gap="small", key="points-at-hand" if is_current else None):
         for points in range(int(item.max_points) + 1):
             st.button(
                 str(points),
                 key=f"give {points} {item.id}",
-                type="primary" if given == points else "secondary",
-                on_click=_give,
-                args=(field, float(points), after),
+                type="primary" if current_points == points else "secondary",
+                on_click=_enter_points,
+                args=(field, float(points), next_id),
             )
 
 
-def _give(field: str, points: float, after: str) -> None:
-    st.session_state.update({field: points, "criterion": after})
+def _enter_points(field: str, points: float, next_id: str) -> None:
+    st.session_state.update({field: points, "criterion": next_id})
 
 
-def _keep_or_not(desk: Desk, draft: Draft, row: Row, decided: Decided) -> None:
+def _form_end(desk: Desk, draft: Draft, row: Row, overrides: Overrides) -> None:
     """The end of the form; where somebody has decided since it was begun, both decisions and which of them counts."""
-    said = st.session_state.pop("said", "")
-    conflict = version_of(draft.decided.values()) != version_of(decided.values())
+    message = st.session_state.pop("said", "")
+    conflict = version_of(draft.overrides.values()) != version_of(overrides.values())
     if conflict:
         st.warning("Somebody has decided on this submission since you began. Nothing of yours is saved yet.")
-        theirs, yours = st.columns(2)
-        with theirs:
-            gone = [id or "whole" for id in draft.decided if id not in decided]
-            _told("Theirs", [each for id, each in decided.items() if draft.decided.get(id) != each], gone)
-        with yours:
-            _told("Yours", draft.decisions(decided, decider(), draft.values["reason"] or "…"))
-    elif said or draft.unsaved:
-        st.warning(escaped(said or "There are unsaved changes."))
-    elif row.reviewed:
-        st.info(escaped(_state(row)))
+        their_column, own_column = st.columns(2)
+        with their_column:
+            undone_ids = [id or "whole" for id in draft.overrides if id not in overrides]
+            _show_decisions(
+                "Theirs",
+                [override for id, override in overrides.items() if draft.overrides.get(id) != override],
+                undone_ids,
+            )
+        with own_column:
+            _show_decisions("Yours", draft.decisions(overrides, decider(), draft.values["reason"] or "…"))
+    elif message or draft.is_unsaved:
+        st.warning(escape_markdown(message or "There are unsaved changes."))
+    elif row.is_reviewed:
+        st.info(escape_markdown(_state(row)))
     with st.container(horizontal=True):
         if conflict:
-            st.button("Mine replaces it", type="primary", on_click=save, args=(desk, draft, decided))
+            st.button("Mine replaces it", type="primary", on_click=save, args=(desk, draft, overrides))
         else:
-            st.button("Save the change", type="primary", on_click=save, args=(desk, draft, decided), shortcut="S")
-            accept = {"on_click": save, "args": (desk, draft, decided, True), "shortcut": "A"}
-            st.button("Leave it as it is", disabled=draft.unsaved, **accept)
-        if draft.unsaved:
+            st.button("Save the change", type="primary", on_click=save, args=(desk, draft, overrides), shortcut="S")
+            accept = {"on_click": save, "args": (desk, draft, overrides, True), "shortcut": "A"}
+            st.button("Leave it as it is", disabled=draft.is_unsaved, **accept)
+        if draft.is_unsaved:
             st.button("Keep theirs" if conflict else "Discard", on_click=discard, args=(desk,), shortcut="U")
         elif can_undo(draft):
-            st.button("Undo", on_click=undo, args=(desk, draft, decided), shortcut="U")
+            st.button("Undo", on_click=undo, args=(desk, draft, overrides), shortcut="U")
 
 
-def _told(title: str, decisions: Iterable[Override], undone: Iterable[str] = ()) -> None:
-    told = Markup()
-    told.title(title)
-    for what in undone:
-        told.caption(f"{what}: the decision was undone")
+def _show_decisions(title: str, decisions: Iterable[Override], undone_ids: Iterable[str] = ()) -> None:
+    markup = Markup()
+    markup.title(title)
+    for label in undone_ids:
+        markup.caption(f"{label}: the decision was undone")
     for override in decisions:
-        what = f"{override.criterion_id or 'whole'}: {show_points(override.points) or 'points unchanged'}"
-        told.caption(f"{what} — {override.reason}{f' ({override.reviewer})' if override.reviewer else ''}")
+        label = f"{override.criterion_id or 'whole'}: {show_points(override.points) or 'points unchanged'}"
+        markup.caption(f"{label} — {override.reason}{f' ({override.reviewer})' if override.reviewer else ''}")
         if override.feedback:
-            told.verbatim(override.feedback)
-    told.draw()
+            markup.verbatim(override.feedback)
+    markup.draw()
 
 
-def _history(decided: Decided) -> None:
-    if decided:
+def _history(overrides: Overrides) -> None:
+    if overrides:
         with st.expander("Decisions"):
-            _told("", sorted(decided.values(), key=lambda each: each.time))
+            _show_decisions("", sorted(overrides.values(), key=lambda override: override.time))
 
 
 # --- the prompt
@@ -432,12 +444,12 @@ def _prompt(view: BatchView, item: Item) -> None:
         return
     for task in item.tasks:
         result = view.result(task.job_id)
-        st.markdown(escaped(f"{task.role}, to {task.model}; job {task.job_id}"))
-        text(task.prompt.shared + task.prompt.own)
-        if not task.asked:
-            text(result.text if result else "no answer yet")
-        for _, question, answers in task.answered(result):
+        st.markdown(escape_markdown(f"{task.role}, to {task.model}; job {task.job_id}"))
+        show_text(task.prompt.shared + task.prompt.own)
+        if not task.question_keys:
+            show_text(result.text if result else "no answer yet")
+        for _, question, answers in task.question_answers(result):
             if question:
-                text(question.suffix[0].text.strip())
-                for said in [answer.text for answer in answers] or ["no answer yet"]:
-                    text(said)
+                show_text(question.suffix[0].text.strip())
+                for answer_text in [answer.text for answer in answers] or ["no answer yet"]:
+                    show_text(answer_text)

@@ -13,7 +13,7 @@ import streamlit as st
 
 from desk.pages.markup import Markup
 from desk.rounds import Change
-from desk.text import escaped
+from desk.text import escape_markdown
 from grading.rubric.form import (
     CriterionFields,
     LateFields,
@@ -36,7 +36,7 @@ class RubricDraft:
     """What is typed and not saved yet. Its fields count in the form, its text where the file itself is shown."""
 
     name: str  # of the file that it began with
-    saved: str  # its text
+    saved_text: str  # its text
     form: RubricFields
     text: str
     view: View = "Form"
@@ -47,17 +47,17 @@ class RubricDraft:
     @classmethod
     def of(cls, name: str, text: str) -> RubricDraft:
         """One that changes nothing. Raises RubricError where the text is no rubric."""
-        made = cls(name, text, read_fields(name, text, Path(name).suffix.lower()), text)
-        made._number()
-        return made
+        draft = cls(name, text, read_fields(name, text, Path(name).suffix.lower()), text)
+        draft._number()
+        return draft
 
     @classmethod
     def begin(cls, title: str) -> RubricDraft:
         """One for an assignment that has none: with a criterion to begin with, and saved nowhere."""
         first = CriterionFields("criterion_1", "First criterion")
-        made = cls.of("rubric.yaml", written(RubricFields(title, criteria=(first,))))
-        made.saved = ""
-        return made
+        draft = cls.of("rubric.yaml", written(RubricFields(title, criteria=(first,))))
+        draft.saved_text = ""
+        return draft
 
     @property
     def file(self) -> tuple[str, str]:
@@ -69,16 +69,16 @@ class RubricDraft:
         return str(Path(self.name).with_suffix(".yaml")), written(self.form)
 
     @property
-    def unsaved(self) -> bool:
+    def is_unsaved(self) -> bool:
         """Whether something would be lost without it."""
-        return self.file[1] != self.saved
+        return self.file[1] != self.saved_text
 
     def rubric(self) -> Rubric:
         """The rubric that it makes. Raises RubricError."""
         name, text = self.file
         return parse_rubric(name, text, Path(name).suffix.lower())
 
-    def show(self, view: View) -> None:
+    def switch_to(self, view: View) -> None:
         """As a form, or as a file. A text that is no rubric stays a text, and `problem` says why."""
         self.problem = ""
         if view == self.view:
@@ -120,8 +120,8 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     """Draw it, and take in what is typed."""
     # Here and not in the radio's callback: a button of the form that is pressed just before has its callback after it,
     # and the text would lack what the button did.
-    if (wanted := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
-        _switch(draft, wanted)
+    if (requested_view := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
+        _switch(draft, requested_view)
     key = f"rubric view {draft.number}"
     st.session_state[key] = draft.view
     kind = {".json": "JSON", ".csv": "CSV"}.get(Path(draft.name).suffix.lower(), "YAML")
@@ -137,20 +137,20 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     else:
         _as_form(draft, changes)
     if draft.problem:
-        st.error(escaped(draft.problem))
+        st.error(escape_markdown(draft.problem))
 
 
 def _switch(draft: RubricDraft, view: View) -> None:
-    take_in(draft)
-    draft.show(view)
+    read_widgets(draft)
+    draft.switch_to(view)
 
 
-def take_in(draft: RubricDraft) -> None:
+def read_widgets(draft: RubricDraft) -> None:
     """What is typed by now, be it in the form or in the text."""
     if draft.view == "YAML":
         draft.text = st.session_state.get(f"rubric text {draft.number}", draft.text)
     else:
-        _take_in(draft)
+        _read_form(draft)
 
 
 def _as_text(draft: RubricDraft) -> None:
@@ -163,15 +163,15 @@ def _as_text(draft: RubricDraft) -> None:
 
 
 def _as_form(draft: RubricDraft, changes: Sequence[Change]) -> None:
-    _take_in(draft)
+    _read_form(draft)
     form = draft.form
     _text(draft, "title", form.title, "Title")
     _text(draft, "instructions", form.instructions, "Instructions to the model", area=True)
     _text(draft, "feedback", form.feedback, "How the summary is written: language, tone", area=True)
-    for at, each in enumerate(form.criteria):
+    for at, criterion in enumerate(form.criteria):
         with st.container(border=True):
-            _criterion(draft, at, each)
-            _history(each.was or each.id, changes)
+            _criterion(draft, at, criterion)
+            _history(criterion.was or criterion.id, changes)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Add a criterion", on_click=_add, args=(draft,))
         st.markdown(f"**{form.total:g} points in all**")
@@ -184,45 +184,47 @@ def _as_form(draft: RubricDraft, changes: Sequence[Change]) -> None:
         st.caption("The file's comments are lost when a form is saved; edited as YAML they stay.")
 
 
-def _criterion(draft: RubricDraft, at: int, each: CriterionFields) -> None:
+def _criterion(draft: RubricDraft, at: int, criterion: CriterionFields) -> None:
     key, last = draft.keys[at], len(draft.keys) - 1
     wide, narrow = st.columns([3, 2])
     with wide:
-        _text(draft, f"title {key}", each.title, "Criterion")
+        _text(draft, f"title {key}", criterion.title, "Criterion")
     with narrow:
-        _text(draft, f"id {key}", each.id, "Id", help="A column of the tables, and a key of the answers.")
+        _text(draft, f"id {key}", criterion.id, "Id", help="A column of the tables, and a key of the answers.")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        _number(draft, f"points {key}", each.points, "Points")
-        _number(draft, f"step {key}", each.step, "In steps of")
-        field = _field(draft, f"model {key}", each.model)
+        _number(draft, f"points {key}", criterion.points, "Points")
+        _number(draft, f"step {key}", criterion.step, "In steps of")
+        field = _field(draft, f"model {key}", criterion.model)
         st.selectbox("Model", ROLES, key=field)
-    _text(draft, f"guidance {key}", each.guidance, "Guidance, which students never see", area=True)
-    _text(draft, f"rulings {key}", each.rulings, "Rulings on edge cases, one a line", area=True)
+    _text(draft, f"guidance {key}", criterion.guidance, "Guidance, which students never see", area=True)
+    _text(draft, f"rulings {key}", criterion.rulings, "Rulings on edge cases, one a line", area=True)
     with st.container(horizontal=True):
         for label, to, off in (("Up", at - 1, at == 0), ("Down", at + 1, at == last), ("Remove", None, last == 0)):
             st.button(label, key=f"rubric {label} {key}", disabled=off, on_click=_move, args=(draft, key, to))
 
 
 def _add(draft: RubricDraft) -> None:
-    _take_in(draft)
+    _read_form(draft)
     draft.add()
 
 
 def _move(draft: RubricDraft, key: int, to: int | None) -> None:
-    _take_in(draft)
+    _read_form(draft)
     draft.move(draft.keys.index(key), to)
 
 
 def _history(criterion: str, changes: Sequence[Change]) -> None:
-    mine = [change for change in changes if criterion in change.criteria]
-    if mine:
-        with st.expander(f"Changed {len(mine)} times" if len(mine) > 1 else "Changed once"):
-            told = Markup()
-            for change in reversed(mine):
-                when = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.at))
-                told.caption(f"{when}{f', {change.who}' if change.who else ''}, round {change.round}. It reads since:")
-                told.verbatim(change.criteria[criterion])
-            told.draw()
+    criterion_changes = [change for change in changes if criterion in change.criteria]
+    if criterion_changes:
+        with st.expander(f"Changed {len(criterion_changes)} times" if len(criterion_changes) > 1 else "Changed once"):
+            markup = Markup()
+            for change in reversed(criterion_changes):
+                date = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.at))
+                markup.caption(
+                    f"{date}{f', {change.who}' if change.who else ''}, round {change.round}. It reads since:"
+                )
+                markup.verbatim(change.criteria[criterion])
+            markup.draw()
 
 
 def _late(draft: RubricDraft, late: LateFields) -> None:
@@ -233,28 +235,30 @@ def _late(draft: RubricDraft, late: LateFields) -> None:
         _number(draft, "late most_percent", late.most_percent, "Percent at most")
 
 
-def _take_in(draft: RubricDraft) -> None:
+def _read_form(draft: RubricDraft) -> None:
     """What the fields say by now; of those that were not drawn yet, what they will say."""
     criteria = []
-    for key, each in zip(draft.keys, draft.form.criteria, strict=True):
+    for key, criterion in zip(draft.keys, draft.form.criteria, strict=True):
         names = ("title", "id", "points", "step", "model", "guidance", "rulings")
-        criteria.append(replace(each, **_said(draft, each, {name: f"{name} {key}" for name in names})))
-    late = _said(
+        criteria.append(
+            replace(criterion, **_typed_fields(draft, criterion, {name: f"{name} {key}" for name in names}))
+        )
+    late = _typed_fields(
         draft, draft.form.late, {name: f"late {name}" for name in ("due", "percent", "grace_minutes", "most_percent")}
     )
-    top = _said(draft, draft.form, {name: name for name in ("title", "instructions", "feedback")})
+    top = _typed_fields(draft, draft.form, {name: name for name in ("title", "instructions", "feedback")})
     draft.form = replace(draft.form, **top, criteria=tuple(criteria), late=replace(draft.form.late, **late))
 
 
-def _said(draft: RubricDraft, before: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
+def _typed_fields(draft: RubricDraft, fields: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
     for name, widget in names.items():
         value = st.session_state.get(f"rubric {draft.number} {widget}")
-        stands = getattr(before, name)
+        stands = getattr(fields, name)
         if isinstance(value, float):
             value = plain(exact(value))
-        found[name] = stands if value is None or value == stands else value
-    return found
+        values[name] = stands if value is None or value == stands else value
+    return values
 
 
 def _field(draft: RubricDraft, name: str, value: Any) -> str:
@@ -264,8 +268,8 @@ def _field(draft: RubricDraft, name: str, value: Any) -> str:
 
 
 def _text(draft: RubricDraft, name: str, value: str, label: str, area: bool = False, help: str = "") -> None:
-    made: Any = st.text_area if area else st.text_input
-    made(label, key=_field(draft, name, value), help=help or None)
+    widget: Any = st.text_area if area else st.text_input
+    widget(label, key=_field(draft, name, value), help=help or None)
 
 
 def _number(draft: RubricDraft, name: str, value: float, label: str) -> None:

@@ -18,14 +18,14 @@ import streamlit as st
 
 from desk.assignments import FILE, find_folders, read_inputs
 from desk.backend import Backend
-from desk.decisions import Decided, Decisions, Draft, account
+from desk.decisions import Decisions, Draft, Overrides, account
 from desk.estimate import ModelRate, model_rates
 from desk.fleet import FleetWatch
 from desk.pages.markup import Markup
 from desk.pages.rubric_form import RubricDraft
 from desk.progress import Stages
-from desk.rows import Row, rows
-from desk.text import escaped
+from desk.rows import Row, make_rows
+from desk.text import escape_markdown
 from desk.view import BatchView, Views
 from desk.work import Work
 from grading.charts.drawing import Picture
@@ -37,7 +37,7 @@ from messages.errors import KvasirError
 T = TypeVar("T")
 
 REFRESH_S = 2.0
-KEPT = 12  # drawn submissions and pictures that are kept for the next click on them
+CACHE_SIZE = 12  # drawn submissions and pictures that are kept for the next click on them
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
 COOKIE = "kvasir_desk"  # what this browser is called, and its person
 
@@ -51,7 +51,8 @@ class Desk:
     fleet: FleetWatch
     drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
-    typed: dict[str, dict[str, str | None]] = field(default_factory=dict)  # by browser and field: requests and replies
+    # By browser and field: requests and replies.
+    unsent_fields: dict[str, dict[str, str | None]] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
@@ -59,30 +60,30 @@ class Desk:
     _rows: dict[Path, tuple[tuple[int, ...], list[Row]]] = field(default_factory=dict)
     _cost: tuple[object, str] = ((), "")
     _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
-    _kept: dict[Hashable, tuple[Hashable, Any]] = field(default_factory=dict)
+    _cache: dict[Hashable, tuple[Hashable, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def folders(self) -> list[Path]:
         """All assignments."""
-        return find_folders(self.backend.home, self.backend.more)
+        return find_folders(self.backend.home, self.backend.extra_folders)
 
     def title(self, folder: Path) -> str:
         """What the assignment is called; read anew only when its files have changed."""
-        stamp = tuple(_changed(folder / name) for name in (FILE, "batch.json"))
+        stamp = tuple(_mtime_ns(folder / name) for name in (FILE, "batch.json"))
         with self._lock:
-            known = self._titles.get(folder)
-        if known is None or known[0] != stamp:
-            known = (stamp, read_inputs(folder).title)
+            entry = self._titles.get(folder)
+        if entry is None or entry[0] != stamp:
+            entry = (stamp, read_inputs(folder).title)
             with self._lock:
-                self._titles[folder] = known
-        return known[1]
+                self._titles[folder] = entry
+        return entry[1]
 
     def decisions(self, folder: Path) -> Decisions:
         """The decisions of an assignment."""
         with self._lock:
             return self._decisions.setdefault(folder, Decisions(folder))
 
-    def opened(self, folder: Path, item_id: str, browser: str) -> None:
+    def note_open(self, folder: Path, item_id: str, browser: str) -> None:
         """This browser looks at this submission now, and at no other of the class."""
         with self._lock:
             self._open[folder, browser] = item_id, time.monotonic()
@@ -91,44 +92,51 @@ class Desk:
         """Submissions that others look at: no browser is led to them, and each may still choose them."""
         since = time.monotonic() - HELD_S
         with self._lock:
-            held = list(self._open.items())
-        return {item for (where, who), (item, at) in held if where == folder and who != browser and at > since}
+            open_items = list(self._open.items())
+        return {
+            item
+            for (class_folder, viewer), (item, at) in open_items
+            if class_folder == folder and viewer != browser and at > since
+        }
 
     def stages(self, folder: Path) -> Stages:
         """The stages of an assignment's, or a round's, grading."""
         with self._lock:
             return self._stages.setdefault(folder, Stages(folder / "runs" / "grade" / "log"))
 
-    def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Decided]]:
+    def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Overrides]]:
         """The class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.views.of(folder), self.decisions(folder)
-        decided = dict(decisions.refresh())
+        overrides_by_item = dict(decisions.refresh())
         stamp = (
             view.version,
             decisions.version,
-            _changed(folder / TIMES),
-            _changed(folder / REQUESTS),
+            _mtime_ns(folder / TIMES),
+            _mtime_ns(folder / REQUESTS),
         )  # before the rows: what comes in between makes them anew next time
         with self._lock:
-            known = self._rows.get(folder)
-        if known is None or known[0] != stamp:
-            known = (stamp, rows(view, decided))
+            entry = self._rows.get(folder)
+        if entry is None or entry[0] != stamp:
+            entry = (stamp, make_rows(view, overrides_by_item))
             with self._lock:
-                self._rows[folder] = known
-        return view, list(known[1]), decided
+                self._rows[folder] = entry
+        return view, list(entry[1]), overrides_by_item
 
-    def cost(self, folder: Path, rubric: Rubric, only: Sequence[str] = ()) -> str:
+    def cost(self, folder: Path, rubric: Rubric, names: Sequence[str] = ()) -> str:
         """What regrading these submissions with this rubric would ask, in words; counted anew when either changes."""
         view = self.views.of(folder)
-        key = (folder, view.version, rubric.digest, tuple(only))
+        key = (folder, view.version, rubric.digest, tuple(names))
         with self._lock:
-            known = self._cost
-        if known[0] != key:
-            cost = view.cost(rubric, only)
-            known = (key, str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered.")
+            entry = self._cost
+        if entry[0] != key:
+            cost = view.cost(rubric, names)
+            entry = (
+                key,
+                str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered.",
+            )
             with self._lock:
-                self._cost = known
-        return known[1]
+                self._cost = entry
+        return entry[1]
 
     def version(self, folder: Path) -> tuple[int, ...]:
         """Which `rows` were given out last."""
@@ -144,38 +152,38 @@ class Desk:
         views = [self.views.of(folder) for folder in self.folders()]
         stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
         with self._lock:
-            known = self._rates
-        if known[0] != stamp:
-            known = (stamp, model_rates(result for view in views for result in view.results))
+            entry = self._rates
+        if entry[0] != stamp:
+            entry = (stamp, model_rates(result for view in views for result in view.results))
             with self._lock:
-                self._rates = known
-        return known[1]
+                self._rates = entry
+        return entry[1]
 
-    def kept(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
         """What `make` made for this key, made anew only with another stamp: the version of what it shows."""
         with self._lock:
-            known = self._kept.pop(key, None)
-        if known is None or known[0] != stamp:
-            known = (stamp, make())
+            entry = self._cache.pop(key, None)
+        if entry is None or entry[0] != stamp:
+            entry = (stamp, make())
         with self._lock:
-            self._kept[key] = known
-            while len(self._kept) > KEPT:  # those that nobody has asked for the longest
-                del self._kept[next(iter(self._kept))]
-        made: T = known[1]
-        return made
+            self._cache[key] = entry
+            while len(self._cache) > CACHE_SIZE:  # those that nobody has asked for the longest
+                del self._cache[next(iter(self._cache))]
+        content: T = entry[1]
+        return content
 
 
-def _changed(path: Path) -> int:
+def _mtime_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def the_desk(open_backend: Callable[[], Backend]) -> Desk:
+def get_desk(open_backend: Callable[[], Backend]) -> Desk:
     """The process's desk, made once."""
-    made: Desk = _cached(open_backend)
-    return made
+    desk: Desk = _cached(open_backend)
+    return desk
 
 
 def _new_desk(_open: Callable[[], Backend]) -> Desk:
@@ -202,24 +210,26 @@ _FOR_TABLES = ("pandas", "pyarrow")
 _cached = st.cache_resource(_new_desk, show_spinner=False)  # an argument with an underscore is no part of the key
 
 
-def live(draw: Callable[[], None], every_s: float | None) -> None:
+def draw_live(draw: Callable[[], None], every_s: float | None) -> None:
     """Draw a part of the page that draws itself anew every so often, without the rest; None: only with the rest."""
-    here = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
+    page_state = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
 
     def draw_here() -> None:
         # Streamlit may answer a click on the side bar together with one in here, and then draws this part alone; and
         # what a button in here has done may change the rest.
-        if any(st.session_state.get(name) != value for name, value in here.items()):
+        if any(st.session_state.get(name) != value for name, value in page_state.items()):
             st.rerun()
         draw()
 
     st.fragment(draw_here, run_every=every_s)()
 
 
-def act(label: str, do: Callable[[], object], key: str = "", at: Any = st, form: bool = False, **look: Any) -> None:
+def action_button(
+    label: str, action: Callable[[], object], key: str = "", at: Any = st, form: bool = False, **look: Any
+) -> None:
     """Draw a button, in `at`, for what has to be done even if its reader is in another section by then.
 
-    It sends the `form` that it ends, if it ends one. What was typed just before, `do` finds in the session's state.
+    It sends the `form` that it ends, if it ends one. What was typed just before, `action` finds in the session's state.
 
     Streamlit may answer two quick clicks by one run, which draws the second one's section alone: there an `if` around
     the button is never reached. A callback runs first. Why it failed is said here, below the columns if `at` is one.
@@ -230,14 +240,14 @@ def act(label: str, do: Callable[[], object], key: str = "", at: Any = st, form:
         state["acted"] = state.get("acted", 0) + 1
         state.pop("failed", None)
         try:
-            do()
+            action()
         except KvasirError as error:
             state["failed"] = id, str(error)
 
     (at.form_submit_button if form else at.button)(label, key=id, on_click=run, **look)
-    failed, why = state.get("failed", ("", ""))
-    if failed == id:
-        st.error(escaped(why))
+    failed_id, reason = state.get("failed", ("", ""))
+    if failed_id == id:
+        st.error(escape_markdown(reason))
         del state["failed"]
 
 
@@ -246,33 +256,33 @@ def wait_for(work: Work, message: str) -> None:
 
     def wait() -> None:
         st.info(message)
-        if not work.alive:
+        if not work.is_alive:
             st.rerun()
 
-    live(wait, REFRESH_S / 2)
+    draw_live(wait, REFRESH_S / 2)
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
+def show_errors() -> Iterator[None]:
     """What goes wrong on purpose is said in a sentence, where it happened."""
     try:
         yield
     except KvasirError as error:
-        st.error(escaped(str(error)))
+        st.error(escape_markdown(str(error)))
 
 
-def say_problem(view: BatchView) -> None:
+def show_problem(view: BatchView) -> None:
     """What is wrong with the batch, if anything is."""
     if view.problem:
-        st.error(escaped(view.problem))
+        st.error(escape_markdown(view.problem))
 
 
-def arrive() -> None:
+def identify_browser() -> None:
     """Know the browser, and the name that it keeps, by its cookie."""
     state = st.session_state
     if "browser" not in state:
-        known, _, state["me"] = unquote(st.context.cookies.get(COOKIE, "")).partition(" ")
-        state["browser"] = known or uuid4().hex
+        browser, _, state["me"] = unquote(st.context.cookies.get(COOKIE, "")).partition(" ")
+        state["browser"] = browser or uuid4().hex
 
 
 def decider() -> str:
@@ -281,27 +291,27 @@ def decider() -> str:
 
 
 def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iterable[Picture]]) -> str:
-    """Pictures below each other, beside each other where there is room; light or dark as the page is. "" for none.
+    """Pictures below each other, beside each other where there is space; light or dark as the page is. "" for none.
 
     Drawn anew only when their `stamp` has changed.
     """
     dark = st.context.theme.type == "dark"
-    return desk.kept((key, dark), stamp, lambda: _grid(draw(), dark))
+    return desk.get_or_make((key, dark), stamp, lambda: _grid(draw(), dark))
 
 
-def _grid(drawn: Iterable[Picture], dark: bool) -> str:
-    cells = "".join(f"<div>{each.image(dark)}</div>" for each in drawn)
+def _grid(drawings: Iterable[Picture], dark: bool) -> str:
+    cells = "".join(f"<div>{picture.image(dark)}</div>" for picture in drawings)
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
     return f'<div style="{grid}">{cells}</div>' if cells else ""
 
 
-def table(rows: Sequence[Mapping[str, object]], what: str) -> None:
-    """Rows that are only read; `what` is what they are, for those who can't see them."""
-    drawn = Markup()
-    drawn.rows(rows, what)
-    drawn.draw()
+def show_table(rows: Sequence[Mapping[str, object]], label: str) -> None:
+    """Rows that are only read; `label` is what they are, for those who can't see them."""
+    markup = Markup()
+    markup.rows(rows, label)
+    markup.draw()
 
 
-def text(body: str) -> None:
+def show_text(body: str) -> None:
     """Somebody else's text as it is, with its line breaks; nothing in it is acted upon."""
     st.code(body, language=None, wrap_lines=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from desk.pages.markup import Markup
 from desk.plots import Plot, plots
 from desk.tables import tables
-from desk.text import SHOWN_CHARS, shortened
+from desk.text import SHOWN_CHARS, shorten
 from grading.quotes import quoted_lines
 from grading.submissions.figures import figures_of, place_of
 from grading.submissions.reading import Part, Submission
@@ -17,71 +17,71 @@ from producers.words import plural
 MOST_CHARS = 60_000  # of a submission, until everything is asked for
 
 
-def drawn_work(folder: Path, submission: Submission, quotes: Mapping[str, str], most: int) -> Markup:
+def draw_work(folder: Path, submission: Submission, quotes: Mapping[str, str], most_chars: int) -> Markup:
     """At most so many characters of the submission in `folder`, with its pictures, which are read now.
 
     Lines that are quoted as evidence are highlighted, each with the ids of its criteria: `quotes` has theirs.
     """
-    drawn = Markup()
+    markup = Markup()
     pictures = plots(figures_of(folder, submission.name).first) if submission.images_left_out else []
-    waiting = sorted(pictures, key=lambda each: each.place)
-    left = most
+    pending_plots = sorted(pictures, key=lambda plot: plot.place)
+    chars_left = most_chars
     for part in submission.parts:
-        here = place_of(part.where)
-        while waiting and here and waiting[0].place < here:
-            _picture(drawn, waiting.pop(0))
-        if left <= 0:
+        place = place_of(part.where)
+        while pending_plots and place and pending_plots[0].place < place:
+            _picture(markup, pending_plots.pop(0))
+        if chars_left <= 0:
             break
-        left -= _part(drawn, part, submission.language, quotes, left)
+        chars_left -= _part(markup, part, submission.language, quotes, chars_left)
     else:
-        for plot in waiting:
-            _picture(drawn, plot)
+        for plot in pending_plots:
+            _picture(markup, plot)
     if submission.images_left_out:
-        lost = submission.images_left_out - len(pictures)
-        said = f"; {lost} of them can't be shown here" if lost > 0 else ""
-        drawn.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{said}.")
-    return drawn
+        hidden_count = submission.images_left_out - len(pictures)
+        hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
+        markup.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
+    return markup
 
 
-def _picture(drawn: Markup, plot: Plot) -> None:
+def _picture(markup: Markup, plot: Plot) -> None:
     names = zip(("file", "cell", "output"), plot.place, strict=True)
-    drawn.plot(plot, ", ".join(["picture", *(f"{name} {number}" for name, number in names if number)]))
+    markup.plot(plot, ", ".join(["picture", *(f"{name} {number}" for name, number in names if number)]))
 
 
-def _part(drawn: Markup, part: Part, language: str, quotes: Mapping[str, str], most: int) -> int:
+def _part(markup: Markup, part: Part, language: str, quotes: Mapping[str, str], most_chars: int) -> int:
     """Draw it; how many characters that were."""
-    body, left_out = shortened(part.text, min(most, SHOWN_CHARS))
-    marked = _marked(body, quotes)
-    drawn.caption(part.where if place_of(part.where) and part.kind == "output" else f"{part.kind}, {part.where}")
+    body, left_out = shorten(part.text, min(most_chars, SHOWN_CHARS))
+    marks = _marks(body, quotes)
+    markup.caption(part.where if place_of(part.where) and part.kind == "output" else f"{part.kind}, {part.where}")
     if part.kind == "code":
-        drawn.code(body, language, marked)
+        markup.code(body, language, marks)
     else:
-        _lines(drawn, body.split("\n"), marked, part.kind == "output")
+        _lines(markup, body.split("\n"), marks, part.kind == "output")
     if left_out:
-        drawn.caption(f"{plural(left_out, 'character')} more")
+        markup.caption(f"{plural(left_out, 'character')} more")
     return len(body)
 
 
-def _marked(body: str, quotes: Mapping[str, str]) -> dict[int, str]:
-    why: dict[int, str] = {}
+def _marks(body: str, quotes: Mapping[str, str]) -> dict[int, str]:
+    marks: dict[int, str] = {}
     for criterion, evidence in quotes.items():
         for line in quoted_lines(body, [evidence]):
-            why[line] = f"{why[line]}, {criterion}" if line in why else criterion
-    return why
+            marks[line] = f"{marks[line]}, {criterion}" if line in marks else criterion
+    return marks
 
 
-def _lines(drawn: Markup, lines: list[str], marked: Mapping[int, str], output: bool) -> None:
+def _lines(markup: Markup, lines: list[str], marks: Mapping[int, str], output: bool) -> None:
     """Lines, and the tables among them."""
-    draw = drawn.output if output else drawn.prose
+    draw = markup.output if output else markup.prose
     start = 0
-    for table in tables(lines, aligned=output):
+    for table in tables(lines, with_spaces=output):
         if any(line.strip() for line in lines[start : table.start]):
-            draw(lines[start : table.start], _from(marked, start))
-        drawn.table(table, marked)
+            draw(lines[start : table.start], _marks_from(marks, start))
+        markup.table(table, marks)
         start = table.end
     if any(line.strip() for line in lines[start:]):
-        draw(lines[start:], _from(marked, start))
+        draw(lines[start:], _marks_from(marks, start))
 
 
-def _from(marked: Mapping[int, str], start: int) -> dict[int, str]:
-    return {line - start: why for line, why in marked.items() if line >= start}
+def _marks_from(marks: Mapping[int, str], start: int) -> dict[int, str]:
+    return {line - start: reason for line, reason in marks.items() if line >= start}

@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from engines.guidance import styled
+from engines.guidance import guidance_schema
 from engines.harmony import FinalChannel
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.text import final_channel
@@ -26,31 +26,31 @@ class Constraint:
         self._num_tokens = num_tokens
         self._ends = ends
         self._channel = channel
-        self._ended = False
+        self._is_finished = False
 
     def accept(self, token: int) -> None:
         """Go on by one sampled token. Raises InvalidSchema if the schema has become too hard to follow."""
         if self._channel is not None and not self._channel.is_open:
             self._channel.see(token)
             return
-        if self._ended:
+        if self._is_finished:
             return
-        self._ended = bool(self._ends[token])
-        if not self._matcher.consume_token(token) and not self._ended:
+        self._is_finished = bool(self._ends[token])
+        if not self._matcher.consume_token(token) and not self._is_finished:
             raise InvalidSchema(f"the JSON schema can't be enforced: {self._matcher.get_error():.500}")
 
-    def allowed(self) -> Mask:
+    def compute_mask(self) -> Mask:
         """For each token id, whether it may come next. Raises InvalidSchema as `accept`."""
         if self._channel is not None and not self._channel.is_open:
             return ~self._ends  # an answer that ends before it began would be no JSON
-        if self._ended or self._matcher.is_stopped():
+        if self._is_finished or self._matcher.is_stopped():
             return self._ends
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise InvalidSchema(f"the JSON schema can't be enforced: {self._matcher.get_error():.500}")
         mask = np.zeros(self._num_tokens, np.bool_)
-        unpacked = np.unpackbits(bits, bitorder="little")[: self._num_tokens]
-        mask[: len(unpacked)] = unpacked
+        flags = np.unpackbits(bits, bitorder="little")[: self._num_tokens]
+        mask[: len(flags)] = flags
         return mask
 
 
@@ -83,7 +83,7 @@ class Constrainer:
 
 
 def _grammar(schema: str) -> str:
-    value = styled(schema)
+    value = guidance_schema(schema)
     try:
         grammar: str = LLMatcher.grammar_from_json_schema(value)
     except ValueError as error:

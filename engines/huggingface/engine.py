@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from engines.base import Answer, EngineInfo, Tokenized
+from engines.base import Answer, EngineInfo, TokenizedPrompt
 from engines.huggingface.constrain import Constrainer
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.text import TextStream, final_channel, token_bytes
@@ -28,7 +28,7 @@ class FolderEngine:
         """What is loaded."""
         return self._info
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """See Tokenizes. Control tokens spelled in the text stay text."""
         return self._prompt.tokenize(prompt, clock)
 
@@ -38,36 +38,36 @@ class FolderEngine:
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """See Detokenizes. A model may have more outputs than its tokenizer has tokens: those stand for nothing."""
-        known = (self._token_bytes[id] for id in tokens if id < len(self._token_bytes))
-        return b"".join(known).decode(errors="replace")
+        pieces = (self._token_bytes[id] for id in tokens if id < len(self._token_bytes))
+        return b"".join(pieces).decode(errors="replace")
 
-    def _answered(
+    def _collect_answer(
         self,
         tokens: Iterable[int],
         sampling: Sampling,
         on_text: Callable[[str], None] | None,
-        called: float,
+        start: float,
     ) -> Answer:
         """The answer of sampled tokens as they come, none that ends it among them; a stop word ends it here.
 
-        `called`: when decode was (monotonic seconds). `evaluated_tokens` is left for the engine to fill in.
+        `start`: when decode was (monotonic seconds). `evaluated_tokens` is left for the engine to fill in.
         """
         stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
-        sampled: list[int] = []
+        answer_ids: list[int] = []
         first_token_s = 0.0
         for token in tokens:
-            first_token_s = first_token_s or time.monotonic() - called
-            sampled.append(token)
+            first_token_s = first_token_s or time.monotonic() - start
+            answer_ids.append(token)
             _give(stream.push(token), on_text)
-            if stream.stopped:
+            if stream.has_stopped:
                 break
         _give(stream.finish(), on_text)
-        cut_off = len(sampled) == sampling.max_tokens and not stream.stopped
-        seconds = time.monotonic() - called
+        cut_off = len(answer_ids) == sampling.max_tokens and not stream.has_stopped
+        seconds = time.monotonic() - start
         return Answer(
             text=stream.text,
-            tokens=tuple(sampled),
-            completion_tokens=len(sampled),
+            tokens=tuple(answer_ids),
+            completion_tokens=len(answer_ids),
             finish_reason="length" if cut_off else "stop",
             evaluated_tokens=0,
             first_token_s=first_token_s or seconds,

@@ -58,14 +58,14 @@ class HFPrompt(ChatPrompt):
         self.require_template()
         self._require_pieces_to_fit(folder)
 
-    def rendered(self, messages: list[dict[str, str]], clock: float) -> str:
+    def render(self, messages: list[dict[str, str]], clock: float) -> str:
         """See ChatPrompt."""
         return self._template.render(messages, clock)
 
     def control_span(self, text: str) -> tuple[int, int]:
         """See ChatPrompt."""
-        found = list(self._control.finditer(text))
-        return (found[0].start(), found[-1].end()) if found else (len(text), 0)
+        matches = list(self._control.finditer(text))
+        return (matches[0].start(), matches[-1].end()) if matches else (len(text), 0)
 
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt. A piece has the same ids wherever it stands."""
@@ -97,17 +97,17 @@ class HFPrompt(ChatPrompt):
     def _require_pieces_to_fit(self, folder: Path) -> None:
         """Refuse a tokenizer that treats the start of a piece unlike the middle of a text."""
         sample = SAMPLE.strip()
-        whole = self.rendered([{"role": "user", "content": sample}], 0.0)
+        whole = self.render([{"role": "user", "content": sample}], 0.0)
         if tuple(self.piece_ids(whole, begins=True, control=True)) != self.tokenize(user_prompt("", sample), 0.0).ids:
             raise ConfigError(f"the tokenizer of {folder} can't be used: cut at control tokens, a text has other ids")
 
     def _find_end_ids(self, folder: Path, settings: dict[str, Any]) -> frozenset[int]:
-        listed: set[int] = set()
+        end_ids: set[int] = set()
         for name in ("generation_config.json", "config.json"):
-            given = read_json(folder / name, optional=True).get("eos_token_id")
-            listed |= set(given if isinstance(given, list) else [given]) - {None}
+            eos_token_id = read_json(folder / name, optional=True).get("eos_token_id")
+            end_ids |= set(eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]) - {None}
         names = [*_ENDS, _token_text(settings.get("eos_token"))]
-        return frozenset(listed | {number for name in names if (number := self.control_id(name)) is not None})
+        return frozenset(end_ids | {number for name in names if (number := self.control_id(name)) is not None})
 
 
 class _Template:
@@ -145,8 +145,8 @@ class _Template:
 
 def _declare_control_tokens(definition: dict[str, Any]) -> list[dict[str, Any]]:
     """The added tokens that are control tokens, each now declared special in `definition`."""
-    added = definition.get("added_tokens") or []
-    control = [entry for entry in added if entry.get("special") or _SPELLED_LIKE_CONTROL.match(entry["content"])]
+    added_tokens = definition.get("added_tokens") or []
+    control = [entry for entry in added_tokens if entry.get("special") or _SPELLED_LIKE_CONTROL.match(entry["content"])]
     for entry in control:
         entry["special"] = True
     return control
@@ -154,10 +154,10 @@ def _declare_control_tokens(definition: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _control_pattern(control: Iterable[dict[str, Any]]) -> re.Pattern[str]:
     """Matches any control token, with the white space that it swallows on either side."""
-    spelled = sorted(control, key=lambda entry: -len(entry["content"]))
+    entries = sorted(control, key=lambda entry: -len(entry["content"]))
     choices = [
         (r"\s*" if entry.get("lstrip") else "") + re.escape(entry["content"]) + (r"\s*" if entry.get("rstrip") else "")
-        for entry in spelled
+        for entry in entries
     ]
     return re.compile("|".join(choices) or r"(?!)")
 

@@ -34,21 +34,23 @@ def rope_parameters(config: Mapping[str, Any], kind: str = FULL) -> dict[str, An
     scaling = config.get("rope_scaling") or {}
     if model in _GEMMA3:  # an older folder's scaling is that of its full layers
         key, theta = _GEMMA3_THETA[kind]
-        found = {**(nested.get(kind) or {}), **(scaling if kind == FULL else {})}
+        parameters = {**(nested.get(kind) or {}), **(scaling if kind == FULL else {})}
     else:
         key, theta = "rope_theta", _THETA.get(model, 10_000.0)
-        found = dict(scaling or (nested.get(kind) if by_kind else nested) or (_GPT_OSS if model == "gpt_oss" else {}))
-    found["rope_type"] = found.get("rope_type") or found.pop("type", None) or "default"
-    if found.get("rope_theta") is None:
-        found["rope_theta"] = theta if config.get(key) is None else config[key]
+        parameters = dict(
+            scaling or (nested.get(kind) if by_kind else nested) or (_GPT_OSS if model == "gpt_oss" else {})
+        )
+    parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
+    if parameters.get("rope_theta") is None:
+        parameters["rope_theta"] = theta if config.get(key) is None else config[key]
     if "partial_rotary_factor" in config:
-        found.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+        parameters.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
     elif model in GATED_DELTA:
-        found.setdefault("partial_rotary_factor", 0.25)
-    if found["rope_type"] in _WITH_ORIGINAL:
-        original = config.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
-        found["original_max_position_embeddings"] = original or config.get("max_position_embeddings", 0)
-    return found
+        parameters.setdefault("partial_rotary_factor", 0.25)
+    if parameters["rope_type"] in _WITH_ORIGINAL:
+        original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+        parameters["original_max_position_embeddings"] = original or config.get("max_position_embeddings", 0)
+    return parameters
 
 
 def stated_rope(config: Mapping[str, Any], kind: str = FULL) -> Rope:
@@ -57,13 +59,13 @@ def stated_rope(config: Mapping[str, Any], kind: str = FULL) -> Rope:
 
     The formulas are those of transformers' modeling_rope_utils.py, of which a test runs the original.
     """
-    found = rope_parameters(config, kind)
+    parameters = rope_parameters(config, kind)
     try:
-        part = float(found.get("partial_rotary_factor") or 1)
+        part = float(parameters.get("partial_rotary_factor") or 1)
         if part != 1 and config.get("model_type") not in GATED_DELTA:
             raise KVTransferFailed("only part of each key is rotated")
-        dimensions, base = int(head_dim(config) * part), float(found["rope_theta"])
-        return _scaled(found, plain(base, dimensions), base, dimensions)
+        dimensions, base = int(head_dim(config) * part), float(parameters["rope_theta"])
+        return _build_rope(parameters, plain(base, dimensions), base, dimensions)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise KVTransferFailed(f"config.json states no RoPE that can be computed: {error!r}") from None
 
@@ -73,44 +75,46 @@ def head_dim(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _scaled(found: dict[str, Any], frequencies: list[float], base: float, dimensions: int) -> Rope:
-    kind = found["rope_type"]
+def _build_rope(parameters: dict[str, Any], frequencies: list[float], base: float, dimensions: int) -> Rope:
+    kind = parameters["rope_type"]
     if kind == "default":
         return Rope(tuple(frequencies), base=base)
     if kind == "linear":
-        return Rope(tuple(f / float(found["factor"]) for f in frequencies), base=base)
-    original = float(found.get("original_max_position_embeddings", 0))
+        return Rope(tuple(f / float(parameters["factor"]) for f in frequencies), base=base)
+    original = float(parameters.get("original_max_position_embeddings", 0))
     if kind == "llama3":
-        return Rope(tuple(_llama3(f, found, original) for f in frequencies), base=base)
+        return Rope(tuple(_llama3(f, parameters, original) for f in frequencies), base=base)
     if kind != "yarn":
         raise KVTransferFailed(
             f"RoPE of the type {str(kind)!r:.40} depends on the prompt's length, or is not known here"
         )
     low, high = (
-        yarn_bound(float(found.get(key) or default), dimensions, base, original)
+        yarn_bound(float(parameters.get(key) or default), dimensions, base, original)
         for key, default in (("beta_fast", 32), ("beta_slow", 1))
     )
-    if found.get("truncate", True):
+    if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
-    factor = float(found["factor"])
-    slowed = yarn(frequencies, factor, max(low, 0), min(high, dimensions - 1))
-    return Rope(tuple(slowed), _attention_factor(found, factor), base)
+    factor = float(parameters["factor"])
+    yarn_frequencies = yarn(frequencies, factor, max(low, 0), min(high, dimensions - 1))
+    return Rope(tuple(yarn_frequencies), _attention_factor(parameters, factor), base)
 
 
-def _llama3(frequency: float, found: dict[str, Any], original: float) -> float:
+def _llama3(frequency: float, parameters: dict[str, Any], original: float) -> float:
     """Fast pairs as they are, slow ones slowed by `factor`, a ramp between (Llama 3.1's release)."""
-    low, high = float(found["low_freq_factor"]), float(found["high_freq_factor"])
+    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     turns = original * frequency / (2 * math.pi)  # in the original context
     part = min(1.0, max(0.0, (turns - low) / (high - low)))
-    return (1 - part) * frequency / float(found["factor"]) + part * frequency
+    return (1 - part) * frequency / float(parameters["factor"]) + part * frequency
 
 
-def _attention_factor(found: dict[str, Any], factor: float) -> float:
-    given, one, all_dims = (found.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        return float(given)
-    if one and all_dims:
-        return _mscale(factor, one) / _mscale(factor, all_dims)
+def _attention_factor(parameters: dict[str, Any], factor: float) -> float:
+    attention_factor, mscale, mscale_all_dim = (
+        parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")
+    )
+    if attention_factor is not None:
+        return float(attention_factor)
+    if mscale and mscale_all_dim:
+        return _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
     return _mscale(factor, 1)
 
 

@@ -35,9 +35,9 @@ class TextStream:
         self._channel = channel
         self._hidden: list[int] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
+        self._buffer = ""
         self._pieces: list[str] = []
-        self.stopped = False  # a stop word was met
+        self.has_stopped = False  # a stop word was met
 
     @property
     def text(self) -> str:
@@ -50,37 +50,37 @@ class TextStream:
             self._channel.see(token)
             self._hidden.append(token)
             return ""
-        return self._release(self._decoded(token))
+        return self._release(self._decode(token))
 
     def finish(self) -> str:
         """What was held back, when no token follows. A character of which bytes are missing is left out."""
-        hidden = "" if self._channel is None or self._channel.is_open else "".join(map(self._decoded, self._hidden))
-        released = self._release(hidden)
-        if self.stopped:
-            return released
-        rest, self._held = self._held, ""
+        hidden = "" if self._channel is None or self._channel.is_open else "".join(map(self._decode, self._hidden))
+        piece = self._release(hidden)
+        if self.has_stopped:
+            return piece
+        rest, self._buffer = self._buffer, ""
         self._pieces.append(rest)
-        return released + rest
+        return piece + rest
 
-    def _decoded(self, token: int) -> str:
+    def _decode(self, token: int) -> str:
         # A model may have more outputs than its tokenizer has tokens.
         return self._decoder.decode(self._token_bytes[token] if token < len(self._token_bytes) else b"")
 
     def _release(self, new: str) -> str:
-        if self.stopped:
+        if self.has_stopped:
             return ""
-        text = self._held + new
-        found = [at for word in self._stop if (at := text.find(word)) >= 0]
-        if found:
-            self.stopped = True
-            piece, self._held = text[: min(found)], ""
+        text = self._buffer + new
+        positions = [at for word in self._stop if (at := text.find(word)) >= 0]
+        if positions:
+            self.has_stopped = True
+            piece, self._buffer = text[: min(positions)], ""
         else:
-            cut = len(text) - self._begun(text)
-            piece, self._held = text[:cut], text[cut:]
+            cut = len(text) - self._partial_stop_length(text)
+            piece, self._buffer = text[:cut], text[cut:]
         self._pieces.append(piece)
         return piece
 
-    def _begun(self, text: str) -> int:
+    def _partial_stop_length(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop word."""
         longest = max(map(len, self._stop), default=0)
         ends = (text[-size:] for size in range(min(longest - 1, len(text)), 0, -1))
@@ -90,10 +90,10 @@ class TextStream:
 def token_bytes(prompt: HFPrompt) -> list[bytes]:
     """The bytes that each id stands for; none for control tokens. Byte-level and SentencePiece tokenizers."""
     definition = json.loads(prompt.tokenizer_json)
-    added = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
+    added_tokens = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
     to_bytes = _from_byte_level if "ByteLevel" in _decoder_types(definition) else _from_sentencepiece
     result = [to_bytes(text) for text in prompt.token_texts()]
-    for number, text in added.items():
+    for number, text in added_tokens.items():
         result[number] = b"" if number in prompt.control_ids else text.encode()
     return result
 
@@ -120,6 +120,8 @@ def _from_sentencepiece(text: str) -> bytes:
 @cache
 def _byte_level_table() -> dict[str, int]:
     """GPT-2's printable stand-ins: printable Latin-1 bytes are themselves, the others follow from U+0100 in order."""
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = sorted(set(range(256)) - set(own))
-    return {chr(byte): byte for byte in own} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    unprintable = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(unprintable)
+    }

@@ -73,16 +73,16 @@ def open_folder(weights: str) -> HFFolder:
 
     Raises ConfigError, in one sentence, if it is missing, incomplete, damaged or cut short.
     """
-    name, _, wanted = weights.partition("?dtype=")
-    if wanted and wanted not in DTYPES:
-        raise ConfigError(f"{weights}: the dtype must be one of {', '.join(DTYPES)}, not {wanted!r:.40}")
+    name, _, dtype = weights.partition("?dtype=")
+    if dtype and dtype not in DTYPES:
+        raise ConfigError(f"{weights}: the dtype must be one of {', '.join(DTYPES)}, not {dtype!r:.40}")
     path = _local_folder(name)
     config = read_json(path / "config.json")
     files = tuple(_weight_files(path))
     for file in files:
         for _ in _tensors(file):
             pass
-    return HFFolder(path, config, files, wanted)
+    return HFFolder(path, config, files, dtype)
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
         size = head_dim(config)
         if kind in GATED_DELTA:
             return _gated_delta(config, KVLayout(layers, kv_heads, size, dtype))
-        windowed = _window_layers(config, kind, layers)
-        window = int(config["sliding_window"]) if windowed else 0
-        return KVLayout(layers, kv_heads, size, dtype, window, windowed)
+        window_layers = _window_layers(config, kind, layers)
+        window = int(config["sliding_window"]) if window_layers else 0
+        return KVLayout(layers, kv_heads, size, dtype, window, window_layers)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise KVTransferFailed(f"{folder.path / 'config.json'} states no attention sizes: {error!r}") from None
     except InvalidMessage as error:
@@ -165,11 +165,11 @@ def weights_digest(folder: HFFolder) -> str:
     stats = [(file, file.stat()) for file in folder.files]
     identity = "\0".join(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}" for file, stat in stats)
 
-    def read() -> str:
+    def compute_digest() -> str:
         digests = sorted(digest for file in folder.files for digest in _tensor_digests(file))
         return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
-    return cached.weights_digest(identity, read)
+    return cached.weights_digest(identity, compute_digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +198,16 @@ def _local_folder(name: str) -> Path:
 
 def _weight_files(path: Path) -> list[Path]:
     if (path / _INDEX).exists():
-        listed = read_json(path / _INDEX).get("weight_map")
-        if not isinstance(listed, dict):
+        weight_map = read_json(path / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
             raise ConfigError(f"{path / _INDEX} has no weight_map")
-        files = [path / str(name) for name in sorted(set(listed.values()))]
+        files = [path / str(name) for name in sorted(set(weight_map.values()))]
     else:
         files = sorted(path.glob("model*.safetensors"))
-    missing = [file.name for file in files if not file.is_file()]
-    if missing or not files:
-        what = f"weights file {missing[0]}" if missing else "model*.safetensors"
-        raise ConfigError(f"{path} is not a complete Hugging Face model folder: it has no {what}")
+    missing_files = [file.name for file in files if not file.is_file()]
+    if missing_files or not files:
+        description = f"weights file {missing_files[0]}" if missing_files else "model*.safetensors"
+        raise ConfigError(f"{path} is not a complete Hugging Face model folder: it has no {description}")
     return files
 
 
@@ -235,21 +235,21 @@ def _tensor_digests(file: Path) -> Iterator[str]:
         for tensor in sorted(_tensors(file), key=lambda tensor: tensor.start):
             digest = hashlib.sha256()
             source.seek(tensor.start)
-            left = tensor.end - tensor.start
-            while left and (chunk := source.read(min(left, _CHUNK))):
+            bytes_left = tensor.end - tensor.start
+            while bytes_left and (chunk := source.read(min(bytes_left, _CHUNK))):
                 digest.update(chunk)
-                left -= len(chunk)
+                bytes_left -= len(chunk)
             yield f"{tensor.name} {tensor.dtype} {tensor.shape} {digest.hexdigest()}"
 
 
 def _gated_delta(config: dict[str, Any], attention: KVLayout) -> KVLayout:
     """The layout with its recurrent layers: all but every fourth, unless config.json says otherwise."""
-    every = int(config.get("full_attention_interval") or 4)
+    interval = int(config.get("full_attention_interval") or 4)
     kinds = config.get("layer_types") or [
-        "full_attention" if (index + 1) % every == 0 else "linear_attention" for index in range(attention.num_layers)
+        "full_attention" if (index + 1) % interval == 0 else "linear_attention" for index in range(attention.num_layers)
     ]
-    if unknown := set(kinds) - {"linear_attention", "full_attention"}:
-        raise KVTransferFailed(f"it has layers of the kind {sorted(unknown)[0]!r:.40}")
+    if unsupported_kinds := set(kinds) - {"linear_attention", "full_attention"}:
+        raise KVTransferFailed(f"it has layers of the kind {sorted(unsupported_kinds)[0]!r:.40}")
     keys, values = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
     key_size, value_size = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
     return replace(
@@ -272,7 +272,7 @@ def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int,
         if config.get("sliding_window") and config.get("use_sliding_window", True):
             raise KVTransferFailed("its sliding window is not stated layer by layer (layer_types)")
         return ()
-    unknown = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise KVTransferFailed(f"it has layers of the kind {sorted(unknown)[0]!r:.40}")
+    unsupported_kinds = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
+    if unsupported_kinds:
+        raise KVTransferFailed(f"it has layers of the kind {sorted(unsupported_kinds)[0]!r:.40}")
     return tuple(index for index, name in enumerate(kinds[:layers]) if name == "sliding_attention")

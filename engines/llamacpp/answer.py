@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engines.base import Answer
-from engines.guidance import styled
+from engines.guidance import guidance_schema
 from engines.harmony import FinalChannel, final_channel
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.llamacpp.prompt import LlamaPrompt
@@ -39,19 +39,19 @@ class AnswerRequest:
     sampling: Sampling
     on_text: Callable[[str], None] | None
     stop: threading.Event | None
-    called: float  # when decode() was (monotonic seconds)
+    start: float  # when decode() was (monotonic seconds)
 
 
 @dataclass
-class _Heard:
+class _StreamResult:
     """What a stream has brought so far."""
 
-    called: float
+    start: float
     on_text: Callable[[str], None] | None = None
     pieces: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     count: int = 0  # of sampled tokens; ids may be missing, see `take`
-    evaluated: int = 0
+    evaluated_tokens: int = 0
     first_token_s: float = 0.0
     finish: str = ""
 
@@ -60,17 +60,17 @@ class _Heard:
         """All of it."""
         return "".join(self.pieces)
 
-    def take(self, event: dict[str, Any]) -> Sequence[int]:
+    def consume_event(self, event: dict[str, Any]) -> Sequence[int]:
         """Add one event; the ids that it brought.
 
         The server holds the ids back with the text of an unfinished character, and then sends the last one only.
         """
-        self.first_token_s = self.first_token_s or time.monotonic() - self.called
+        self.first_token_s = self.first_token_s or time.monotonic() - self.start
         tokens: Sequence[int] = event.get("tokens", ())
         self.tokens += tokens
         self.count = int(event["tokens_predicted"])
         if "timings" in event:
-            self.evaluated = int(event["timings"]["prompt_n"])
+            self.evaluated_tokens = int(event["timings"]["prompt_n"])
         if event["stop"]:
             self.finish = str(event.get("stop_type", ""))
         if event["content"]:
@@ -88,14 +88,14 @@ class Completions:
         self._server = server
         self._prompt = prompt
         self._can_erase = can_erase
-        self._enforced: set[str] = set()  # schemas that were seen to constrain
+        self._enforced_schemas: set[str] = set()  # schemas that were seen to constrain
         self._channel = final_channel(prompt.control_id, prompt.plain_ids)
 
-    def generate(self, ask: AnswerRequest) -> Answer:
+    def generate(self, request: AnswerRequest) -> Answer:
         """Answer it; thoughts come first in models that have channels."""
         if self._channel is not None:
-            return self._think_and_answer(ask, self._channel.anew())
-        return _answer(self._hear(ask, self._can_erase), ask.sampling)
+            return self._think_and_answer(request, self._channel.new_watcher())
+        return _answer(self._read_stream(request, self._can_erase), request.sampling)
 
     def top_logprobs(self, slot: int, tokens: Sequence[int], stop: threading.Event | None) -> dict[int, float]:
         """See DecodeEngine. The server tells the softmax of its logits, whatever its samplers make of them."""
@@ -111,7 +111,7 @@ class Completions:
             "response_fields": ["completion_probabilities"],
         }
         (first,) = self._server.post("/completion", body, stop)["completion_probabilities"]
-        return {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
+        return {int(candidate["id"]): float(candidate["logprob"]) for candidate in first["top_logprobs"]}
 
     def require_enforced(self, schema: str, slot: int, stop: threading.Event | None) -> None:
         """Raise InvalidSchema unless the server is seen to keep this schema.
@@ -119,17 +119,17 @@ class Completions:
         A build with LLGuidance answers freely, with status 200, when it can't use a schema. So it is asked for one
         token with all weight on one that begins no JSON text: whoever gets that token has no constraint.
         """
-        if not schema or schema in self._enforced:
+        if not schema or schema in self._enforced_schemas:
             return
-        forced = self._prompt.plain_ids(_NO_JSON)[0]
+        forced_id = self._prompt.plain_ids(_NO_JSON)[0]
         body = {
-            "prompt": [forced],
+            "prompt": [forced_id],
             "n_predict": 1,
             "id_slot": slot,
             "cache_prompt": False,
             "temperature": 0,
-            "logit_bias": [[forced, 100.0]],
-            "json_schema": styled(schema),
+            "logit_bias": [[forced_id, 100.0]],
+            "json_schema": guidance_schema(schema),
             "return_tokens": True,
             "response_fields": ["tokens"],
         }
@@ -137,60 +137,62 @@ class Completions:
             tokens = self._server.post("/completion", body, stop)["tokens"]
         except ServerRefused as error:
             raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
-        if forced in tokens:
+        if forced_id in tokens:
             raise InvalidSchema("the JSON schema can't be made a constraint: the llama.cpp server does not enforce it")
-        self._enforced.add(schema)
+        self._enforced_schemas.add(schema)
 
-    def _hear(self, ask: AnswerRequest, cache_prompt: bool) -> _Heard:
+    def _read_stream(self, ask: AnswerRequest, cache_prompt: bool) -> _StreamResult:
         """The whole stream of one request."""
-        heard = _Heard(ask.called, ask.on_text)
+        result = _StreamResult(ask.start, ask.on_text)
         for event in self._events(_request(ask) | {"cache_prompt": cache_prompt}, ask.stop):
-            heard.take(event)
-        return heard
+            result.consume_event(event)
+        return result
 
-    def _think_and_answer(self, ask: AnswerRequest, channel: FinalChannel) -> Answer:
+    def _think_and_answer(self, request: AnswerRequest, channel: FinalChannel) -> Answer:
         """In two requests; all that was sampled counts, what came before the final channel is not shown."""
-        thoughts = self._think(ask, channel)
-        left = ask.sampling.max_tokens - thoughts.count
-        if not channel.is_open or left < 1:
-            return _unfinished(thoughts, ask, channel)
-        rest = replace(ask.sampling, max_tokens=left)
-        answer = _answer(self._hear(replace(ask, tokens=[*ask.tokens, *thoughts.tokens], sampling=rest), True), rest)
+        thoughts = self._think(request, channel)
+        tokens_left = request.sampling.max_tokens - thoughts.count
+        if not channel.is_open or tokens_left < 1:
+            return _thoughts_only(thoughts, request, channel)
+        rest = replace(request.sampling, max_tokens=tokens_left)
+        answer = _answer(
+            self._read_stream(replace(request, tokens=[*request.tokens, *thoughts.tokens], sampling=rest), True), rest
+        )
         return replace(
             answer,
             tokens=(*thoughts.tokens, *answer.tokens) if answer.tokens else (),
             completion_tokens=thoughts.count + answer.completion_tokens,
-            evaluated_tokens=thoughts.evaluated,
+            evaluated_tokens=thoughts.evaluated_tokens,
             first_token_s=thoughts.first_token_s,
         )
 
-    def _think(self, ask: AnswerRequest, channel: FinalChannel) -> _Heard:
+    def _think(self, request: AnswerRequest, channel: FinalChannel) -> _StreamResult:
         """Answer freely until the final channel opens. Under a schema an answer can't end before it began."""
-        free = replace(ask, sampling=replace(ask.sampling, json_schema="", stop=()))
-        body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(ask.sampling.json_schema)}
+        free = replace(request, sampling=replace(request.sampling, json_schema="", stop=()))
+        body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(request.sampling.json_schema)}
         body["timings_per_token"] = True  # its last event isn't waited for
-        heard = _Heard(ask.called)
-        with closing(self._events(body, ask.stop)) as events:  # closing it ends the server's work on it
+        result = _StreamResult(request.start)
+        with closing(self._events(body, request.stop)) as events:  # closing it ends the server's work on it
             for event in events:
-                held_back = int(event["tokens_predicted"]) - heard.count > 1
-                before = len(heard.tokens)
-                heard.take(event)
+                held_back = int(event["tokens_predicted"]) - result.count > 1
+                old_length = len(result.tokens)
+                result.consume_event(event)
                 if held_back and event["content"]:  # the same text in whole tokens will do to go on from
-                    heard.tokens[before:] = self._prompt.plain_ids(event["content"])
-                for token in heard.tokens[before:]:
+                    result.tokens[old_length:] = self._prompt.plain_ids(event["content"])
+                for token in result.tokens[old_length:]:
                     channel.see(token)
                 if channel.is_open:
                     break
-        return heard
+        return result
 
     def _events(self, body: dict[str, Any], stop: threading.Event | None) -> Generator[dict[str, Any]]:
         """The stream's events, up to its end, so that the server is through with the slot."""
-        ended = False
+        is_complete = False
         with closing(self._server.stream("/completion", body, stop)) as stream:
             for event in stream:
-                ended = ended or bool(event["stop"])
+                is_complete = is_complete or bool(event["stop"])
                 yield event
-        if not ended:
+        if not is_complete:
             raise EngineUnavailable("the llama.cpp server ended its answer without saying why")
 
 
@@ -213,30 +215,30 @@ def _request(ask: AnswerRequest) -> dict[str, Any]:
         "mirostat": 0,
     }
     if sampling.json_schema:
-        body["json_schema"] = styled(sampling.json_schema)
+        body["json_schema"] = guidance_schema(sampling.json_schema)
     return body
 
 
-def _answer(heard: _Heard, sampling: Sampling) -> Answer:
+def _answer(result: _StreamResult, sampling: Sampling) -> Answer:
     """Of a stream that has ended. Raises EngineUnavailable if it ended for no reason of ours."""
-    count, tokens, reason = heard.count, heard.tokens, heard.finish
+    count, tokens, reason = result.count, result.tokens, result.finish
     if reason not in _FINISH or (reason == "limit" and count < sampling.max_tokens):
         raise EngineUnavailable(f"the llama.cpp server ended its answer early, after {count:,} tokens ({reason!r})")
     complete = len(tokens) == count
     if reason == "eos":
         count, tokens = count - 1, tokens[:-1]
     return Answer(
-        text=heard.text,
+        text=result.text,
         tokens=tuple(tokens) if complete else (),
         completion_tokens=count,
         finish_reason=_FINISH[reason],
-        evaluated_tokens=heard.evaluated,
-        first_token_s=heard.first_token_s,
-        seconds=time.monotonic() - heard.called,
+        evaluated_tokens=result.evaluated_tokens,
+        first_token_s=result.first_token_s,
+        seconds=time.monotonic() - result.start,
     )
 
 
-def _unfinished(thoughts: _Heard, ask: AnswerRequest, channel: FinalChannel) -> Answer:
+def _thoughts_only(thoughts: _StreamResult, ask: AnswerRequest, channel: FinalChannel) -> Answer:
     """An answer that never came to its final channel is shown whole, so that a reader sees what went on."""
     if channel.is_open:  # and no token is left
         thoughts.finish = "limit"

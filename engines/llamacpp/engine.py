@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
 from engines.chat import SAMPLE, common_prefix
 from engines.llamacpp import slotfile
 from engines.llamacpp.answer import AnswerRequest, Completions
@@ -79,8 +79,8 @@ class LlamaCppEngine:
         self._shape: SlotShape | None = None
         self._ropes: tuple[Rope, ...] = ()
         self._streams = 0
-        self._imported: dict[int, Path] = {}
-        self._held: dict[int, tuple[Path, Sequence[int]]] = {}
+        self._pinned_files: dict[int, Path] = {}
+        self._restored_slots: dict[int, tuple[Path, Sequence[int]]] = {}
         self._no_kv_transfer = self._learn_slot_files()
         layout = self._shape.layout if self._shape else None
         # A window or a recurrent state that has moved on can't be taken back: the server would read all of it again.
@@ -93,11 +93,11 @@ class LlamaCppEngine:
         return self._info
 
     @property
-    def away(self) -> str:
-        """See engines.base.why_away. A server in this process never is."""
-        return self._server.away
+    def outage(self) -> str:
+        """See engines.base.outage_of. A server in this process never is."""
+        return self._server.outage
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """See Tokenizes. Control tokens spelled in the text stay text."""
         return self._prompt.tokenize(prompt, clock)
 
@@ -118,27 +118,27 @@ class LlamaCppEngine:
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """See PrefillEngine. All blocks are emitted at the end: a slot is saved as a whole."""
         shape = self._require_kv_transfer()
-        self._info.require_room(len(tokens))
+        self._info.require_capacity(len(tokens))
         state = self._slot_file(tokens[: resume.num_tokens], resume, shape) if resume and resume.blocks else None
-        with self._prefill_slots.taken(stop) as slot:
-            started = time.monotonic()
+        with self._prefill_slots.acquire(stop) as slot:
+            start = time.monotonic()
             self._prepare(slot, state, stop)
-            evaluated = self._evaluate(slot, tokens, stop)
-            seconds = time.monotonic() - started
-            saved = self._save(slot, stop)
-        if saved.tokens != tuple(tokens):
+            evaluated_tokens = self._evaluate(slot, tokens, stop)
+            seconds = time.monotonic() - start
+            slot_file = self._save(slot, stop)
+        if slot_file.tokens != tuple(tokens):
             raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its slot shared?")
-        for block in slotfile.to_blocks(saved, shape, first):
+        for block in slotfile.to_blocks(slot_file, shape, first):
             emit(block)
-        window = slotfile.to_window(saved, shape)
+        window = slotfile.to_window(slot_file, shape)
         if window is not None:
             emit(window)
-        for recurrent in slotfile.to_states(saved, shape):
+        for recurrent in slotfile.to_states(slot_file, shape):
             emit(recurrent)
-        return Prefilled(evaluated, len(tokens) - evaluated, seconds)
+        return PrefillResult(evaluated_tokens, len(tokens) - evaluated_tokens, seconds)
 
     def decode(
         self,
@@ -149,27 +149,27 @@ class LlamaCppEngine:
         stop: threading.Event | None = None,
     ) -> Answer:
         """See DecodeEngine."""
-        called = time.monotonic()
-        self._info.require_room(len(tokens) + sampling.max_tokens)
+        start = time.monotonic()
+        self._info.require_capacity(len(tokens) + sampling.max_tokens)
         state = self._state(tokens, cache)
-        with self._decode_slots.taken(stop) as slot:
+        with self._decode_slots.acquire(stop) as slot:
             self._answers.require_enforced(sampling.json_schema, slot, stop)
             self._prepare(slot, state, stop)
-            answer = self._answers.generate(AnswerRequest(slot, tokens, sampling, on_text, stop, called))
-            self._keep(slot, state, (*tokens, *answer.tokens))
+            answer = self._answers.generate(AnswerRequest(slot, tokens, sampling, on_text, stop, start))
+            self._note_restored(slot, state, (*tokens, *answer.tokens))
             return answer
 
     @contextmanager
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
         """See DecodeEngine: one slot file, from which each slot is restored."""
         state = self._slot_file(tokens[: cache.num_tokens], cache, self._require_kv_transfer())
         with self._exchange_file() as path:
             path.write_bytes(state)
-            self._imported[id(cache)] = path
+            self._pinned_files[id(cache)] = path
             try:
                 yield
             finally:
-                del self._imported[id(cache)]
+                del self._pinned_files[id(cache)]
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """See Detokenizes."""
@@ -180,13 +180,13 @@ class LlamaCppEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._info.require_room(len(tokens) + 1)
+        self._info.require_capacity(len(tokens) + 1)
         state = self._state(tokens, cache)
-        with self._decode_slots.taken(stop, lambda slot: self._kept(slot, state, tokens)) as slot:
-            if not self._kept(slot, state, tokens):
+        with self._decode_slots.acquire(stop, lambda slot: self._reusable_tokens(slot, state, tokens)) as slot:
+            if not self._reusable_tokens(slot, state, tokens):
                 self._prepare(slot, state, stop)
             expected = self._answers.top_logprobs(slot, tokens, stop)
-            self._keep(slot, state, tokens)
+            self._note_restored(slot, state, tokens)
             return expected
 
     def _describe(self, slots: int) -> EngineInfo:
@@ -221,7 +221,7 @@ class LlamaCppEngine:
             try:
                 require_known(self._backing.gguf)  # its slot files may not even be of a form that can be read
                 self._ropes = effective_ropes(self._backing.gguf)
-                with self._prefill_slots.taken(None) as slot:
+                with self._prefill_slots.acquire(None) as slot:
                     self._prepare(slot, None, None)
                     self._evaluate(slot, self._sample_ids[:8], None)
                     probe = self._save(slot, None)
@@ -250,24 +250,24 @@ class LlamaCppEngine:
             return None
         cache.require_part_of(len(tokens))
         shape = self._require_kv_transfer()
-        return self._imported.get(id(cache)) or self._slot_file(tokens[: cache.num_tokens], cache, shape)
+        return self._pinned_files.get(id(cache)) or self._slot_file(tokens[: cache.num_tokens], cache, shape)
 
-    def _keep(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> None:
+    def _note_restored(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> None:
         """Remember what a slot holds that was restored from an imported file."""
         if isinstance(state, Path) and self._rewinds:
-            self._held[slot] = (state, tokens)
+            self._restored_slots[slot] = (state, tokens)
 
-    def _kept(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> int:
+    def _reusable_tokens(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> int:
         """How many of these tokens lie in the slot, computed after this very file was restored there.
 
         Never after another: whoever compares a KV cache with one of our own must be given both.
         """
-        held = self._held.get(slot)
-        return common_prefix(held[1], tokens) if held and held[0] == state else 0
+        slot_content = self._restored_slots.get(slot)
+        return common_prefix(slot_content[1], tokens) if slot_content and slot_content[0] == state else 0
 
     def _prepare(self, slot: int, state: bytes | Path | None, stop: threading.Event | None) -> None:
         """Clear a slot, and put a KV cache into it."""
-        self._held.pop(slot, None)
+        self._restored_slots.pop(slot, None)
         if self._backing.slot_folder is not None:  # without a slot folder the server has no such action
             self._server.post(f"/slots/{slot}?action=erase", {}, stop)
         if isinstance(state, Path):
@@ -318,22 +318,22 @@ class _Slots:
 
     def __init__(self, numbers: Sequence[int], check: Callable[[threading.Event | None], None]) -> None:
         self._free = list(numbers)
-        self._returned = threading.Condition()
+        self._slot_returned = threading.Condition()
         self._check = check
 
     @contextmanager
-    def taken(self, stop: threading.Event | None, worth: Callable[[int], int] = lambda _slot: 0) -> Iterator[int]:
+    def acquire(self, stop: threading.Event | None, worth: Callable[[int], int] = lambda _slot: 0) -> Iterator[int]:
         """A slot, as soon as one is free: of several that of most worth, then that which has been free for longest."""
-        with self._returned:
+        with self._slot_returned:
             self._check(stop)
             while not self._free:
-                self._returned.wait(_POLL_S)
+                self._slot_returned.wait(_POLL_S)
                 self._check(stop)
             slot = max(self._free, key=worth)
             self._free.remove(slot)
         try:
             yield slot
         finally:
-            with self._returned:
+            with self._slot_returned:
                 self._free.append(slot)
-                self._returned.notify()
+                self._slot_returned.notify()

@@ -82,7 +82,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ConfigError(f"the weights file {path} can't be read: {error}") from None
 
 
-class _Damaged(Exception):
+class _DamagedFile(Exception):
     """What is wrong, in words that follow "is damaged: "."""
 
 
@@ -94,17 +94,17 @@ class _GGUFReader:
         self._size = size
         self.at = 0
 
-    def take(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         if size > self._size - self.at:
-            raise _Damaged("it ends inside its header")
+            raise _DamagedFile("it ends inside its header")
         self.at += size
         return self._data[self.at - size : self.at]
 
     def scalar(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return struct.unpack(form, self.read_bytes(struct.calcsize(form)))[0]
 
     def text(self) -> str:
-        return self.take(self.scalar("<Q")).decode("utf-8", "replace")
+        return self.read_bytes(self.scalar("<Q")).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -112,40 +112,40 @@ class _GGUFReader:
         if kind == _ARRAY:
             return self._array()
         if kind not in _SCALARS:
-            raise _Damaged(f"metadata of the unknown type {kind}")
+            raise _DamagedFile(f"metadata of the unknown type {kind}")
         return self.scalar(_SCALARS[kind])
 
     def _array(self) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > _MAX_ARRAY:
-            raise _Damaged(f"an array of {count:,} entries")
+            raise _DamagedFile(f"an array of {count:,} entries")
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:
-            raise _Damaged(f"an array of the unknown type {kind}")
+            raise _DamagedFile(f"an array of the unknown type {kind}")
         form = _SCALARS[kind]
-        raw = self.take(count * struct.calcsize(form))
-        return [item[0] for item in struct.iter_unpack(form, raw)]
+        raw = self.read_bytes(count * struct.calcsize(form))
+        return [number[0] for number in struct.iter_unpack(form, raw)]
 
 
 def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     if data[:4] != _MAGIC:
         raise ConfigError(f"{path} is not a GGUF file (it begins with {data[:4]!r})")
     reader = _GGUFReader(data, size)
-    reader.take(4)
+    reader.read_bytes(4)
     version = reader.scalar("<I")
     if version not in _VERSIONS:
         raise ConfigError(f"{path} is a GGUF file of version {version}; versions 2 and 3 can be read")
     try:
         return _parse_body(path, reader, size)
-    except _Damaged as damage:
+    except _DamagedFile as damage:
         raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
 
 
 def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
     num_tensors, num_entries = reader.scalar("<Q"), reader.scalar("<Q")
     if num_tensors > _MAX_ENTRIES or num_entries > _MAX_ENTRIES:
-        raise _Damaged(f"{num_tensors:,} tensors and {num_entries:,} entries")
+        raise _DamagedFile(f"{num_tensors:,} tensors and {num_entries:,} entries")
     metadata = {}
     for _ in range(num_entries):
         name = reader.text()
@@ -154,17 +154,17 @@ def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
     end = max((tensor.end for tensor in tensors), default=0)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
-        raise _Damaged(f"an alignment of {alignment!r}")
+        raise _DamagedFile(f"an alignment of {alignment!r}")
     data_start = -(-reader.at // alignment) * alignment
     if data_start + end > size:
-        raise _Damaged(f"{data_start + end - size:,} bytes are missing at its end")
+        raise _DamagedFile(f"{data_start + end - size:,} bytes are missing at its end")
     if "general.architecture" not in metadata or not num_tensors:
-        raise _Damaged("it holds no model")
+        raise _DamagedFile("it holds no model")
     factors: tuple[float, ...] = ()
     for tensor in tensors:
         if tensor.name == _ROPE_FACTORS and tensor.kind == _F32:
             reader.at = data_start + tensor.start
-            factors = struct.unpack(f"<{tensor.values}f", reader.take(4 * tensor.values))
+            factors = struct.unpack(f"<{tensor.values}f", reader.read_bytes(4 * tensor.values))
     long_rope = any(tensor.name == _LONG_ROPE_FACTORS for tensor in tensors)
     values: Counter[int] = Counter()
     for tensor in tensors:
@@ -187,7 +187,7 @@ class _TensorInfo:
 def _read_tensor(reader: _GGUFReader) -> _TensorInfo:
     name, num_dimensions = reader.text(), reader.scalar("<I")
     if num_dimensions > 8:
-        raise _Damaged(f"tensor {name!r:.60} has {num_dimensions:,} dimensions")
+        raise _DamagedFile(f"tensor {name!r:.60} has {num_dimensions:,} dimensions")
     values = math.prod(reader.scalar("<Q") for _ in range(num_dimensions))
     kind, offset = reader.scalar("<I"), reader.scalar("<Q")
     per_block, block_bytes = _TENSOR_TYPES.get(kind, (1, 0))

@@ -27,7 +27,7 @@ class HealthWatch:
         self._server = server
         self._patience_s = patience_s
         self._on_silence = on_silence
-        server.watched = True
+        server.is_watched = True
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="llama-health", daemon=True)
         self._thread.start()

@@ -58,12 +58,12 @@ class LlamaServer:
             self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
         elif api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self.away = ""  # why nobody answers there
-        self.watched = False  # whether somebody sees that it is there again (`health`)
+        self.outage = ""  # why nobody answers there
+        self.is_watched = False  # whether somebody sees that it is there again (`health`)
         self._closed = threading.Event()
         self._silent = threading.Event()
         self._answering: set[object] = set()  # connections on which an answer is awaited
-        self._answered = threading.Condition()
+        self._answer_ended = threading.Condition()
 
     def get(self, path: str) -> Any:
         """The JSON that the server answers."""
@@ -93,16 +93,16 @@ class LlamaServer:
 
         A refused connection is no silence: nobody is there to be stuck. It is away then, and while it loads.
         """
-        silent, away = False, ""
+        silent, outage = False, ""
         try:
             with self._response("GET", _HEALTH, None, None, patience_s):
                 pass
         except ServerRefused as error:
-            away = str(error) if error.status in _NOT_THERE else ""
+            outage = str(error) if error.status in _NOT_THERE else ""
         except EngineUnavailable as error:
-            silent, away = isinstance(error.__cause__, TimeoutError), str(error)
+            silent, outage = isinstance(error.__cause__, TimeoutError), str(error)
         (self._silent.set if silent else self._silent.clear)()
-        self.away = away
+        self.outage = outage
         return silent
 
     def close(self) -> None:
@@ -111,8 +111,8 @@ class LlamaServer:
         Waits a moment until they have: a server in this process stops the whole process while it waits for a stream.
         """
         self._closed.set()
-        with self._answered:
-            self._answered.wait_for(lambda: not self._answering, _END_S)
+        with self._answer_ended:
+            self._answer_ended.wait_for(lambda: not self._answering, _END_S)
 
     @contextmanager
     def _response(
@@ -140,14 +140,14 @@ class LlamaServer:
                 raise self._refusal(response.status, response.read())
             yield response
         except (OSError, http.client.HTTPException) as error:
-            what = f"the {self._name} server at {self.url} does not answer: {error or type(error).__name__}"
-            self.away = what if self.watched else ""
-            raise EngineUnavailable(what) from error
+            problem = f"the {self._name} server at {self.url} does not answer: {error or type(error).__name__}"
+            self.outage = problem if self.is_watched else ""
+            raise EngineUnavailable(problem) from error
         finally:
             connection.close()
-            with self._answered:
+            with self._answer_ended:
                 self._answering.remove(connection)
-                self._answered.notify_all()
+                self._answer_ended.notify_all()
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -173,8 +173,8 @@ class LlamaServer:
         try:
             value = json.loads(body)
         except ValueError:
-            what = f"something other than JSON: {body[:80]!r}"
-            raise EngineUnavailable(f"the {self._name} server answered {what}") from None
+            problem = f"something other than JSON: {body[:80]!r}"
+            raise EngineUnavailable(f"the {self._name} server answered {problem}") from None
         if isinstance(value, dict) and "error" in value:
             raise self._refusal(500, body)
         return value

@@ -61,8 +61,8 @@ def heads(gguf: GGUFFile) -> Heads:
     if isinstance(kv_heads, list) and len(set(kv_heads) - {0}) == 1:  # 0: a recurrent layer
         kv_heads = max(kv_heads)
     try:
-        implied = gguf.hyperparameter("embedding_length", 0) // queries
-        key, value = (gguf.hyperparameter(f"attention.{name}_length", implied) for name in ("key", "value"))
+        default_size = gguf.hyperparameter("embedding_length", 0) // queries
+        key, value = (gguf.hyperparameter(f"attention.{name}_length", default_size) for name in ("key", "value"))
         sizes = Heads(int(layers), int(kv_heads), int(key))
     except (TypeError, ZeroDivisionError):
         raise KVTransferFailed(f"{gguf.path.name} states no attention sizes that are the same in all layers") from None
@@ -112,9 +112,9 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
     if interleaved and gguf.hyperparameter("rope.dimension_count", sizes.head_dim) != sizes.head_dim:
         raise KVTransferFailed("only part of each key is rotated")
     window = gguf.hyperparameter("attention.sliding_window", 0) if architecture in _WINDOW_PATTERNS else 0
-    windowed = _window_layers(gguf, sizes.layers) if window else ()
+    window_layers = _window_layers(gguf, sizes.layers) if window else ()
     try:
-        layout = KVLayout(sizes.layers, sizes.kv_heads, sizes.head_dim, probe.caches[0][0].dtype, window, windowed)
+        layout = KVLayout(sizes.layers, sizes.kv_heads, sizes.head_dim, probe.caches[0][0].dtype, window, window_layers)
         key_heads = 0
         if architecture in _GATED_DELTA:
             key_heads, layout = _gated_delta(gguf, layout)
@@ -154,7 +154,7 @@ def _gated_delta(gguf: GGUFFile, attention: KVLayout) -> tuple[int, KVLayout]:
 def _window_layers(gguf: GGUFFile, layers: int) -> tuple[int, ...]:
     pattern = gguf.hyperparameter("attention.sliding_window_pattern", _WINDOW_PATTERNS[gguf.architecture])
     if isinstance(pattern, list):
-        return tuple(index for index, windowed in enumerate(pattern[:layers]) if windowed)
+        return tuple(index for index, has_window in enumerate(pattern[:layers]) if has_window)
     return tuple(index for index in range(layers) if index % pattern < pattern - 1)
 
 
@@ -192,14 +192,14 @@ def effective_rope(gguf: GGUFFile) -> Rope:
         return Rope(tuple(f / factor for f in frequencies), attention, base)
     if scaling == "none":
         return Rope(tuple(frequencies), attention, base)
-    trained = gguf.hyperparameter("context_length", 0)
-    original = float(gguf.hyperparameter("rope.scaling.original_context_length", 0) or trained)
+    trained_context = gguf.hyperparameter("context_length", 0)
+    original = float(gguf.hyperparameter("rope.scaling.original_context_length", 0) or trained_context)
     low, high = (
         yarn_bound(float(gguf.hyperparameter(f"rope.scaling.{name}", default)), dimensions, base, original)
         for name, default in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0))
     )
-    slowed = yarn(frequencies, factor, max(0, math.floor(low)), min(dimensions - 1, math.ceil(high)))
-    return Rope(tuple(slowed), attention * (1 + 0.1 * math.log(max(factor, 1.0))), base)
+    yarn_frequencies = yarn(frequencies, factor, max(0, math.floor(low)), min(dimensions - 1, math.ceil(high)))
+    return Rope(tuple(yarn_frequencies), attention * (1 + 0.1 * math.log(max(factor, 1.0))), base)
 
 
 def vocabulary(gguf: GGUFFile) -> list[str]:

@@ -52,24 +52,24 @@ def parse_name(text: str) -> ModelName:
 
 def model_folders() -> list[Path]:
     """Where Ollama keeps models on this machine: what OLLAMA_MODELS says, the user's, the Linux service's."""
-    given = os.environ.get("OLLAMA_MODELS", "")
-    folders = [Path(given).expanduser()] if given else []
+    configured_folder = os.environ.get("OLLAMA_MODELS", "")
+    folders = [Path(configured_folder).expanduser()] if configured_folder else []
     return [*folders, Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
 
 
 def find_gguf(name: str, folders: Sequence[Path] | None = None) -> Path:
     """The GGUF file of a model that was pulled. Raises ConfigError that says what is there, or what to do."""
-    wanted = parse_name(name)
-    searched = model_folders() if folders is None else list(folders)
-    for folder in searched:
-        manifest = _manifest(folder, wanted)
+    model_name = parse_name(name)
+    search_path = model_folders() if folders is None else list(folders)
+    for folder in search_path:
+        manifest = _manifest(folder, model_name)
         if manifest is not None:
-            return _blob(folder, wanted, manifest)
-    there = ", ".join(sorted({str(found) for folder in searched for found in _pulled(folder)}))
-    places = ", ".join(str(folder) for folder in searched)
+            return _blob(folder, model_name, manifest)
+    model_names = ", ".join(sorted({str(name) for folder in search_path for name in _local_models(folder)}))
+    places = ", ".join(str(folder) for folder in search_path)
     raise ConfigError(
-        f"Ollama has no model {wanted} on this machine (looked in {places}; found {there or 'none'}): "
-        f"run `ollama pull {wanted}`, or set OLLAMA_MODELS to its model folder"
+        f"Ollama has no model {model_name} on this machine (looked in {places}; found {model_names or 'none'}): "
+        f"run `ollama pull {model_name}`, or set OLLAMA_MODELS to its model folder"
     )
 
 
@@ -128,7 +128,7 @@ def _blob(folder: Path, name: ModelName, manifest: dict[str, Any]) -> Path:
     return path
 
 
-def _pulled(folder: Path) -> Iterator[ModelName]:
+def _local_models(folder: Path) -> Iterator[ModelName]:
     """The models in a folder, by their manifests."""
     manifests = folder / "manifests"
     for path in manifests.glob("*/*/*/*"):

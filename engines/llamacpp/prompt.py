@@ -28,7 +28,7 @@ class LlamaPrompt(ChatPrompt):
         self._date_formats = sorted({match[2] for match in _DATE_CALL.finditer(template)})
         self.require_template()
 
-    def rendered(self, messages: list[dict[str, str]], clock: float) -> str:
+    def render(self, messages: list[dict[str, str]], clock: float) -> str:
         """See ChatPrompt."""
         try:
             text = str(self._server.post("/apply-template", {"messages": messages})["prompt"])
@@ -51,28 +51,28 @@ class LlamaPrompt(ChatPrompt):
         ids = self._tokens(text, add_special=False, parse_special=True)
         return ids[0] if len(ids) == 1 and text and ids != self.plain_ids(text) else None
 
-    def _at_clock(self, rendered: str, clock: float) -> str:
+    def _at_clock(self, text: str, clock: float) -> str:
         """The rendered text with the server's today replaced by the day of `clock`, UTC."""
-        wanted, today = datetime.fromtimestamp(clock, UTC), datetime.now()
+        clock_day, today = datetime.fromtimestamp(clock, UTC), datetime.now()
         for form in self._date_formats:
             # The server's clock may be in another time zone, or past midnight since it rendered.
             for day in (today, today - timedelta(days=1), today + timedelta(days=1)):
-                shown = day.strftime(form)
-                if shown and shown in rendered:
-                    rendered = rendered.replace(shown, wanted.strftime(form))
+                date = day.strftime(form)
+                if date and date in text:
+                    text = text.replace(date, clock_day.strftime(form))
                     break
-        return rendered
+        return text
 
     def control_span(self, text: str) -> tuple[int, int]:
         """See ChatPrompt."""
         start, end, at = len(text), 0, 0
         for piece in self._pieces(text):
-            found = text.find(piece, at)
-            if found < 0 or not piece:
+            start_of_piece = text.find(piece, at)
+            if start_of_piece < 0 or not piece:
                 continue
-            at = found + len(piece)
+            at = start_of_piece + len(piece)
             if self.control_id(piece) is not None:
-                start, end = min(start, found), at
+                start, end = min(start, start_of_piece), at
         return start, end
 
     def _pieces(self, text: str) -> list[str]:
@@ -96,11 +96,11 @@ class LlamaPrompt(ChatPrompt):
 
     def _always_one_token(self, mark: str) -> bool:
         with self._lock:
-            known = self._marks.get(mark)
-        if known is None:
-            known = len(self._tokens(mark, add_special=False, parse_special=False)) == 1
-            self._remember(self._marks, mark, known)
-        return known
+            is_token = self._marks.get(mark)
+        if is_token is None:
+            is_token = len(self._tokens(mark, add_special=False, parse_special=False)) == 1
+            self._remember(self._marks, mark, is_token)
+        return is_token
 
     def _tokens(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         body = {"content": text, "add_special": add_special, "parse_special": parse_special}

@@ -72,16 +72,16 @@ def find_program() -> str:
     return shutil.which(PROGRAM) or ""
 
 
-def arguments(launch: Launch, port: int, known: str) -> list[str]:
-    """The command line after the program's name; `known` is what its `--help` prints."""
+def arguments(launch: Launch, port: int, help_text: str) -> list[str]:
+    """The command line after the program's name; `help_text` is what its `--help` prints."""
     words = ["--model", str(launch.weights), "--host", _HOST, "--port", str(port)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
     # Before it had three values, it was a switch. Without flash attention V is kept transposed.
-    words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", known) else ["--flash-attn"]
+    words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in _WHERE_KNOWN:
-        words += option if _knows(known, option[0]) else ()
-    if not _knows(known, "--fit"):  # those before it computed on the CPU unless they were told
+        words += option if _has_option(help_text, option[0]) else ()
+    if not _has_option(help_text, "--fit"):  # those before it computed on the CPU unless they were told
         words += ["--n-gpu-layers", "999"]
     return words + (["--threads", str(launch.threads)] if launch.threads else [])
 
@@ -101,10 +101,10 @@ class LlamaServerProcess:
         """Returns once the model is loaded. Raises ConfigError with the server's last words if it isn't."""
         port = _free_port()
         self.server = LlamaServer(f"http://{_HOST}:{port}")
-        self.device = device_in(_ask(program, "--list-devices"))
-        self._command = [program, *arguments(launch, port, _ask(program, "--help"))]
+        self.device = device_in(_output_of(program, "--list-devices"))
+        self._command = [program, *arguments(launch, port, _output_of(program, "--help"))]
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-        self._loaded = threading.Event()
+        self._is_loaded = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._health: HealthWatch | None = None
@@ -162,13 +162,13 @@ class LlamaServerProcess:
     def _supervise(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
-            started = time.monotonic()
+            start = time.monotonic()
             code = self._listen_to_its_end()
-            if self._closing.is_set() or not self._loaded.is_set():
+            if self._closing.is_set() or not self._is_loaded.is_set():
                 return
-            pause_s = _FIRST_PAUSE_S if time.monotonic() - started > _STEADY_S else pause_s
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - start > _STEADY_S else pause_s
             _log.warning(
-                "%s ended with code %s, and is started again in %.0f s: %s", PROGRAM, code, pause_s, self._said()
+                "%s ended with code %s, and is started again in %.0f s: %s", PROGRAM, code, pause_s, self._error_lines()
             )
             if self._closing.wait(pause_s) or not self._spawn():
                 return
@@ -194,21 +194,21 @@ class LlamaServerProcess:
             except EngineUnavailable:
                 self._thread.join(_POLL_S)
                 continue
-            self._loaded.set()
+            self._is_loaded.set()
             if self._thread.is_alive():  # who died before this line is not started again
                 return
-        raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._said() or 'it said nothing'}")
+        raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it said nothing'}")
 
-    def _said(self) -> str:
+    def _error_lines(self) -> str:
         """Its last lines that speak of an error, else its very last."""
         lines = [line for line in self._last_words if line]
-        telling = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
-        return " | ".join((telling or lines)[-3:])[:600]
+        error_lines = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
+        return " | ".join((error_lines or lines)[-3:])[:600]
 
 
-def _ask(program: str, question: str) -> str:
+def _output_of(program: str, question: str) -> str:
     try:
-        done = subprocess.run(
+        completed_process = subprocess.run(
             [program, question],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -218,11 +218,11 @@ def _ask(program: str, question: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{program} can't be run: {error}") from None
-    return done.stdout + done.stderr
+    return completed_process.stdout + completed_process.stderr
 
 
-def _knows(known: str, option: str) -> bool:
-    return re.search(rf"{re.escape(option)}(?![\w-])", known) is not None
+def _has_option(help_text: str, option: str) -> bool:
+    return re.search(rf"{re.escape(option)}(?![\w-])", help_text) is not None
 
 
 def _free_port() -> int:

@@ -93,7 +93,7 @@ class SlotShape:
 def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
     """The file's tokens, rows and states. Raises KVTransferFailed for anything but a version-4 file of one sequence."""
     reader = _SlotFileReader(memoryview(data))
-    if bytes(reader.take(4, "magic")) != MAGIC:
+    if bytes(reader.read_bytes(4, "magic")) != MAGIC:
         raise KVTransferFailed("not a llama.cpp slot file")
     version = reader.u32("version")
     if version != VERSION:
@@ -105,18 +105,18 @@ def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
     caches = [layers]
     if form.recurrent:
         states = _parse_states(reader, len(tokens), form)
-        if reader.left:
+        if reader.bytes_left:
             raise KVTransferFailed(
                 "slot file: something follows the states; start llama-server with --ctx-checkpoints 0"
             )
         return SlotFile(tokens, streams, (layers,), states)
-    if reader.left:
+    if reader.bytes_left:
         second, layers = _parse_cache(reader, len(tokens), form)
         if second != streams:
             raise KVTransferFailed(f"slot file: caches of {streams} and {second} streams")
         caches.append(layers)
-    if reader.left:
-        raise KVTransferFailed(f"slot file: {reader.left:,} bytes follow the last KV cache")
+    if reader.bytes_left:
+        raise KVTransferFailed(f"slot file: {reader.bytes_left:,} bytes follow the last KV cache")
     return SlotFile(tokens, streams, tuple(caches))
 
 
@@ -139,7 +139,7 @@ def to_window(file: SlotFile, shape: SlotShape) -> Window | None:
 
 def to_states(file: SlotFile, shape: SlotShape) -> list[RecurrentState]:
     """The states of the recurrent layers, at the end of the file's tokens."""
-    layout, found = shape.layout, []
+    layout, states = shape.layout, []
     expected = (math.prod(layout.conv_shape), math.prod(layout.matrix_shape))
     for layer, (columns, matrix) in zip(layout.state_layers, file.states, strict=True):
         if (columns.size, matrix.size) != expected:
@@ -150,10 +150,10 @@ def to_states(file: SlotFile, shape: SlotShape) -> list[RecurrentState]:
         columns, matrix = columns.reshape(layout.conv_shape), matrix.reshape(heads, value_size, key_size)
         if shape.key_heads:
             groups = (heads // shape.key_heads, shape.key_heads)
-            columns, matrix = _regrouped(columns, matrix, layout, groups)
+            columns, matrix = _regroup_heads(columns, matrix, layout, groups)
         numbers = np.concatenate([columns.reshape(-1), matrix.swapaxes(1, 2).reshape(-1)])
-        found.append(RecurrentState(len(file.tokens), layer, numbers))
-    return found
+        states.append(RecurrentState(len(file.tokens), layer, numbers))
+    return states
 
 
 def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:
@@ -168,12 +168,12 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
         raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
     head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
     parts: list[bytes | memoryview] = [head, np.asarray(tokens, "<i4").tobytes(), bytes(4)]
-    full = ([_joined(cache, row, which) for row in range(len(layout.full_layers))] for which in (0, 1))
+    full = ([_join_blocks(cache, row, side) for row in range(len(layout.full_layers))] for side in (0, 1))
     parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, tokens)
     if cache.window is not None:
         data = cache.window.data
-        windowed = (list(data[:, which]) for which in (0, 1))
-        parts += _cache_parts(windowed, data.shape[2], cache.layout.dtype, shape, streams, tokens)
+        window_sides = (list(data[:, side]) for side in (0, 1))
+        parts += _cache_parts(window_sides, data.shape[2], cache.layout.dtype, shape, streams, tokens)
     if cache.states:
         parts += _state_parts(cache.states, shape)
     return b"".join(parts)
@@ -199,23 +199,25 @@ class _SlotFileReader:
         self._at = 0
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         return len(self._data) - self._at
 
-    def take(self, size: int, what: str) -> memoryview:
-        if size > self.left:
-            raise KVTransferFailed(f"slot file ends inside its {what}: {size:,} bytes wanted, {self.left:,} left")
+    def read_bytes(self, size: int, field: str) -> memoryview:
+        if size > self.bytes_left:
+            raise KVTransferFailed(
+                f"slot file ends inside its {field}: {size:,} bytes wanted, {self.bytes_left:,} left"
+            )
         self._at += size
         return self._data[self._at - size : self._at]
 
-    def u32(self, what: str) -> int:
-        return int.from_bytes(self.take(4, what), "little")
+    def u32(self, field: str) -> int:
+        return int.from_bytes(self.read_bytes(4, field), "little")
 
-    def u64(self, what: str) -> int:
-        return int.from_bytes(self.take(8, what), "little")
+    def u64(self, field: str) -> int:
+        return int.from_bytes(self.read_bytes(8, field), "little")
 
-    def words(self, count: int, what: str) -> Array:
-        return np.frombuffer(self.take(count * 4, what), "<i4")
+    def words(self, count: int, field: str) -> Array:
+        return np.frombuffer(self.read_bytes(count * 4, field), "<i4")
 
 
 def _parse_tokens(reader: _SlotFileReader) -> tuple[int, ...]:
@@ -247,9 +249,9 @@ def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tu
 
 
 def _parse_states(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tuple[tuple[Array, Array], ...]:
-    found = tuple(reader.words(5, "state").tolist())
-    if found != (1, num_tokens - 1, 0, 0, form.layers):
-        raise KVTransferFailed(f"slot file: its recurrent state has a form not known here ({found})")
+    header = tuple(reader.words(5, "state").tolist())
+    if header != (1, num_tokens - 1, 0, 0, form.layers):
+        raise KVTransferFailed(f"slot file: its recurrent state has a form not known here ({header})")
     columns = [_parse_state(reader) for _ in range(form.recurrent)]
     return tuple(zip(columns, [_parse_state(reader) for _ in range(form.recurrent)], strict=True))
 
@@ -258,7 +260,7 @@ def _parse_state(reader: _SlotFileReader) -> Array:
     kind, size = reader.u32("state type"), reader.u64("state size")
     if _GGML_TYPES.get(kind) != "f32" or size % 4:
         raise KVTransferFailed(f"slot file: a state of ggml type {kind} and {size:,} bytes; f32 is the one known here")
-    return np.frombuffer(reader.take(size, "state"), "<f4")
+    return np.frombuffer(reader.read_bytes(size, "state"), "<f4")
 
 
 def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: SlotForm) -> tuple[SlotLayer, ...]:
@@ -286,7 +288,7 @@ def _parse_rows(reader: _SlotFileReader, cells: int) -> tuple[DType, Array]:
         raise KVTransferFailed(f"slot file: rows of ggml type {kind}; only f32, f16 and bf16 are transferred")
     if not row_bytes or row_bytes % _ITEM_BYTES[_GGML_TYPES[kind]]:
         raise KVTransferFailed(f"slot file: rows of {row_bytes:,} bytes")
-    rows = np.frombuffer(reader.take(cells * row_bytes, "rows"), np.uint8)
+    rows = np.frombuffer(reader.read_bytes(cells * row_bytes, "rows"), np.uint8)
     return _GGML_TYPES[kind], rows.reshape(cells, row_bytes)
 
 
@@ -299,17 +301,17 @@ def _layer(keys: tuple[DType, Array], values: tuple[DType, Array], order: Array 
 
 
 def _check_caches(file: SlotFile, shape: SlotShape) -> None:
-    found = tuple(map(len, file.caches))
-    if found != shape.caches or len(file.states) != len(shape.layout.state_layers):
-        raise KVTransferFailed(f"slot file: {found} layers in its caches, not {shape.caches}")
+    layer_counts = tuple(map(len, file.caches))
+    if layer_counts != shape.caches or len(file.states) != len(shape.layout.state_layers):
+        raise KVTransferFailed(f"slot file: {layer_counts} layers in its caches, not {shape.caches}")
 
 
 def _arrays(layer: SlotLayer, shape: SlotShape) -> tuple[Array, Array]:
-    keys, values = _typed(layer, layer.keys, shape.layout), _typed(layer, layer.values, shape.layout)
+    keys, values = _typed_rows(layer, layer.keys, shape.layout), _typed_rows(layer, layer.values, shape.layout)
     return (to_halves(keys) if shape.interleaved else keys), values
 
 
-def _typed(layer: SlotLayer, rows: Array, layout: KVLayout) -> Array:
+def _typed_rows(layer: SlotLayer, rows: Array, layout: KVLayout) -> Array:
     expected = _row_bytes(layout)
     if layer.dtype != layout.dtype or rows.shape[1] != expected:
         raise KVTransferFailed(
@@ -322,9 +324,9 @@ def _row_bytes(layout: KVLayout) -> int:
     return layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
 
 
-def _joined(cache: KVCache, row: int, which: int) -> Array:
+def _join_blocks(cache: KVCache, row: int, side: int) -> Array:
     """K (which = 0) or V of one full-attention layer."""
-    return np.concatenate([block.data[row, which] for block in cache.blocks])
+    return np.concatenate([block.data[row, side] for block in cache.blocks])
 
 
 def _cache_parts(
@@ -340,17 +342,17 @@ def _cache_parts(
         meta[:, 4] = tokens[len(tokens) - cells :]
     row = struct.pack("<iQ", _GGML_IDS[layout.dtype], _row_bytes(layout))
     yield struct.pack("<II", streams, cells) + meta.tobytes()
-    for which, side in enumerate(sides):
-        if which == 0:
+    for side_index, side in enumerate(sides):
+        if side_index == 0:
             yield struct.pack("<IIQ", 0, len(side), 0)
         for rows in side:
             yield row
-            yield _as_stored(rows, dtype, shape, is_key=which == 0).data.cast("B")
+            yield _as_stored(rows, dtype, shape, is_key=side_index == 0).data.cast("B")
     yield bytes(4) * (streams - 1)
 
 
 def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator[bytes]:
-    layout, both = shape.layout, []
+    layout, state_bytes = shape.layout, []
     for state in states:
         # In a slot it would outlive the sequence: llama.cpp clears a state by multiplying it with 0.
         if not is_finite(state.data, "f32"):
@@ -359,21 +361,21 @@ def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator
         matrix = matrix.swapaxes(1, 2)
         if shape.key_heads:
             heads = layout.matrix_shape[0]
-            columns, matrix = _regrouped(columns, matrix, layout, (shape.key_heads, heads // shape.key_heads))
-        both.append((columns.tobytes(), matrix.tobytes()))
+            columns, matrix = _regroup_heads(columns, matrix, layout, (shape.key_heads, heads // shape.key_heads))
+        state_bytes.append((columns.tobytes(), matrix.tobytes()))
     yield struct.pack("<IiIII", 1, states[0].position - 1, 0, 0, layout.num_layers)
-    for which in (0, 1):
-        for parts in both:
-            yield struct.pack("<iQ", _GGML_IDS["f32"], len(parts[which])) + parts[which]
+    for side in (0, 1):
+        for parts in state_bytes:
+            yield struct.pack("<iQ", _GGML_IDS["f32"], len(parts[side])) + parts[side]
 
 
-def _regrouped(columns: Array, matrix: Array, layout: KVLayout, groups: tuple[int, int]) -> tuple[Array, Array]:
+def _regroup_heads(columns: Array, matrix: Array, layout: KVLayout, groups: tuple[int, int]) -> tuple[Array, Array]:
     """A state with its heads of values, which lie as `groups` says, in the other order."""
     heads, _, value_size = layout.matrix_shape
     first = len(columns) - heads * value_size  # the channels of queries and keys come first
     values = columns[first:].reshape(*groups, value_size, -1).swapaxes(0, 1).reshape(-1, columns.shape[1])
-    swapped = matrix.reshape(*groups, *matrix.shape[1:]).swapaxes(0, 1).reshape(matrix.shape)
-    return np.concatenate([columns[:first], values]), swapped
+    new_matrix = matrix.reshape(*groups, *matrix.shape[1:]).swapaxes(0, 1).reshape(matrix.shape)
+    return np.concatenate([columns[:first], values]), new_matrix
 
 
 def _as_stored(rows: Array, dtype: DType, shape: SlotShape, is_key: bool) -> Array:

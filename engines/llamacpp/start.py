@@ -26,7 +26,7 @@ from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
-_Running = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
+_RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
 _SHARED_MEMORY = Path("/dev/shm")
 _SLOT_FOLDERS = "kvasir-slots-"
 _NEW_S = 60.0  # a folder this young may not have been locked yet
@@ -71,7 +71,7 @@ def start(options: EngineOptions) -> Backing:
     check_dialect(gguf)
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     slots = options.slots + 1
-    folder, remove_folder = make_slot_folder(_roomy_folder(gguf, context * slots))
+    folder, remove_folder = make_slot_folder(_spacious_folder(gguf, context * slots))
     atexit.register(remove_folder)  # an engine that nobody closes leaves nothing in memory either
     # The server wants one position more than the prompt and answer that it is given.
     tokens = slots * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
@@ -90,11 +90,11 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
     Slot files are made of students' texts, and lie in memory: nobody else would ever delete them. A folder is locked
     for as long as its process lives.
     """
-    for left in parent.glob(f"{_SLOT_FOLDERS}*"):
+    for old_folder in parent.glob(f"{_SLOT_FOLDERS}*"):
         with suppress(OSError):  # somebody else's, gone already, or locked
-            if time.time() - left.lstat().st_mtime > _NEW_S:
-                lock = _lock(left)
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - old_folder.lstat().st_mtime > _NEW_S:
+                lock = _lock(old_folder)
+                shutil.rmtree(old_folder, ignore_errors=True)
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
@@ -128,12 +128,12 @@ def _file(weights: str) -> Path:
     return find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
 
 
-def _program(wanted: bool) -> str:
+def _program(is_requested: bool) -> str:
     """Path of llama-server if that is what serves; "": it is the package. Raises ConfigError if there is neither."""
-    if not wanted and _has_package():
+    if not is_requested and _has_package():
         return ""
     program = find_program()
-    if not program and wanted:
+    if not program and is_requested:
         raise ConfigError(f"there is no {PROGRAM} on PATH: install llama.cpp, or leave {_OWN_PROGRAM!r} out of weights")
     if not program:
         raise ConfigError(
@@ -159,25 +159,25 @@ def package_version() -> str:
         return ""
 
 
-def _run_program(program: str, launch: Launch) -> _Running:
+def _run_program(program: str, launch: Launch) -> _RunningServer:
     process = LlamaServerProcess(program, launch)
     atexit.register(process.close)
     return process.server, process.device, process.close
 
 
-def _run_here(launch: Launch) -> _Running:
+def _run_here(launch: Launch) -> _RunningServer:
     import xllamacpp
 
     # The list holds the only reference: dropping it ends the server.
-    running: list[Any] = []
+    servers: list[Any] = []
     try:
-        running.append(xllamacpp.Server(_parameters(xllamacpp, launch)))
+        servers.append(xllamacpp.Server(_parameters(xllamacpp, launch)))
     except RuntimeError as error:
         raise ConfigError(f"llama.cpp can't load {launch.model}: {error}") from None
-    server = LlamaServer(running[0].listening_address)
+    server = LlamaServer(servers[0].listening_address)
     # It listens before its loop runs, and waits for ever if it is told to end in between. The loop answers this.
     server.get("/slots")
-    return server, _device(xllamacpp), running.clear
+    return server, _device(xllamacpp), servers.clear
 
 
 def attach(options: EngineOptions) -> Backing:
@@ -187,10 +187,10 @@ def attach(options: EngineOptions) -> Backing:
     Where either can't be reached, nothing is transferred. Raises ConfigError if the server can't be reached.
     """
     parts = urlsplit(options.weights)
-    given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    if unknown := set(given) - {"slots", "model", "health_s"}:
-        raise ConfigError(f"{options.weights}: {unknown.pop()!r} is neither 'slots' nor 'model' nor 'health_s'")
-    patience_s = _patience(given.get("health_s", ""))
+    settings = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    if unknown_keys := set(settings) - {"slots", "model", "health_s"}:
+        raise ConfigError(f"{options.weights}: {unknown_keys.pop()!r} is neither 'slots' nor 'model' nor 'health_s'")
+    patience_s = _patience(settings.get("health_s", ""))
     server = LlamaServer(f"{parts.scheme}://{parts.netloc}{parts.path}")
     try:
         properties = server.get("/props")
@@ -202,28 +202,28 @@ def attach(options: EngineOptions) -> Backing:
     if options.context > context:
         server.close()
         raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
-    gguf = _reported_gguf(given.get("model", ""), str(properties.get("model_path", "")))
-    folder = Path(given["slots"]) if "slots" in given else None
+    gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
+    folder = Path(settings["slots"]) if "slots" in settings else None
     watch = HealthWatch(server, patience_s)
     return Backing(server, gguf, folder, slots, options.context or context, "unknown", [watch.close])
 
 
-def _patience(given: str) -> float:
+def _patience(text: str) -> float:
     """Seconds without an answer to /health after which a server is taken for hung."""
     try:
-        patience_s = float(given or PATIENCE_S)
+        patience_s = float(text or PATIENCE_S)
     except ValueError:
         patience_s = 0
     if not 0.1 <= patience_s <= _LONGEST_PATIENCE_S:
-        raise ConfigError(f"health_s must be seconds from 0.1 to {_LONGEST_PATIENCE_S:,.0f}, not {given!r:.40}")
+        raise ConfigError(f"health_s must be seconds from 0.1 to {_LONGEST_PATIENCE_S:,.0f}, not {text!r:.40}")
     return patience_s
 
 
-def _reported_gguf(given: str, reported: str) -> GGUFFile | None:
-    if given:
-        return read_gguf(Path(given).expanduser())
+def _reported_gguf(path: str, reported_path: str) -> GGUFFile | None:
+    if path:
+        return read_gguf(Path(path).expanduser())
     try:
-        return read_gguf(Path(reported)) if reported else None
+        return read_gguf(Path(reported_path)) if reported_path else None
     except ConfigError:  # a path on the server's own machine
         return None
 
@@ -257,15 +257,15 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     return params
 
 
-def _roomy_folder(gguf: GGUFFile, tokens: int) -> Path:
+def _spacious_folder(gguf: GGUFFile, tokens: int) -> Path:
     """Shared memory if slot files of `tokens` positions fit there twice, else the system's temporary folder."""
     try:
         sizes = heads(gguf)
     except KVTransferFailed:
         return Path(tempfile.gettempdir())
-    needed = 2 * tokens * sizes.layers * 2 * sizes.kv_heads * sizes.head_dim * 2
-    roomy = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > needed
-    return _SHARED_MEMORY if roomy else Path(tempfile.gettempdir())
+    bytes_needed = 2 * tokens * sizes.layers * 2 * sizes.kv_heads * sizes.head_dim * 2
+    has_space = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > bytes_needed
+    return _SHARED_MEMORY if has_space else Path(tempfile.gettempdir())
 
 
 def _device(xllamacpp: Any) -> str:

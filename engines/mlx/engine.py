@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled
+from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
@@ -54,7 +54,7 @@ class MLXEngine(FolderEngine):
     def __init__(self, folder: HFFolder, prompt: HFPrompt, loop: ModelLoop, options: EngineOptions) -> None:
         super().__init__(prompt, loop.num_logits)
         self._loop = loop
-        self._imported: dict[int, list[CacheState]] = {}
+        self._pinned_states: dict[int, list[CacheState]] = {}
         transfers_kv = loop.layout is not None
         if not transfers_kv:
             _log.warning("this MLX engine transfers no KV cache: %s", loop.no_kv_transfer)
@@ -87,7 +87,7 @@ class MLXEngine(FolderEngine):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """See PrefillEngine. Blocks are copied out while the next chunk is computed."""
         layout = self._require_kv_transfer()
         self._check_prompt(tokens, 0)
@@ -96,7 +96,7 @@ class MLXEngine(FolderEngine):
             resume.require_part_of(len(tokens), left=0)
         work = PrefillWork(tokens, resume, layout, first)
         with self._under_way(work):
-            while not isinstance(output := self._take(work, stop), Prefilled):
+            while not isinstance(output := self._take(work, stop), PrefillResult):
                 assert isinstance(output, Block | Window | RecurrentState)
                 emit(output)
         return output
@@ -110,35 +110,35 @@ class MLXEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> Answer:
         """See DecodeEngine."""
-        called = time.monotonic()
-        self._check_asked(tokens, cache, sampling.max_tokens)
+        start = time.monotonic()
+        self._check_call(tokens, cache, sampling.max_tokens)
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
         eager = on_text is not None or bool(sampling.stop)
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
-        work.fork = self._imported.get(id(cache))
+        work.fork = self._pinned_states.get(id(cache))
         with self._under_way(work):
-            answer = self._answered(self._sampled(work, stop), sampling, on_text, called)
-            return replace(answer, evaluated_tokens=work.evaluated)
+            answer = self._collect_answer(self._sample_ids(work, stop), sampling, on_text, start)
+            return replace(answer, evaluated_tokens=work.evaluated_tokens)
 
     @contextmanager
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
         """See DecodeEngine: the first decode makes the arrays, the others begin with the same."""
-        self._imported[id(cache)] = []
+        self._pinned_states[id(cache)] = []
         try:
             yield
         finally:
-            del self._imported[id(cache)]
+            del self._pinned_states[id(cache)]
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._check_asked(tokens, cache, 1)
-        seen = Observer()
-        work = DecodeWork(tokens, cache, 1, seen, None, eager=True)
+        self._check_call(tokens, cache, 1)
+        observer = Observer()
+        work = DecodeWork(tokens, cache, 1, observer, None, eager=True)
         with self._under_way(work):
             self._take(work, stop)
-        return top_logprobs(seen.scores[0])
+        return top_logprobs(observer.scores[0])
 
     @contextmanager
     def _under_way(self, work: PromptWork) -> Iterator[None]:
@@ -147,28 +147,28 @@ class MLXEngine(FolderEngine):
         try:
             yield
         finally:
-            work.abandoned = True
+            work.is_abandoned = True
 
-    def _sampled(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[int]:
+    def _sample_ids(self, work: DecodeWork, stop: threading.Event | None) -> Iterator[int]:
         """The ids of an answer, without one that ends it."""
-        why = ""
-        while not why:
+        reason = ""
+        while not reason:
             output = self._take(work, stop)
             assert isinstance(output, list)
-            for token, why in output:
-                if why != "stop":
+            for token, reason in output:
+                if reason != "stop":
                     yield token
 
     def _take(self, work: PromptWork, stop: threading.Event | None) -> Output:
         self._loop.require_open()  # outputs that are ready already don't count any more
-        return work.take(stop)
+        return work.next_output(stop)
 
     def _require_kv_transfer(self) -> KVLayout:
         if self._loop.layout is None:
             raise KVTransferFailed(f"this MLX engine transfers no KV cache: {self._loop.no_kv_transfer}")
         return self._loop.layout
 
-    def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._loop.require_open()
         self._check_prompt(tokens, max_tokens)
         if cache is not None:
@@ -176,7 +176,7 @@ class MLXEngine(FolderEngine):
             cache.require_part_of(len(tokens))
 
     def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
-        self._info.require_room(len(tokens) + max_tokens)
+        self._info.require_capacity(len(tokens) + max_tokens)
         # MLX checks no index: an id beyond the embeddings ends the process.
         if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
             raise EngineUnavailable(

@@ -19,11 +19,11 @@ NO_SCALING = {"qwen2_moe", "qwen3_moe"}
 _EXPERTS = ".mlp.experts."
 
 
-def told(config: dict[str, Any]) -> dict[str, Any]:
+def config_changes(config: dict[str, Any]) -> dict[str, Any]:
     """What is to be added to a config.json, or stated otherwise, for mlx-lm."""
     changes: dict[str, Any] = {}
     text = config.get("text_config")
-    if isinstance(text, dict) and (inner := told(text)):
+    if isinstance(text, dict) and (inner := config_changes(text)):
         changes["text_config"] = {**text, **inner}
     if config.get("rope_parameters"):
         changes |= _rope(config)
@@ -51,7 +51,7 @@ def require_no_ignored_window(folder: HFFolder, context: int) -> None:
         )
 
 
-def renamed(model_type: str, weights: dict[str, Any]) -> dict[str, Any]:
+def rename_tensors(model_type: str, weights: dict[str, Any]) -> dict[str, Any]:
     """Tensors under the names that mlx-lm knows: transformers 5 may keep all experts of a layer as one tensor."""
     split = _split_gpt_oss if model_type == "gpt_oss" else _split_qwen
     return {name: part for whole, tensor in weights.items() for name, part in split(whole, tensor)}
@@ -62,8 +62,8 @@ def _gated_delta(config: dict[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {"model_type": str(config["model_type"]).removesuffix("_text")}
     if isinstance(config.get("text_config"), dict):
         return changes  # it states no layers
-    found = rope_parameters(config)
-    changes |= {"rope_parameters": found, "partial_rotary_factor": found["partial_rotary_factor"]}
+    parameters = rope_parameters(config)
+    changes |= {"rope_parameters": parameters, "partial_rotary_factor": parameters["partial_rotary_factor"]}
     kinds = config.get("layer_types") or []
     if FULL in kinds:
         changes["full_attention_interval"] = kinds.index(FULL) + 1
@@ -71,10 +71,10 @@ def _gated_delta(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    found = rope_parameters(config)
-    changes = {"rope_theta": found["rope_theta"]}
-    if found["rope_type"] != "default":
-        changes["rope_scaling"] = found | {"type": found["rope_type"]}
+    parameters = rope_parameters(config)
+    changes = {"rope_theta": parameters["rope_theta"]}
+    if parameters["rope_type"] != "default":
+        changes["rope_scaling"] = parameters | {"type": parameters["rope_type"]}
     kinds = config.get("layer_types") or []
     if str(config.get("model_type")).startswith("gemma3"):
         changes["rope_local_base_freq"] = rope_parameters(config, SLIDING)["rope_theta"]
@@ -98,12 +98,12 @@ def _window(config: dict[str, Any]) -> int:
 
 def _split_qwen(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
     """gate_up_proj: (experts, 2 x inner, hidden), gate first."""
-    layer, _, what = name.partition(_EXPERTS)
-    if what == "gate_up_proj":
+    layer, _, tensor_name = name.partition(_EXPERTS)
+    if tensor_name == "gate_up_proj":
         half = tensor.shape[1] // 2
         yield f"{layer}.mlp.switch_mlp.gate_proj.weight", tensor[:, :half]
         yield f"{layer}.mlp.switch_mlp.up_proj.weight", tensor[:, half:]
-    elif what == "down_proj":
+    elif tensor_name == "down_proj":
         yield f"{layer}.mlp.switch_mlp.down_proj.weight", tensor
     else:
         yield name, tensor
@@ -111,8 +111,8 @@ def _split_qwen(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
 
 def _split_gpt_oss(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
     """gate_up_proj: (experts, hidden, 2 x inner), gate and up taking turns; its bias without the middle axis."""
-    layer, _, what = name.partition(_EXPERTS)
-    matrix, kind = what.removesuffix("_bias"), "bias" if what.endswith("_bias") else "weight"
+    layer, _, tensor_name = name.partition(_EXPERTS)
+    matrix, kind = tensor_name.removesuffix("_bias"), "bias" if tensor_name.endswith("_bias") else "weight"
     if matrix not in ("gate_up_proj", "down_proj"):
         yield name, tensor
         return

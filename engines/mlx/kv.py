@@ -31,8 +31,8 @@ Rows = mx.array  # (layers, 2, tokens, kv_heads, head_dim)
 def observed_layout(caches: Sequence[Any]) -> KVLayout:
     """The layout of a model's own caches, once it has seen some tokens. Raises KVTransferFailed for another kind."""
     for cache in caches:
-        known = type(cache) in (PlainCache, RingCache, ArraysCache)
-        if not known or (type(cache) is RingCache and cache.keep):
+        is_supported = type(cache) in (PlainCache, RingCache, ArraysCache)
+        if not is_supported or (type(cache) is RingCache and cache.keep):
             raise KVTransferFailed(f"MLX keeps a layer as {type(cache).__name__}, which is not transferred")
     attending = [cache for cache in caches if type(cache) is not ArraysCache]
     forms = {(cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype) for cache in attending}
@@ -44,11 +44,11 @@ def observed_layout(caches: Sequence[Any]) -> KVLayout:
     if all(type(cache) is RingCache for cache in attending):
         raise KVTransferFailed("all of its layers slide: no block would hold anything")
     kv_heads, head_dim, dtype = forms.pop()
-    names = [name for name, known in _TYPES.items() if known == dtype]
+    names = [name for name, mlx_type in _TYPES.items() if mlx_type == dtype]
     if not names:
         raise KVTransferFailed(f"MLX keeps keys and values as {dtype}, which is not transferred")
-    windowed = tuple(index for index, cache in enumerate(caches) if type(cache) is RingCache)
-    plain = KVLayout(len(caches), kv_heads, head_dim, names[0], windows.pop() if windows else 0, windowed)
+    window_layers = tuple(index for index, cache in enumerate(caches) if type(cache) is RingCache)
+    plain = KVLayout(len(caches), kv_heads, head_dim, names[0], windows.pop() if windows else 0, window_layers)
     for columns, matrix in states:
         recurrent = tuple(index for index, cache in enumerate(caches) if type(cache) is ArraysCache)
         return replace(plain, recurrent_layers=recurrent, conv_shape=columns, matrix_shape=matrix)
@@ -65,21 +65,21 @@ def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
         return
     source, target = cache.layout.dtype, _TYPES[layout.dtype]
     whole = mx.concatenate([_to_mlx(block.data, source) for block in cache.blocks], axis=2).astype(target)
-    filled = []
+    pairs = []
     for row, index in enumerate(layout.full_layers):
-        filled.append(_set(caches[index], whole[row], cache.num_tokens))
+        pairs.append(_set(caches[index], whole[row], cache.num_tokens))
     if cache.window is not None:
         ring = _ring_rows(_to_mlx(cache.window.data, source).astype(target), layout, cache.num_tokens)
         for row, index in enumerate(layout.window_layers):
-            filled.append(_set(caches[index], ring[row], cache.num_tokens))
+            pairs.append(_set(caches[index], ring[row], cache.num_tokens))
     for state in cache.states:
         columns, matrix = (mx.array(part) for part in layout.state_parts(state.data))
         # Copied: an array that is only seen in another order would keep the record's memory.
         pair = mx.contiguous(columns.T[None].astype(target)), mx.contiguous(matrix.swapaxes(1, 2)[None])
         caches[state.layer].cache = list(pair)
-        filled.append(pair)
-    finite = mx.stack([mx.isfinite(part).all() for pair in filled for part in pair]).all()
-    mx.eval(finite, filled)
+        pairs.append(pair)
+    finite = mx.stack([mx.isfinite(part).all() for pair in pairs for part in pair]).all()
+    mx.eval(finite, pairs)
     if not finite.item():
         raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {source})")
 
@@ -88,7 +88,7 @@ def rows(caches: Sequence[Any], layout: KVLayout, start: int, end: int) -> Rows:
     """Positions [start, end) of the full-attention layers, in canonical order of axes; not evaluated yet."""
     layers = [caches[index] for index in layout.full_layers]
     parts = [mx.stack([c.keys[0, :, start:end], c.values[0, :, start:end]]) for c in layers]
-    return _carried(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
+    return _to_numpy_type(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
 
 
 def to_blocks(rows: Rows, layout: KVLayout, start: int) -> list[Block]:
@@ -104,19 +104,19 @@ def window(caches: Sequence[Any], layout: KVLayout) -> Window | None:
     rings = [caches[index] for index in layout.window_layers]
     position = rings[0].offset
     parts = [mx.stack([_in_order(ring, ring.keys, layout), _in_order(ring, ring.values, layout)]) for ring in rings]
-    data = _carried(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
+    data = _to_numpy_type(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
     return Window(position, np.array(np.asarray(data).view(layout.numpy_type), order="C"))
 
 
 def snapshot(caches: Sequence[Any], layout: KVLayout, position: int) -> list[RecurrentState]:
     """The states of the recurrent layers, which have seen `position` tokens."""
-    found = []
+    records = []
     for index in layout.state_layers:
         columns, matrix = caches[index].cache
         parts = (columns[0].T, matrix[0].swapaxes(1, 2))
         numbers = mx.concatenate([part.astype(mx.float32).reshape(-1) for part in parts])
-        found.append(RecurrentState(position, index, np.array(numbers)))
-    return found
+        records.append(RecurrentState(position, index, np.array(numbers)))
+    return records
 
 
 def arrays(caches: Sequence[Any]) -> list[mx.array]:
@@ -127,16 +127,16 @@ def arrays(caches: Sequence[Any]) -> list[mx.array]:
 def states(caches: Sequence[Any]) -> list[CacheState]:
     """What filled caches hold, to be set in others."""
     return [
-        (mx.array(one.cache[0]), mx.array(one.cache[1]), 0, 0)
-        if type(one) is ArraysCache
-        else (mx.array(one.keys), mx.array(one.values), one.offset, getattr(one, "_idx", 0))
-        for one in caches
+        (mx.array(cache.cache[0]), mx.array(cache.cache[1]), 0, 0)
+        if type(cache) is ArraysCache
+        else (mx.array(cache.keys), mx.array(cache.values), cache.offset, getattr(cache, "_idx", 0))
+        for cache in caches
     ]
 
 
-def set_states(caches: Sequence[Any], given: Sequence[CacheState]) -> None:
+def set_states(caches: Sequence[Any], cache_states: Sequence[CacheState]) -> None:
     """Put into new, empty caches what others held. Nothing is copied: later writes make new arrays."""
-    for cache, (keys, values, offset, index) in zip(caches, given, strict=True):
+    for cache, (keys, values, offset, index) in zip(caches, cache_states, strict=True):
         if type(cache) is ArraysCache:
             cache.cache = [mx.array(keys), mx.array(values)]
             continue
@@ -149,16 +149,16 @@ def _state_shapes(cache: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     parts = cache.cache
     if len(parts) != 2 or any(part is None for part in parts) or (parts[0].ndim, parts[1].ndim) != (3, 4):
         raise KVTransferFailed("MLX keeps a recurrent state of a form that is not known here")
-    kept, channels = parts[0].shape[1:]
+    num_columns, channels = parts[0].shape[1:]
     heads, value_size, key_size = parts[1].shape[1:]
-    return (channels, kept), (heads, key_size, value_size)
+    return (channels, num_columns), (heads, key_size, value_size)
 
 
 def _state(cache: Any) -> list[mx.array]:
     if hasattr(cache, "caches"):
         return arrays(cache.caches)
-    found = (cache.keys, cache.values) if hasattr(cache, "keys") else cache.cache
-    return [array for array in found if array is not None]
+    stored_arrays = (cache.keys, cache.values) if hasattr(cache, "keys") else cache.cache
+    return [array for array in stored_arrays if array is not None]
 
 
 def _set(cache: Any, pair: mx.array, num_tokens: int) -> tuple[mx.array, mx.array]:
@@ -176,19 +176,23 @@ def _ring_rows(data: mx.array, layout: KVLayout, num_tokens: int) -> mx.array:
     A record may hold one row less than the window. The ring's oldest row is overwritten before anything looks at it,
     so zeros do in its place.
     """
-    wanted, given = min(layout.window, num_tokens), data.shape[2]
-    if given < wanted:
-        return mx.pad(data, [(0, 0), (0, 0), (wanted - given, 0), (0, 0), (0, 0)])
-    return data[:, :, given - wanted :]
+    ring_size, num_rows = min(layout.window, num_tokens), data.shape[2]
+    if num_rows < ring_size:
+        return mx.pad(data, [(0, 0), (0, 0), (ring_size - num_rows, 0), (0, 0), (0, 0)])
+    return data[:, :, num_rows - ring_size :]
 
 
 def _in_order(ring: Any, buffer: mx.array, layout: KVLayout) -> mx.array:
     """(kv_heads, rows, head_dim), oldest row first."""
     size, at = buffer.shape[2], ring._idx
-    used = buffer if size >= ring.max_size or at == size else buffer[:, :, :at]
-    ordered = used if at >= used.shape[2] else mx.concatenate([used[:, :, at:], used[:, :, :at]], axis=2)
+    filled_rows = buffer if size >= ring.max_size or at == size else buffer[:, :, :at]
+    sorted_rows = (
+        filled_rows
+        if at >= filled_rows.shape[2]
+        else mx.concatenate([filled_rows[:, :, at:], filled_rows[:, :, :at]], axis=2)
+    )
     keep = min(layout.window, ring.offset)
-    return ordered[0, :, ordered.shape[2] - keep :]
+    return sorted_rows[0, :, sorted_rows.shape[2] - keep :]
 
 
 def _to_mlx(data: Array, dtype: DType) -> mx.array:
@@ -196,6 +200,6 @@ def _to_mlx(data: Array, dtype: DType) -> mx.array:
     return array.view(mx.bfloat16) if dtype == "bf16" else array
 
 
-def _carried(data: mx.array, dtype: DType) -> mx.array:
+def _to_numpy_type(data: mx.array, dtype: DType) -> mx.array:
     """In a type that NumPy knows: bfloat16 as its bit pattern."""
     return data.view(mx.uint16) if dtype == "bf16" else data

@@ -79,7 +79,7 @@ class ModelLoop:
             mx.clear_cache()
             # MLX wants a thread to do this before it ends: what is left is torn down by destructors that may meet an
             # interpreter which is gone, and abort the process. Older releases have no such function.
-            getattr(mx, "clear_streams", _nothing)()
+            getattr(mx, "clear_streams", _do_nothing)()
 
     def _serve(
         self,
@@ -90,9 +90,9 @@ class ModelLoop:
     ) -> None:
         stream = mx.new_stream(mx.default_device())
         with mx.stream(stream):
-            loaded = load()
-            turns = _Turns(loaded, stream, end_ids, slots, self._inbox)
-            ready.put(loaded)
+            loaded_model = load()
+            turns = _Turns(loaded_model, stream, end_ids, slots, self._inbox)
+            ready.put(loaded_model)
             try:
                 turns.run()
             except Exception:  # noqa: BLE001  a bug must not leave callers waiting for ever
@@ -108,19 +108,19 @@ class _Turns:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded_model: LoadedModel,
         stream: Any,
         end_ids: Sequence[int],
         slots: int,
         inbox: queue.SimpleQueue[PromptWork | None],
     ) -> None:
-        self._model = loaded.model
-        self._layout = loaded.layout
+        self._model = loaded_model.model
+        self._layout = loaded_model.layout
         self._stream = stream
         self._end_ids = end_ids
         self._slots = slots
         self._inbox = inbox
-        self._waiting: deque[PromptWork] = deque()
+        self._backlog: deque[PromptWork] = deque()
         self._feeding: deque[PromptWork] = deque()
         self._decoding: dict[int, DecodeWork] = {}
         self._batch: Any = self._new_batch()
@@ -137,8 +137,8 @@ class _Turns:
         while not self._inbox.empty():
             work = self._inbox.get()
             if work is not None:
-                self._waiting.append(work)
-        for work in (*self._waiting, *self._feeding, *self._decoding.values()):
+                self._backlog.append(work)
+        for work in (*self._backlog, *self._feeding, *self._decoding.values()):
             work.put(EngineUnavailable("the MLX engine was closed"))
         self._batch.close()
 
@@ -155,49 +155,49 @@ class _Turns:
 
     def _receive(self) -> bool:
         """Take in new work; wait for some if there is none at hand. False: the end."""
-        busy = bool(self._waiting or self._feeding or self._decoding)
+        busy = bool(self._backlog or self._feeding or self._decoding)
         while not busy or not self._inbox.empty():
             work = self._inbox.get()
             if work is None:
                 return False
-            self._waiting.append(work)
+            self._backlog.append(work)
             busy = True
         return True
 
     def _admit(self) -> None:
         """Begin with what there is a slot for: `slots` decodes, and one prefill."""
-        self._waiting = deque(work for work in self._waiting if not work.abandoned)
-        for work in tuple(self._waiting):
+        self._backlog = deque(work for work in self._backlog if not work.is_abandoned)
+        for work in tuple(self._backlog):
             if self._has_slot(work):
-                self._waiting.remove(work)
-                with _reported(work):
+                self._backlog.remove(work)
+                with _report_failure(work):
                     work.begin(make_prompt_cache(self._model), self._layout)
                     self._feeding.append(work)
 
     def _has_slot(self, work: PromptWork) -> bool:
-        decodes = len(self._decoding) + sum(isinstance(other, DecodeWork) for other in self._feeding)
+        decodes = len(self._decoding) + sum(isinstance(feeding_work, DecodeWork) for feeding_work in self._feeding)
         if isinstance(work, DecodeWork):
             return decodes < self._slots
-        return not any(isinstance(other, PrefillWork) for other in self._feeding)
+        return not any(isinstance(feeding_work, PrefillWork) for feeding_work in self._feeding)
 
     def _feed(self) -> None:
         """One chunk of the prompt that has waited longest.
 
         Who needs none joins at once: to let in one for each step would leave slots empty in the meantime.
         """
-        fed = [work for work in self._feeding if _is_fed(work)]
-        for work in fed:
+        ready_work = [work for work in self._feeding if _is_fed(work)]
+        for work in ready_work:
             self._feeding.remove(work)
-            with _reported(work):
+            with _report_failure(work):
                 self._join_batch(work)
         if self._feeding:
             self._feed_next()
 
     def _feed_next(self) -> None:
         work = self._feeding.popleft()
-        if work.abandoned:
+        if work.is_abandoned:
             return
-        with _reported(work):
+        with _report_failure(work):
             self._feed_chunk(work)
             if work.position < work.to_feed:
                 self._feeding.append(work)
@@ -211,9 +211,9 @@ class _Turns:
         start, end = work.position, min(work.to_feed, (work.position // CHUNK_TOKENS + 1) * CHUNK_TOKENS)
         if end > start:
             self._model(mx.array([work.tokens[start:end]]), cache=work.caches)
-            work.evaluated += end - start
+            work.evaluated_tokens += end - start
             work.position = end
-        work.computed()
+        work.on_chunk()
 
     def _join_batch(self, work: DecodeWork) -> None:
         (number,) = self._batch.insert(
@@ -228,7 +228,7 @@ class _Turns:
 
     def _step(self) -> None:
         """One token of every sequence in the batch."""
-        self._leave([number for number, work in self._decoding.items() if work.abandoned])
+        self._leave([number for number, work in self._decoding.items() if work.is_abandoned])
         if not self._decoding:
             return
         try:
@@ -238,7 +238,7 @@ class _Turns:
             return
         for prompt in prompts:
             if prompt.end_of_prompt:
-                self._decoding[prompt.uid].evaluated += prompt.progress[1]
+                self._decoding[prompt.uid].evaluated_tokens += prompt.progress[1]
         for token in tokens:
             self._hand_out(token.uid, token.token, token.finish_reason or "")
 
@@ -271,11 +271,11 @@ class _Turns:
 
 
 def _is_fed(work: PromptWork) -> TypeGuard[DecodeWork]:
-    return isinstance(work, DecodeWork) and not work.abandoned and work.position >= work.to_feed
+    return isinstance(work, DecodeWork) and not work.is_abandoned and work.position >= work.to_feed
 
 
 @contextmanager
-def _reported(work: PromptWork) -> Iterator[None]:
+def _report_failure(work: PromptWork) -> Iterator[None]:
     """What goes wrong with one prompt is told to its caller, and to nobody else."""
     try:
         yield
@@ -286,5 +286,5 @@ def _reported(work: PromptWork) -> Iterator[None]:
         work.put(EngineUnavailable(f"MLX failed on the prompt: {error}"))
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

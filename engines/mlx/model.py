@@ -42,7 +42,7 @@ def load(folder: HFFolder, context: int) -> LoadedModel:
         model, config = load_model(
             folder.path,
             lazy=bool(folder.dtype),
-            model_config=mlx_folder.told(folder.config),
+            model_config=mlx_folder.config_changes(folder.config),
             get_model_classes=_classes,
         )
         if folder.dtype and "quantization" not in config:
@@ -71,7 +71,7 @@ def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
 
     class Renaming(model):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: dict[str, Any]) -> Any:
-            return super().sanitize(mlx_folder.renamed(kind, weights))
+            return super().sanitize(mlx_folder.rename_tensors(kind, weights))
 
     return Renaming, arguments
 
@@ -87,10 +87,10 @@ def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
     """What MLX is seen to keep must be what the configuration says, which PyTorch goes by."""
     try:
         layout_of(folder, "f32")  # first: it names what this model keeps
-        seen = mlx_kv.observed_layout(caches)
-        stated = layout_of(folder, seen.dtype)
+        observed_layout = mlx_kv.observed_layout(caches)
+        stated_layout = layout_of(folder, observed_layout.dtype)
     except KVTransferFailed as error:
         return None, str(error)
-    if seen != stated:
-        return None, f"MLX keeps {seen} where {folder.path / 'config.json'} states {stated}"
-    return seen, ""
+    if observed_layout != stated_layout:
+        return None, f"MLX keeps {observed_layout} where {folder.path / 'config.json'} states {stated_layout}"
+    return observed_layout, ""

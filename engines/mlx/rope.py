@@ -20,7 +20,7 @@ from engines.rope import Rope, difference
 from messages.errors import ConfigError, KVTransferFailed
 
 _OFFSETS = [4**power for power in range(12)]  # the slowest pair in use turns by 1e-7 a position
-_MOST = 1.5  # radians: less than half a turn, and enough to be told from rounding
+_MAX_ANGLE = 1.5  # radians: less than half a turn, and enough to be told from rounding
 
 
 class StatedRoPE(nn.Module):  # type: ignore[misc]
@@ -50,42 +50,42 @@ def as_stated(model: nn.Module, config: Mapping[str, Any]) -> tuple[Rope, ...]:
     config = config.get("text_config") or config
     if config.get("model_type") not in ROTATED_IN_HALVES or config.get("rope_traditional"):
         return ()
-    found: dict[str, Rope] = {}
+    ropes: dict[str, Rope] = {}
     for attention in (layer.self_attn for layer in model.layers if "self_attn" in layer):
         kind = SLIDING if getattr(attention, "is_sliding", False) else FULL
         try:
-            found[kind] = found.get(kind) or stated_rope(config, kind)
+            ropes[kind] = ropes.get(kind) or stated_rope(config, kind)
         except KVTransferFailed as error:
             if config["model_type"] in NO_SCALING:
                 raise ConfigError(
                     f"MLX ignores this model's RoPE scaling: {error}; use the transformers engine"
                 ) from None
             return ()
-        if _wrong(attention.rope, found[kind], config):
-            attention.rope = StatedRoPE(found[kind])
-            if wrong := _wrong(attention.rope, found[kind], config):
+        if _wrong(attention.rope, ropes[kind], config):
+            attention.rope = StatedRoPE(ropes[kind])
+            if wrong := _wrong(attention.rope, ropes[kind], config):
                 raise ConfigError(f"MLX computes another RoPE than config.json states: {wrong}; use another engine")
-    return tuple(found[kind] for kind in (FULL, SLIDING) if kind in found)
+    return tuple(ropes[kind] for kind in (FULL, SLIDING) if kind in ropes)
 
 
-def measured(rope: nn.Module, size: int) -> Rope:
+def measure_rope(rope: nn.Module, size: int) -> Rope:
     """What a module does to a key of `size` numbers, by the angles of its pairs at growing positions."""
-    turned = _turned(rope, size, 1)
-    partner = int(np.argmax(np.abs(turned[0, 1:]))) + 1
+    unit_rows = _rotate_units(rope, size, 1)
+    partner = int(np.argmax(np.abs(unit_rows[0, 1:]))) + 1
     pairs = np.arange(partner)
     frequencies = np.zeros(partner)
     for offset in _OFFSETS:
-        at = _turned(rope, size, offset)
+        at = _rotate_units(rope, size, offset)
         angles = np.arctan2(at[pairs, pairs + partner], at[pairs, pairs])
-        frequencies = np.where(frequencies * offset < _MOST, angles / offset, frequencies)
-    return Rope(tuple(frequencies.tolist()), float(np.hypot(turned[0, 0], turned[0, partner])))
+        frequencies = np.where(frequencies * offset < _MAX_ANGLE, angles / offset, frequencies)
+    return Rope(tuple(frequencies.tolist()), float(np.hypot(unit_rows[0, 0], unit_rows[0, partner])))
 
 
-def _wrong(rope: nn.Module, stated: Rope, config: Mapping[str, Any]) -> str:
-    return difference([measured(rope, head_dim(config))], [stated])
+def _wrong(rope: nn.Module, target: Rope, config: Mapping[str, Any]) -> str:
+    return difference([measure_rope(rope, head_dim(config))], [target])
 
 
-def _turned(rope: nn.Module, size: int, offset: int) -> Any:
+def _rotate_units(rope: nn.Module, size: int, offset: int) -> Any:
     """Row i: the i-th unit vector, turned as at position `offset`."""
     rows = rope(mx.eye(size)[None, :, None, :], offset=offset)
     return np.array(rows[0, :, 0].astype(mx.float32)).astype(np.float64)

@@ -50,8 +50,8 @@ def _top(scores: mx.array, count: int) -> mx.array:
     """All but the `count` likeliest ruled out; 0: none."""
     if not 0 < count < scores.shape[-1]:
         return scores
-    least = mx.topk(scores, count, axis=-1).min(axis=-1, keepdims=True)
-    return mx.where(scores < least, -mx.inf, scores)
+    threshold = mx.topk(scores, count, axis=-1).min(axis=-1, keepdims=True)
+    return mx.where(scores < threshold, -mx.inf, scores)
 
 
 def _nucleus(scores: mx.array, mass: float) -> mx.array:
@@ -60,6 +60,6 @@ def _nucleus(scores: mx.array, mass: float) -> mx.array:
         return scores
     chances = mx.softmax(scores, axis=-1)
     descending = -mx.sort(-chances, axis=-1)
-    before = mx.cumsum(descending, axis=-1) - descending
-    least = mx.where(before < max(mass, _SMALLEST_MASS), descending, mx.inf).min(axis=-1, keepdims=True)
-    return mx.where(chances < least, -mx.inf, scores)
+    preceding_mass = mx.cumsum(descending, axis=-1) - descending
+    threshold = mx.where(preceding_mass < max(mass, _SMALLEST_MASS), descending, mx.inf).min(axis=-1, keepdims=True)
+    return mx.where(chances < threshold, -mx.inf, scores)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm import generate as mlx_generate
 
-from engines.base import Prefilled
+from engines.base import PrefillResult
 from engines.huggingface.constrain import Constraint
 from engines.mlx import kv as mlx_kv
 from engines.mlx.sampling import Sampler
@@ -21,26 +21,26 @@ from messages.errors import Cancelled, InvalidSchema, KvasirError
 from messages.kv import KVCache, KVLayout, Record
 
 _POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
-_TOGETHER = 16
+_TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
 # Releases before 0.32 lose track of which sequence has which processors once one without any has left the batch.
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
 Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""
-Output = Record | list[Token] | Prefilled | KvasirError
+Output = Record | list[Token] | PrefillResult | KvasirError
 
 
 class PromptWork(ABC):
     """One prompt on its way through the model. Made by a caller, who takes its outputs; the loop does the rest."""
 
-    def __init__(self, tokens: Sequence[int], restored: KVCache | None) -> None:
+    def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None) -> None:
         self.tokens = list(tokens)
-        self.restored = restored
-        self.fork: list[mlx_kv.CacheState] | None = None  # `restored` as arrays, once somebody has made them
-        self.abandoned = False  # set by the caller, who has stopped listening
+        self.prefix_cache = prefix_cache
+        self.fork: list[mlx_kv.CacheState] | None = None  # `prefix_cache` as arrays, once somebody has made them
+        self.is_abandoned = False  # set by the caller, who has stopped listening
         self.caches: list[Any] = []
         self.position = 0  # tokens in the cache
-        self.evaluated = 0  # prompt tokens that the model was given
+        self.evaluated_tokens = 0  # prompt tokens that the model was given
         self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
 
     @property
@@ -49,28 +49,28 @@ class PromptWork(ABC):
         """How many of the tokens the cache is to hold when the prompt is done."""
 
     @abstractmethod
-    def computed(self) -> None:
+    def on_chunk(self) -> None:
         """Another chunk is on its way into the cache."""
 
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
         """Take new caches, and put what was transferred into them. Raises KVTransferFailed."""
-        if self.restored is not None:
+        if self.prefix_cache is not None:
             assert layout is not None  # else the engine has refused it
             if self.fork:
                 mlx_kv.set_states(caches, self.fork)
             else:
-                mlx_kv.fill(caches, layout, self.restored)
+                mlx_kv.fill(caches, layout, self.prefix_cache)
                 if self.fork is not None:
                     self.fork += mlx_kv.states(caches)
-            self.position = self.restored.num_tokens
-            self.restored = None  # its memory is not needed any more
+            self.position = self.prefix_cache.num_tokens
+            self.prefix_cache = None  # its memory is not needed any more
         self.caches = caches
 
     def put(self, output: Output) -> None:
         """Hand something to the caller."""
         self._outputs.put(output)
 
-    def take(self, stop: threading.Event | None) -> Output:
+    def next_output(self, stop: threading.Event | None) -> Output:
         """The next output; raises what the loop reports, or Cancelled."""
         while True:
             if stop is not None and stop.is_set():
@@ -85,14 +85,14 @@ class PromptWork(ABC):
 
 
 class PrefillWork(PromptWork):
-    """Puts each Block, the Window if there is one, and Prefilled."""
+    """Puts each Block, the Window if there is one, and the PrefillResult."""
 
-    def __init__(self, tokens: Sequence[int], restored: KVCache | None, layout: KVLayout, first: int) -> None:
-        super().__init__(tokens, restored)
+    def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None, layout: KVLayout, first: int) -> None:
+        super().__init__(tokens, prefix_cache)
         self.layout = layout
-        self._exported = first
+        self._export_position = first
         self._computing: tuple[mx.array, int] | None = None  # rows that MLX computes while earlier ones are copied
-        self._started = 0.0
+        self._start = 0.0
 
     @property
     def to_feed(self) -> int:
@@ -100,19 +100,19 @@ class PrefillWork(PromptWork):
         return len(self.tokens)
 
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
-        """See Work; the clock of `Prefilled` starts here."""
-        self._started = time.monotonic()
+        """See PromptWork; the clock of `PrefillResult` starts here."""
+        self._start = time.monotonic()
         super().begin(caches, layout)
 
-    def computed(self) -> None:
+    def on_chunk(self) -> None:
         """Have MLX compute the chunk, and meanwhile put the blocks of the one before it."""
-        unfinished = self.position % self.layout.block_tokens if self.position < self.to_feed else 0
-        start, end = self._exported, self.position - unfinished
+        partial_tokens = self.position % self.layout.block_tokens if self.position < self.to_feed else 0
+        start, end = self._export_position, self.position - partial_tokens
         rows = [mlx_kv.rows(self.caches, self.layout, start, end)] if end > start else []
         _begin_computing(mlx_kv.arrays(self.caches), rows)
         self._put_computed()
         if rows:
-            self._computing, self._exported = (rows[0], start), end
+            self._computing, self._export_position = (rows[0], start), end
 
     def finish(self) -> None:
         """Put what is left."""
@@ -122,7 +122,9 @@ class PrefillWork(PromptWork):
             self.put(window)
         for state in mlx_kv.snapshot(self.caches, self.layout, self.position):
             self.put(state)
-        self.put(Prefilled(self.evaluated, self.position - self.evaluated, time.monotonic() - self._started))
+        self.put(
+            PrefillResult(self.evaluated_tokens, self.position - self.evaluated_tokens, time.monotonic() - self._start)
+        )
 
     def _put_computed(self) -> None:
         if self._computing is not None:
@@ -142,59 +144,59 @@ class DecodeWork(PromptWork):
     def __init__(
         self,
         tokens: Sequence[int],
-        restored: KVCache | None,
+        prefix_cache: KVCache | None,
         max_tokens: int,
         sampler: Sampler,
         constraint: Constraint | None,
         eager: bool,
     ) -> None:
-        super().__init__(tokens, restored)
+        super().__init__(tokens, prefix_cache)
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.constraint = constraint
         self.failure: KvasirError | None = None
-        self._begun = False
+        self._has_begun = False
         self._eager = eager
-        self._held: list[Token] = []
-        self._most_held = 1  # the first one goes at once
+        self._token_buffer: list[Token] = []
+        self._buffer_size = 1  # the first one goes at once
 
     @property
     def to_feed(self) -> int:
         """All but the last, with which the batch begins."""
         return len(self.tokens) - 1
 
-    def computed(self) -> None:
+    def on_chunk(self) -> None:
         """Wait for it, so that no more than one chunk is ever under way."""
         mx.eval(mlx_kv.arrays(self.caches))
 
     def put_token(self, token: int, reason: str) -> None:
         """Another token; with a `reason`, the last."""
-        self._held.append((token, reason))
-        if reason or len(self._held) >= self._most_held:
-            self.put(self._held)
-            self._held = []
-            self._most_held = 1 if self._eager else _TOGETHER
+        self._token_buffer.append((token, reason))
+        if reason or len(self._token_buffer) >= self._buffer_size:
+            self.put(self._token_buffer)
+            self._token_buffer = []
+            self._buffer_size = 1 if self._eager else _TOKENS_PER_PUT
 
     @property
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
         """What the batch does to this sequence's logits."""
         if self.constraint is not None:
-            return [self._constrained]
-        return [_unchanged] if _PROCESS_ALL else []
+            return [self._apply_constraint]
+        return [_identity] if _PROCESS_ALL else []
 
-    def _constrained(self, context: mx.array, logits: mx.array) -> mx.array:
+    def _apply_constraint(self, context: mx.array, logits: mx.array) -> mx.array:
         """Rule out what the schema doesn't allow; the context ends with the token sampled last."""
         assert self.constraint is not None
         try:
-            if self._begun:
+            if self._has_begun:
                 self.constraint.accept(np.asarray(context[-1:]).item())
-            self._begun = True
-            allowed = mx.array(self.constraint.allowed())
+            self._has_begun = True
+            mask = mx.array(self.constraint.compute_mask())
         except InvalidSchema as error:  # raised here, it would end the whole batch
             self.failure = error
             return logits
-        return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
+        return mx.where(mask, logits, mx.array(-mx.inf, logits.dtype))
 
 
-def _unchanged(context: mx.array, logits: mx.array) -> mx.array:
+def _identity(context: mx.array, logits: mx.array) -> mx.array:
     return logits

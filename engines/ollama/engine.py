@@ -32,7 +32,7 @@ from engines.remote import (
     RANDOM_SEED,
     TextOnly,
     break_known_marks,
-    broken,
+    break_mark,
     check_json,
     context_of,
     new_sample,
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 KEEP_ALIVE = "60m"  # stays loaded between jobs; Ollama's own 5 minutes would unload it in a quiet spell
 _NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_FINISHED = ("stop", "length")
+_FINISH_REASONS = ("stop", "length")
 _MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is cut out of any text as well
 _PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
 _STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
@@ -59,7 +59,7 @@ def open_engine(options: EngineOptions) -> OllamaEngine:
     host, model = parse_weights(options.weights)
     server = OllamaServer(host)
     try:
-        return OllamaEngine(server, model, _shown(server, model), options)
+        return OllamaEngine(server, model, _describe_model(server, model), options)
     except EngineUnavailable as error:
         server.close()
         raise ConfigError(f"{error}; is it running there? (`ollama serve`, or another URL in the weights)") from None
@@ -84,25 +84,27 @@ def parse_weights(weights: str) -> tuple[str, str]:
     return host, model
 
 
-def _shown(server: OllamaServer, model: str) -> ollama.ShowResponse:
+def _describe_model(server: OllamaServer, model: str) -> ollama.ShowResponse:
     try:
         return server.show(model)
     except ModelMissing:
-        there = ", ".join(server.models()) or "no model at all"
+        model_names = ", ".join(server.models()) or "no model at all"
         raise ConfigError(
-            f"Ollama at {server.host} has no model {model!r} (it has: {there}); run there: ollama pull {model}"
+            f"Ollama at {server.host} has no model {model!r} (it has: {model_names}); run there: ollama pull {model}"
         ) from None
 
 
 class OllamaEngine(TextOnly[OllamaServer]):
     """`DecodesText`; the prefill half passes every job through."""
 
-    def __init__(self, server: OllamaServer, model: str, shown: ollama.ShowResponse, options: EngineOptions) -> None:
-        super().__init__(server, "Ollama", context_of("Ollama", model, _trained_context(shown), options.context))
+    def __init__(
+        self, server: OllamaServer, model: str, description: ollama.ShowResponse, options: EngineOptions
+    ) -> None:
+        super().__init__(server, "Ollama", context_of("Ollama", model, _trained_context(description), options.context))
         self._model = model
-        self._stops = model_stops(shown.parameters or "")
-        self._break_up = mark_breaker(shown.modelinfo or {})
-        self._drops_system = drops_system(shown)
+        self._stops = model_stops(description.parameters or "")
+        self._break_up = mark_breaker(description.modelinfo or {})
+        self._drops_system = drops_system(description)
         self._letters_per_token = self._warm_up()
         self._info = EngineInfo(
             engine="ollama",
@@ -124,21 +126,21 @@ class OllamaEngine(TextOnly[OllamaServer]):
         stop: threading.Event | None = None,
     ) -> Answer:
         """See DecodesText. Raises ContextExceeded for a prompt that was cut, too, which is known only at the end."""
-        called = time.monotonic()
+        start = time.monotonic()
         if self._drops_system and any(part.role == "system" for part in prompt):
             raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
-        self._check_room(sampling)
+        self._check_capacity(sampling)
         pieces: list[str] = []
         first_token_s = 0.0
         last = None
         for last in self._server.chat(stop, **self._request(prompt, sampling)):
             if not first_token_s and (last.message.content or last.message.thinking):
-                first_token_s = time.monotonic() - called
+                first_token_s = time.monotonic() - start
             if piece := last.message.content:
                 pieces.append(piece)
                 if on_text:
                     on_text(piece)
-        counted, finish_reason = self._check_complete(prompt, sampling, last)
+        prompt_tokens, finish_reason = self._check_complete(prompt, sampling, last)
         text = "".join(pieces)
         if sampling.json_schema and finish_reason == "stop":
             check_json(text, "Ollama")
@@ -147,9 +149,9 @@ class OllamaEngine(TextOnly[OllamaServer]):
             tokens=(),
             completion_tokens=int(last.eval_count or 0) if last else 0,
             finish_reason=finish_reason,
-            evaluated_tokens=counted,
+            evaluated_tokens=prompt_tokens,
             first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
+            seconds=time.monotonic() - start,
         )
 
     def _request(self, prompt: Sequence[Part], sampling: Sampling) -> dict[str, Any]:
@@ -166,7 +168,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
             options["stop"] = [*self._stops, *words]
         request = {
             "model": self._model,
-            "messages": [{"role": one.role, "content": self._break_up(one.text)} for one in chat(prompt)],
+            "messages": [{"role": message.role, "content": self._break_up(message.text)} for message in chat(prompt)],
             "options": options,
         }
         if sampling.json_schema:
@@ -178,25 +180,27 @@ class OllamaEngine(TextOnly[OllamaServer]):
     ) -> tuple[int, str]:
         """(prompt tokens, finish reason) of an answer to the whole prompt, from its last event."""
         reason = str(last.done_reason) if last and last.done else "no end"
-        if last is None or reason not in _FINISHED:
+        if last is None or reason not in _FINISH_REASONS:
             raise EngineUnavailable(f"Ollama ended its answer early ({reason}): was the model unloaded?")
-        counted = int(last.prompt_eval_count or 0)
-        self._check_whole(prompt, sampling, counted)
-        return counted, reason
+        prompt_tokens = int(last.prompt_eval_count or 0)
+        self._check_whole(prompt, sampling, prompt_tokens)
+        return prompt_tokens, reason
 
     def _warm_up(self) -> float:
         """Have the model loaded with our context, and a text counted: letters per token."""
         text = new_sample()
         options = _NEUTRAL | {"num_ctx": self._context, "num_predict": 1, "temperature": 0}
-        done = self._server.generate(model=self._model, prompt=text, raw=True, options=options, keep_alive=KEEP_ALIVE)
-        counted = done.prompt_eval_count or 0
-        return len(text) / counted if counted else LETTERS_PER_TOKEN
+        response = self._server.generate(
+            model=self._model, prompt=text, raw=True, options=options, keep_alive=KEEP_ALIVE
+        )
+        prompt_tokens = response.prompt_eval_count or 0
+        return len(text) / prompt_tokens if prompt_tokens else LETTERS_PER_TOKEN
 
     def _device(self) -> str:
         """Where the model was put, by Ollama's own account. Raises ConfigError if it has another context there."""
-        name = _tagged(self._model)
-        for entry in self._server.loaded():
-            if _tagged(str(entry.model or entry.name)) != name:
+        name = _full_name(self._model)
+        for entry in self._server.models_in_memory():
+            if _full_name(str(entry.model or entry.name)) != name:
                 continue
             if entry.context_length and entry.context_length < self._context:
                 raise ConfigError(
@@ -211,13 +215,13 @@ def model_stops(parameters: str) -> list[str]:
     return [json.loads(word) if word.startswith('"') else word for word in _STOP_LINE.findall(parameters)]
 
 
-def drops_system(shown: ollama.ShowResponse) -> bool:
+def drops_system(description: ollama.ShowResponse) -> bool:
     """Whether Ollama would leave out a system message without a word: the template prints the user's alone.
 
     A model with a renderer of Ollama's own has a template that says nothing.
     """
-    template = shown.template or ""
-    return bool(template) and not _PRINTS_SYSTEM.search(template) and "RENDERER " not in (shown.modelfile or "")
+    template = description.template or ""
+    return bool(template) and not _PRINTS_SYSTEM.search(template) and "RENDERER " not in (description.modelfile or "")
 
 
 def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
@@ -235,11 +239,11 @@ def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
     starts = re.compile(f"[{re.escape(''.join(sorted({mark[0] for mark in marks})))}]" if marks else r"(?!)")
 
     def break_up(text: str) -> str:
-        def checked(found: re.Match[str]) -> str:
-            at = found.start()
-            return broken(found) if any(text[at : at + length] in marks for length in lengths) else found[0]
+        def break_if_mark(match: re.Match[str]) -> str:
+            at = match.start()
+            return break_mark(match) if any(text[at : at + length] in marks for length in lengths) else match[0]
 
-        return starts.sub(checked, text)
+        return starts.sub(break_if_mark, text)
 
     return break_up
 
@@ -252,11 +256,11 @@ def _device_of(name: str, size: int, on_gpu: int) -> str:
     return "gpu"
 
 
-def _trained_context(shown: ollama.ShowResponse) -> int:
-    info = shown.modelinfo or {}
+def _trained_context(description: ollama.ShowResponse) -> int:
+    info = description.modelinfo or {}
     return int(info.get(f"{info.get('general.architecture')}.context_length") or 0)
 
 
-def _tagged(model: str) -> str:
+def _full_name(model: str) -> str:
     """A name with its tag: `m` is `m:latest`."""
     return model if ":" in model.rpartition("/")[2] else f"{model}:latest"

@@ -14,7 +14,7 @@ from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
-_MORE = {"chat": {"truncate": False, "shift": False}, "show": {"verbose": True}}
+_EXTRA_FIELDS = {"chat": {"truncate": False, "shift": False}, "show": {"verbose": True}}
 # What Ollama and the llama-server below it say of a prompt that does not fit, and of a schema that is none.
 _TOO_LONG = ("exceed_context_size", "exceeds the context", "exceeds the available context", "longer than the context")
 _NO_SCHEMA = ("grammar", "schema", "invalid format")
@@ -41,7 +41,7 @@ class OllamaServer(RemoteServer):
         self.host = host or "this machine"
         self._calls = Calls(
             "ollama",
-            lambda error: _sorted_out(error, self.host),
+            lambda error: _translate_error(error, self.host),
             lambda: self._client.close(),  # type: ignore[no-untyped-call]  # not `close` itself: it has no annotations
             (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError),
             lambda error: isinstance(error, (httpx.TransportError, ConnectionError)),  # the latter is the client's own
@@ -50,20 +50,20 @@ class OllamaServer(RemoteServer):
 
     def models(self) -> list[str]:
         """Names of the models that were pulled."""
-        return sorted(str(entry.model) for entry in self._calls.only(self._client.list).models)
+        return sorted(str(entry.model) for entry in self._calls.call(self._client.list).models)
 
     def show(self, model: str) -> ollama.ShowResponse:
         """What the server knows of a model."""
-        shown: ollama.ShowResponse = self._calls.only(lambda: self._client.show(model))
-        return shown
+        description: ollama.ShowResponse = self._calls.call(lambda: self._client.show(model))
+        return description
 
-    def loaded(self) -> list[ollama.ProcessResponse.Model]:
+    def models_in_memory(self) -> list[ollama.ProcessResponse.Model]:
         """The models in memory."""
-        return list(self._calls.only(self._client.ps).models)
+        return list(self._calls.call(self._client.ps).models)
 
     def generate(self, **request: Any) -> ollama.GenerateResponse:
         """An answer at once; `request` as for the client's `generate`."""
-        answer: ollama.GenerateResponse = self._calls.only(lambda: self._client.generate(**request))
+        answer: ollama.GenerateResponse = self._calls.call(lambda: self._client.generate(**request))
         return answer
 
     def chat(self, stop: threading.Event | None = None, **request: Any) -> Iterator[ollama.ChatResponse]:
@@ -81,25 +81,25 @@ class _NeverCut(httpx.AsyncHTTPTransport):
     vocabulary to itself."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        more = _MORE.get(request.url.path.rpartition("/api/")[2])
-        if more:
-            body = json.loads(request.content) | more
+        extra_fields = _EXTRA_FIELDS.get(request.url.path.rpartition("/api/")[2])
+        if extra_fields:
+            body = json.loads(request.content) | extra_fields
             headers = {name: value for name, value in request.headers.items() if name != "content-length"}
             extensions = request.extensions
             request = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=extensions)
         return await super().handle_async_request(request)
 
 
-def _sorted_out(error: BaseException, host: str) -> KvasirError:
+def _translate_error(error: BaseException, host: str) -> KvasirError:
     """What a failed request means for the job."""
     if not isinstance(error, ollama.ResponseError):
-        what = str(error) or type(error).__name__
-        return EngineUnavailable(f"the Ollama server at {host} does not answer: {what:.300}")
-    said = error.error.strip()
-    if any(words in said for words in _TOO_LONG):
-        return ContextExceeded(f"Ollama refused the prompt: {said:.300}")
-    if any(word in said.lower() for word in _NO_SCHEMA):
-        return InvalidSchema(f"the JSON schema can't be made a constraint: {said:.300}")
+        reason = str(error) or type(error).__name__
+        return EngineUnavailable(f"the Ollama server at {host} does not answer: {reason:.300}")
+    message = error.error.strip()
+    if any(words in message for words in _TOO_LONG):
+        return ContextExceeded(f"Ollama refused the prompt: {message:.300}")
+    if any(word in message.lower() for word in _NO_SCHEMA):
+        return InvalidSchema(f"the JSON schema can't be made a constraint: {message:.300}")
     if error.status_code == _NOT_FOUND:
-        return ModelMissing(f"Ollama at {host}: {said:.300}")
-    return EngineUnavailable(f"Ollama at {host} answered {error.status_code}: {said:.300}")
+        return ModelMissing(f"Ollama at {host}: {message:.300}")
+    return EngineUnavailable(f"Ollama at {host} answered {error.status_code}: {message:.300}")

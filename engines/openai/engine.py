@@ -19,7 +19,7 @@ from typing import Any
 
 from engines.base import Answer, EngineInfo
 from engines.chat import chat
-from engines.openai.http import OpenAIServer, Outside, RequestRefused, Unlisted, never
+from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, permanent_error
 from engines.openai.place import outside
 from engines.registry import EngineOptions
 from engines.remote import CAPABILITIES, RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
 # What a server may refuse, and do without.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
-_FINISHED = ("stop", "length")
+_FINISH_REASONS = ("stop", "length")
 _KEY_REFUSED = (401, 403)
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "max_context_length", "context_window")
 _PROBE = {"type": "object", "properties": {"well": {"type": "boolean"}}, "required": ["well"]}
@@ -43,7 +43,7 @@ def open_engine(options: EngineOptions) -> OpenAIEngine:
     base, model = parse_weights(options.weights)
     server = OpenAIServer(base, options.api_key, options.allow_external)
     try:
-        return OpenAIEngine(server, model, served(server, model), options)
+        return OpenAIEngine(server, model, find_model(server, model), options)
     except EngineUnavailable as error:
         server.close()
         raise why_not(error, bool(options.api_key)) from None
@@ -63,24 +63,24 @@ def look_up(options: EngineOptions) -> tuple[str, bool]:
     base, model = parse_weights(options.weights)
     server = OpenAIServer(base, options.api_key, options.allow_external)
     try:
-        listed = served(server, model)
+        entry = find_model(server, model)
     except EngineUnavailable as error:
         raise why_not(error, bool(options.api_key)) from None
     finally:
         server.close()
-    return outside(base), bool(listed)
+    return outside(base), bool(entry)
 
 
 def parse_weights(weights: str) -> tuple[str, str]:
     """(base URL, model). Raises ConfigError."""
-    found = _SHAPE.fullmatch(weights)
-    if found is None:
-        shown = "what was given" if "@" in weights else f"{weights!r:.100}"
+    match = _SHAPE.fullmatch(weights)
+    if match is None:
+        quotation = "what was given" if "@" in weights else f"{weights!r:.100}"
         raise ConfigError(
-            f"weights of the openai engine look like 'http://127.0.0.1:8000/v1/MODEL', not {shown}; "
+            f"weights of the openai engine look like 'http://127.0.0.1:8000/v1/MODEL', not {quotation}; "
             "the model's name stands after /v1/"
         )
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def why_not(error: EngineUnavailable, with_key: bool) -> ConfigError:
@@ -95,30 +95,32 @@ def why_not(error: EngineUnavailable, with_key: bool) -> ConfigError:
     return ConfigError(f"{error}; is it running there?" if "does not answer" in str(error) else str(error))
 
 
-def served(server: OpenAIServer, model: str) -> dict[str, Any]:
+def find_model(server: OpenAIServer, model: str) -> dict[str, Any]:
     """What the server lists of a model, {} if it lists no models. Raises ConfigError if it has others."""
     try:
-        listed = server.models()
-    except Unlisted:
+        models = server.models()
+    except NoModelList:
         return {}
-    except RequestRefused as refused:
-        if refused.status != 404:
+    except RequestRefused as refusal:
+        if refusal.status != 404:
             raise
         return {}
-    for entry in listed:
+    for entry in models:
         if entry.get("id") == model:
             return entry
-    there = ", ".join(sorted(str(entry.get("id")) for entry in listed)) or "no model at all"
-    raise ConfigError(f"the server at {server.host} has no model {model!r} (it has: {there:.400})")
+    model_names = ", ".join(sorted(str(entry.get("id")) for entry in models)) or "no model at all"
+    raise ConfigError(f"the server at {server.host} has no model {model!r} (it has: {model_names:.400})")
 
 
 class OpenAIEngine(TextOnly[OpenAIServer]):
     """`DecodesText`; the prefill half passes every job through."""
 
-    def __init__(self, server: OpenAIServer, model: str, listed: dict[str, Any], options: EngineOptions) -> None:
-        super().__init__(server, "the server", context_of("the server", model, _context_in(listed), options.context))
+    def __init__(self, server: OpenAIServer, model: str, model_entry: dict[str, Any], options: EngineOptions) -> None:
+        super().__init__(
+            server, "the server", context_of("the server", model, _context_in(model_entry), options.context)
+        )
         self._model = model
-        self._unknown: set[str] = set()
+        self._refused_fields: set[str] = set()
         self._warm_up()
         self._info = EngineInfo(
             engine="openai",
@@ -141,15 +143,15 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         stop: threading.Event | None = None,
     ) -> Answer:
         """See DecodesText. Waits as long as a busy server (429) asks for. Counts that it does not tell are 0."""
-        called = time.monotonic()
-        self._check_room(sampling)
-        reading = _Reading(on_text)
-        messages = [{"role": one.role, "content": break_known_marks(one.text)} for one in chat(prompt)]
+        start = time.monotonic()
+        self._check_capacity(sampling)
+        reading = _AnswerReader(on_text)
+        messages = [{"role": message.role, "content": break_known_marks(message.text)} for message in chat(prompt)]
         try:
             for event in self._server.chat(self._request(messages, sampling), stop):
-                reading.take(event)
-        except RequestRefused as refused:
-            raise never(refused) from refused
+                reading.consume_event(event)
+        except RequestRefused as refusal:
+            raise permanent_error(refusal) from refusal
         finish_reason = reading.finish_reason()
         self._check_whole(prompt, sampling, reading.prompt_tokens)
         text = "".join(reading.pieces)
@@ -161,8 +163,8 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             completion_tokens=reading.completion_tokens,
             finish_reason=finish_reason,
             evaluated_tokens=reading.prompt_tokens,
-            first_token_s=(reading.first or time.monotonic()) - called,
-            seconds=time.monotonic() - called,
+            first_token_s=(reading.first or time.monotonic()) - start,
+            seconds=time.monotonic() - start,
         )
 
     def _request(self, messages: list[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
@@ -184,36 +186,38 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         if sampling.json_schema:
             schema = {"name": "answer", "schema": json.loads(sampling.json_schema), "strict": True}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return {name: value for name, value in request.items() if name not in self._unknown}
+        return {name: value for name, value in request.items() if name not in self._refused_fields}
 
     def _warm_up(self) -> None:
         """Have a text counted (letters per token), and see which fields the server refuses."""
         text = new_sample()
         sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
         while True:
-            reading = _Reading(None)
+            reading = _AnswerReader(None)
             request = self._request([{"role": "user", "content": text}], sampling)
             try:
                 for event in self._server.chat(request):
-                    reading.take(event)
-            except RequestRefused as refused:
-                self._do_without(refused, request)
+                    reading.consume_event(event)
+            except RequestRefused as refusal:
+                self._do_without(refusal, request)
                 continue
             if reading.prompt_tokens:
                 self._letters_per_token = len(text) / reading.prompt_tokens
             return
 
-    def _do_without(self, refused: RequestRefused, request: dict[str, Any]) -> None:
+    def _do_without(self, refusal: RequestRefused, request: dict[str, Any]) -> None:
         """The field that a refusal names is not sent again. Raises the refusal if it names none."""
-        named = f"{refused.param} {refused.said}"
-        field = next((each for each in _OPTIONAL if each in request and each in named), "")
-        if refused.status not in (400, 422) or not field:
-            raise refused
-        _log.warning("the server at %s refuses %s, which is not sent: %.200s", self._server.host, field, refused.said)
-        self._unknown.add(field)
+        refusal_text = f"{refusal.param} {refusal.message}"
+        field = next((name for name in _OPTIONAL if name in request and name in refusal_text), "")
+        if refusal.status not in (400, 422) or not field:
+            raise refusal
+        _log.warning(
+            "the server at %s refuses %s, which is not sent: %.200s", self._server.host, field, refusal.message
+        )
+        self._refused_fields.add(field)
 
 
-class _Reading:
+class _AnswerReader:
     """What the events of one answer come to."""
 
     def __init__(self, on_text: Callable[[str], None] | None) -> None:
@@ -224,20 +228,22 @@ class _Reading:
         self._reason = ""
         self._on_text = on_text
 
-    def take(self, event: dict[str, Any]) -> None:
+    def consume_event(self, event: dict[str, Any]) -> None:
         """Add one event. Raises EngineUnavailable for one of another shape."""
         try:
             if usage := event.get("usage"):
                 self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
                 self.completion_tokens = int(usage.get("completion_tokens") or 0)
             choices = [choice for choice in event.get("choices") or () if choice.get("index", 0) == 0]
-            self._reason = next((one["finish_reason"] for one in choices if one.get("finish_reason")), self._reason)
+            self._reason = next(
+                (choice["finish_reason"] for choice in choices if choice.get("finish_reason")), self._reason
+            )
             deltas = [choice.get("delta") or {} for choice in choices]
             piece = "".join([delta.get("content") or "" for delta in deltas])
-            thought = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
+            has_thoughts = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
         except (AttributeError, TypeError, ValueError):
             raise EngineUnavailable(f"the server sent an event of another shape: {json.dumps(event):.80}") from None
-        if not self.first and (piece or thought):
+        if not self.first and (piece or has_thoughts):
             self.first = time.monotonic()
         if piece:
             self.pieces.append(piece)
@@ -248,13 +254,13 @@ class _Reading:
         """Raises EngineUnavailable if the answer was cut off, InvalidPrompt if it was withheld."""
         if self._reason == "content_filter":
             raise InvalidPrompt("the server withheld its answer (content_filter)")
-        if self._reason not in _FINISHED:
+        if self._reason not in _FINISH_REASONS:
             raise EngineUnavailable(f"the server ended its answer early ({self._reason or 'no end'})")
         return self._reason
 
 
-def _context_in(listed: dict[str, Any]) -> int:
+def _context_in(model_entry: dict[str, Any]) -> int:
     """Tokens of context by the server's own account (vLLM, SGLang, llama.cpp, …); 0 if it does not say."""
-    meta = listed.get("meta")
-    told = [listed.get(name) for name in _CONTEXT_FIELDS] + [meta.get("n_ctx") if isinstance(meta, dict) else 0]
-    return next((value for value in told if isinstance(value, int) and value > 0), 0)
+    meta = model_entry.get("meta")
+    lengths = [model_entry.get(name) for name in _CONTEXT_FIELDS] + [meta.get("n_ctx") if isinstance(meta, dict) else 0]
+    return next((value for value in lengths if isinstance(value, int) and value > 0), 0)

@@ -27,21 +27,21 @@ _END_S = 0.5  # within which a stream ends after its last event
 _LONGEST_WAIT_S = 600.0  # a server that asks for more is away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
-_NEVER = (400, 413, 422)
-_GONE = (502, 503, 504)  # a proxy's words for a server that is away, or a server's while it loads
+_PERMANENT_STATUSES = (400, 413, 422)
+_UNAVAILABLE_STATUSES = (502, 503, 504)  # a proxy's words for a server that is away, or a server's while it loads
 
 
 class RequestRefused(EngineUnavailable):
-    """The server answered with an error; `said` is its sentence, and `param` the field that it names."""
+    """The server answered with an error; `message` is its sentence, and `param` the field that it names."""
 
-    def __init__(self, host: str, status: int, said: str, param: str = "") -> None:
-        super().__init__(f"the server at {host} answered {status}: {said:.300}")
+    def __init__(self, host: str, status: int, message: str, param: str = "") -> None:
+        super().__init__(f"the server at {host} answered {status}: {message:.300}")
         self.status = status
-        self.said = said
+        self.message = message
         self.param = param
 
 
-class Unlisted(EngineUnavailable):
+class NoModelList(EngineUnavailable):
     """The server answered, but lists no models. mlx_lm.server does so on a machine without a cache of the hub."""
 
 
@@ -58,8 +58,8 @@ class _Busy(Exception):
 class OpenAIServer(RemoteServer):
     """One server. All methods may be called from any thread.
 
-    They raise EngineUnavailable (Refused and Outside among them), ContextExceeded, InvalidPrompt, InvalidSchema; and
-    Cancelled soon after `stop` is set.
+    They raise EngineUnavailable (RequestRefused and Outside among them), ContextExceeded, InvalidPrompt, InvalidSchema;
+    and Cancelled soon after `stop` is set.
     """
 
     def __init__(self, base: str, api_key: str, allow_external: bool) -> None:
@@ -68,13 +68,13 @@ class OpenAIServer(RemoteServer):
         self._key = api_key
         self._may_be_called = allow_external or (stays(base) and not outside(base))
         self._session: aiohttp.ClientSession | None = None
-        disconnected = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
-        self._calls = Calls("openai", self._sorted_out, self._close, disconnected, _is_gone, self._list)
+        disconnect_errors = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+        self._calls = Calls("openai", self._translate_error, self._close, disconnect_errors, _is_gone, self._list)
 
     def models(self) -> list[dict[str, Any]]:
         """What the server lists under /models."""
-        listed = self._calls.only(self._list)
-        return [entry for entry in listed if isinstance(entry, dict)]
+        entries = self._calls.call(self._list)
+        return [entry for entry in entries if isinstance(entry, dict)]
 
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """The answer's events. A server that is busy (429) is asked again when it says."""
@@ -82,16 +82,16 @@ class OpenAIServer(RemoteServer):
 
     async def _list(self) -> list[Any]:
         await self._check_place()
-        async with self._opened().get(f"{self.host}/models", allow_redirects=False) as response:
+        async with self._open_session().get(f"{self.host}/models", allow_redirects=False) as response:
             body = await response.read()
         self._check(response, body)
         try:
-            listed = json.loads(body)["data"]
+            entries = json.loads(body)["data"]
         except (ValueError, KeyError, TypeError):
-            listed = None
-        if not isinstance(listed, list):
-            raise Unlisted(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
-        return listed
+            entries = None
+        if not isinstance(entries, list):
+            raise NoModelList(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
+        return entries
 
     async def _patiently(self, body: dict[str, Any]) -> AsyncIterator[Any]:
         while True:
@@ -105,7 +105,7 @@ class OpenAIServer(RemoteServer):
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:
         await self._check_place()
-        post = self._opened().post(f"{self.host}/chat/completions", json=body, allow_redirects=False)
+        post = self._open_session().post(f"{self.host}/chat/completions", json=body, allow_redirects=False)
         async with post as response:
             if response.status != HTTPStatus.OK:
                 self._check(response, await response.read())
@@ -122,7 +122,7 @@ class OpenAIServer(RemoteServer):
                 async with asyncio.timeout(_END_S):
                     await response.content.read()
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         """The session; it belongs to the loop on which the requests run."""
         if self._session is None:
             secure = ssl.create_default_context(cafile=certifi.where())
@@ -151,10 +151,10 @@ class OpenAIServer(RemoteServer):
         if not isinstance(event, dict):
             raise EngineUnavailable(f"the server at {self.host} sent an event that is no object: {value:.80}")
         if event.get("error"):
-            raise self._refused(500, event)
+            raise self._refusal(500, event)
         return event
 
-    def _check(self, response: aiohttp.ClientResponse, read: bytes) -> None:
+    def _check(self, response: aiohttp.ClientResponse, content: bytes) -> None:
         status = response.status
         if status == HTTPStatus.OK:
             return
@@ -162,33 +162,33 @@ class OpenAIServer(RemoteServer):
         if status == HTTPStatus.TOO_MANY_REQUESTS and wait is not None and wait <= _LONGEST_WAIT_S:
             raise _Busy(wait)
         try:
-            body = json.loads(read)
+            body = json.loads(content)
         except ValueError:
-            body = read.decode(errors="replace")
-        raise self._refused(status, body)
+            body = content.decode(errors="replace")
+        raise self._refusal(status, body)
 
-    def _refused(self, status: int, body: Any) -> RequestRefused:
+    def _refusal(self, status: int, body: Any) -> RequestRefused:
         """Servers write {"error": {"message"}}, {"error": "…"}, {"message"} or {"detail"}; or no JSON at all."""
         error = body.get("error", body) if isinstance(body, dict) else body
-        said = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
+        message = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
         param = str(error.get("param") or "") if isinstance(error, dict) else ""
-        text = " ".join(str(said or error).split())
+        text = " ".join(str(message or error).split())
         return RequestRefused(self.host, status, text.replace(self._key, "***") if self._key else text, param)
 
     async def _check_place(self) -> None:
         """Before each request to a name: it may lead elsewhere than it did."""
-        if not self._may_be_called and (where := await asyncio.to_thread(outside, self.host)):
+        if not self._may_be_called and (external_host := await asyncio.to_thread(outside, self.host)):
             raise Outside(
-                f"{where} is outside private networks, or can't be found: no prompt goes there unless "
+                f"{external_host} is outside private networks, or can't be found: no prompt goes there unless "
                 "allow_external = true"
             )
 
-    def _sorted_out(self, error: BaseException) -> KvasirError:
+    def _translate_error(self, error: BaseException) -> KvasirError:
         """What a failed request means for the job."""
-        if isinstance(error, RequestRefused) and error.status in _NEVER:
-            said = error.said.lower()
-            if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or any(words in said for words in _TOO_LONG):
-                return ContextExceeded(f"the server refused the prompt: {error.said:.300}")
+        if isinstance(error, RequestRefused) and error.status in _PERMANENT_STATUSES:
+            message = error.message.lower()
+            if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or any(words in message for words in _TOO_LONG):
+                return ContextExceeded(f"the server refused the prompt: {error.message:.300}")
             return error
         if isinstance(error, KvasirError):
             return error
@@ -197,26 +197,26 @@ class OpenAIServer(RemoteServer):
         return EngineUnavailable(f"the server at {self.host} does not answer: {_words(error):.300}")
 
 
-def never(refused: RequestRefused) -> KvasirError:
+def permanent_error(refusal: RequestRefused) -> KvasirError:
     """The job's error of a refusal that asking again would not change; the refusal itself if it might."""
-    if refused.status not in _NEVER:
-        return refused
-    if any(word in f"{refused.said} {refused.param}".lower() for word in _NO_SCHEMA):
-        return InvalidSchema(f"the JSON schema can't be made a constraint: {refused.said:.300}")
-    return InvalidPrompt(str(refused))
+    if refusal.status not in _PERMANENT_STATUSES:
+        return refusal
+    if any(word in f"{refusal.message} {refusal.param}".lower() for word in _NO_SCHEMA):
+        return InvalidSchema(f"the JSON schema can't be made a constraint: {refusal.message:.300}")
+    return InvalidPrompt(str(refusal))
 
 
 def _is_gone(error: BaseException) -> bool:
     if isinstance(error, RequestRefused):
-        return error.status in _GONE
+        return error.status in _UNAVAILABLE_STATUSES
     return isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Outside))
 
 
 def _words(error: BaseException) -> str:
     """Without what aiohttp's own words have besides: a TLS context's address in memory, the URL again."""
     cause = getattr(error, "os_error", error)
-    said = getattr(cause, "strerror", "") or getattr(cause, "message", "") or str(cause) or type(cause).__name__
-    return " ".join(str(said).split())
+    text = getattr(cause, "strerror", "") or getattr(cause, "message", "") or str(cause) or type(cause).__name__
+    return " ".join(str(text).split())
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[str]:

@@ -7,8 +7,8 @@ import socket
 from urllib.parse import urlsplit
 
 _INSIDE = [
-    ipaddress.ip_network(each)
-    for each in (
+    ipaddress.ip_network(network)
+    for network in (
         *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "0.0.0.0/32"),
         *("::1/128", "fc00::/7", "fe80::/10", "::/128"),
     )
@@ -23,10 +23,12 @@ def outside(url: str) -> str:
     """
     host = urlsplit(url).hostname or ""
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        addresses = {
+            str(address_info[4][0]) for address_info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        }
     except (OSError, UnicodeError):
         return "" if f".{host}".endswith(_INSIDE_NAMES) else host
-    return "" if all(_is_inside(address) for address in found) else host
+    return "" if all(_is_inside(address) for address in addresses) else host
 
 
 def stays(url: str) -> bool:
@@ -36,6 +38,6 @@ def stays(url: str) -> bool:
 
 
 def _is_inside(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    mapped = getattr(parsed, "ipv4_mapped", None) or parsed
-    return any(mapped in network for network in _INSIDE)
+    ip = ipaddress.ip_address(address)
+    ipv4 = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ipv4 in network for network in _INSIDE)

@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled, Tokenized
+from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
 from engines.chat import chat
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
 from engines.simulated.schema_text import json_text, prose
-from engines.waiting import held
+from engines.waiting import acquire_slot
 from messages.errors import (
     Cancelled,
     ConfigError,
@@ -113,7 +113,7 @@ def parse_weights(weights: str) -> SimulatedModel:
             values[name] = types[name](value)
         except ValueError:
             raise ConfigError(f"{name} must be a number, not {value!r:.40}") from None
-    return _checked(SimulatedModel(**values))
+    return _check_model(SimulatedModel(**values))
 
 
 def open_engine(options: EngineOptions) -> SimulatedEngine:
@@ -154,15 +154,15 @@ class SimulatedEngine:
         """What is "loaded"."""
         return self._info
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """Begin of text, for each message its role's mark and one id for every four characters, an assistant mark."""
-        ids, shared, whole = [_BOS], 0, True
+        ids, shared_tokens, whole = [_BOS], 0, True
         for message in chat(prompt):
             if whole:  # so far all was the class's
-                shared = len(ids) + 1 + message.common // CHARS_PER_TOKEN
+                shared_tokens = len(ids) + 1 + message.common // CHARS_PER_TOKEN
             whole = whole and message.common == len(message.text)
             ids += (_MARKS[message.role], *_text_ids(message.text))
-        return Tokenized((*ids, _MARKS["assistant"]), shared)
+        return TokenizedPrompt((*ids, _MARKS["assistant"]), shared_tokens)
 
     def count_tokens(self, text: str) -> int:
         """Four characters to a token, rounded up."""
@@ -179,24 +179,24 @@ class SimulatedEngine:
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """See PrefillEngine."""
-        self._info.require_room(len(tokens))
+        self._info.require_capacity(len(tokens))
         chain = _chain(tokens)
-        restored = 0
+        restored_tokens = 0
         if resume is not None:
             self._verify(chain, resume)
-            restored = resume.num_tokens
+            restored_tokens = resume.num_tokens
         rate = self._model.prefill / self._model.batch
-        with held(self._prefill_slots, partial(self._check_running, stop)):
-            started = time.monotonic()
+        with acquire_slot(self._prefill_slots, partial(self._check_running, stop)):
+            start_time = time.monotonic()
             for start, end in self._layout.block_spans(len(tokens)):
-                self._pace(started, max(0, end - restored) / rate, stop)
+                self._pace(start_time, max(0, end - restored_tokens) / rate, stop)
                 if end > first:
                     emit(Block(start, self._data(chain[start:end])))
             for layer in self._layout.state_layers:
                 emit(RecurrentState(len(tokens), layer, self._state(chain, layer)))
-            return Prefilled(len(tokens) - restored, restored, time.monotonic() - started)
+            return PrefillResult(len(tokens) - restored_tokens, restored_tokens, time.monotonic() - start_time)
 
     def decode(
         self,
@@ -207,23 +207,23 @@ class SimulatedEngine:
         stop: threading.Event | None = None,
     ) -> Answer:
         """See DecodeEngine."""
-        called = time.monotonic()
-        self._info.require_room(len(tokens) + sampling.max_tokens)
+        call_time = time.monotonic()
+        self._info.require_capacity(len(tokens) + sampling.max_tokens)
         if cache is not None:
             cache.require_part_of(len(tokens))
             self._verify(_chain(tokens), cache)
         text, finish_reason = self._answer(tokens, sampling)
-        evaluated = len(tokens) - (cache.num_tokens if cache else 0)
+        evaluated_tokens = len(tokens) - (cache.num_tokens if cache else 0)
         pieces = _pieces(text)
         first_token_s = 0.0
-        with held(self._slots, partial(self._check_running, stop)):
-            started = time.monotonic()
-            prompt_s = (evaluated - 1) / self._model.prefill
+        with acquire_slot(self._slots, partial(self._check_running, stop)):
+            start_time = time.monotonic()
+            prompt_s = (evaluated_tokens - 1) / self._model.prefill
             for index, piece in enumerate(pieces, 1):
                 # Where nobody reads along, only the first and the last token's times are seen.
                 if on_text or index in (1, len(pieces)):
-                    self._pace(started, prompt_s + index / self._model.decode, stop)
-                first_token_s = first_token_s or time.monotonic() - called
+                    self._pace(start_time, prompt_s + index / self._model.decode, stop)
+                first_token_s = first_token_s or time.monotonic() - call_time
                 if on_text:
                     on_text(piece)
         return Answer(
@@ -231,12 +231,12 @@ class SimulatedEngine:
             tokens=_answer_ids(text),
             completion_tokens=len(pieces),
             finish_reason=finish_reason,
-            evaluated_tokens=evaluated,
+            evaluated_tokens=evaluated_tokens,
             first_token_s=first_token_s,
-            seconds=time.monotonic() - called,
+            seconds=time.monotonic() - call_time,
         )
 
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
         """See DecodeEngine: it has nothing to import, and checks the cache at each decode."""
         return nullcontext()
 
@@ -244,7 +244,7 @@ class SimulatedEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
-        self._info.require_room(len(tokens) + 1)
+        self._info.require_capacity(len(tokens) + 1)
         if cache is not None:
             cache.require_part_of(len(tokens))
             self._verify(_chain(tokens), cache)
@@ -256,12 +256,12 @@ class SimulatedEngine:
         source = random.Random(hash((sampling.seed, *tokens)))  # of whole numbers: the same in every process
         if sampling.json_schema:
             return json_text(_schema(sampling.json_schema), source), "stop"
-        wanted = source.randint(*self._model.lengths)
-        text = prose(source, min(wanted, sampling.max_tokens) * CHARS_PER_TOKEN)
+        length = source.randint(*self._model.lengths)
+        text = prose(source, min(length, sampling.max_tokens) * CHARS_PER_TOKEN)
         ends = [text.find(word) for word in sampling.stop if word and word in text]
         if ends:
             return text[: min(ends)], "stop"
-        return text, "length" if wanted > sampling.max_tokens else "stop"
+        return text, "length" if length > sampling.max_tokens else "stop"
 
     def _data(self, chain: Array) -> Array:
         """K and V of the tokens whose chain values are given: the pattern, shifted by each token's 64 bits."""
@@ -289,12 +289,12 @@ class SimulatedEngine:
             if not np.array_equal(state.data, self._state(chain[: cache.num_tokens], state.layer)):
                 raise KVTransferFailed(f"the state of layer {state.layer} belongs to other tokens, or is damaged")
 
-    def _pace(self, started: float, simulated_s: float, stop: threading.Event | None) -> None:
-        """Return when `simulated_s` have passed since `started`, on the scaled clock; sooner with an error."""
-        due = started + simulated_s * self._model.scale
+    def _pace(self, start_time: float, simulated_s: float, stop: threading.Event | None) -> None:
+        """Return when `simulated_s` have passed since `start_time`, on the scaled clock; sooner with an error."""
+        due = start_time + simulated_s * self._model.scale
         self._check_running(stop)
-        while (left := due - time.monotonic()) > 0:
-            (stop or self._closed).wait(min(left, _POLL_S))
+        while (remaining_s := due - time.monotonic()) > 0:
+            (stop or self._closed).wait(min(remaining_s, _POLL_S))
             self._check_running(stop)
 
     def _check_running(self, stop: threading.Event | None) -> None:
@@ -304,7 +304,7 @@ class SimulatedEngine:
             raise EngineUnavailable("the simulated engine was closed")
 
 
-def _checked(model: SimulatedModel) -> SimulatedModel:
+def _check_model(model: SimulatedModel) -> SimulatedModel:
     for name, low in (
         ("prefill", 0.001),
         ("decode", 0.001),
@@ -342,15 +342,15 @@ def _pieces(text: str) -> list[str]:
 
 def _text_ids(text: str) -> tuple[int, ...]:
     """An id for every four characters: all at once, for a prompt of 1 KiB must cost next to nothing."""
-    encoded = text.encode("utf-32-le", "surrogatepass")
-    pairs = np.frombuffer(encoded + _NO_CHARACTERS[: -len(encoded) % len(_NO_CHARACTERS)], "<u8")
-    mixed = pairs[::2] * _ODD[0] + pairs[1::2] * _ODD[1]
-    mixed ^= mixed >> np.uint64(31)
-    mixed *= _ODD[2]
-    mixed >>= np.uint64(33)
-    mixed %= np.uint64(_VOCABULARY - _FIRST_TEXT_ID)
-    mixed += np.uint64(_FIRST_TEXT_ID)
-    return tuple(mixed.tolist())
+    utf32 = text.encode("utf-32-le", "surrogatepass")
+    pairs = np.frombuffer(utf32 + _NO_CHARACTERS[: -len(utf32) % len(_NO_CHARACTERS)], "<u8")
+    ids = pairs[::2] * _ODD[0] + pairs[1::2] * _ODD[1]
+    ids ^= ids >> np.uint64(31)
+    ids *= _ODD[2]
+    ids >>= np.uint64(33)
+    ids %= np.uint64(_VOCABULARY - _FIRST_TEXT_ID)
+    ids += np.uint64(_FIRST_TEXT_ID)
+    return tuple(ids.tolist())
 
 
 _answer_ids = lru_cache(maxsize=1024)(_text_ids)  # short answers recur
@@ -360,11 +360,11 @@ def _chain(tokens: Sequence[int]) -> Array:
     """For each position a 64-bit value that depends on every token up to it, and on their order."""
     values = np.array(tokens, "<u8")
     values += np.arange(1, len(values) + 1, dtype="<u8") * _ODD[0]
-    values = np.cumsum(_mixed(values), dtype="<u8")  # wraps
-    return _mixed(values)
+    values = np.cumsum(_mix(values), dtype="<u8")  # wraps
+    return _mix(values)
 
 
-def _mixed(values: Array) -> Array:
+def _mix(values: Array) -> Array:
     """In place: each bit of a value depends on most of its bits."""
     values ^= values >> np.uint64(30)
     values *= _ODD[1]

@@ -18,7 +18,7 @@ _ANNOTATIONS = {
     "$schema", "$id", "$defs", "$comment", "definitions", "title", "description", "default", "examples", "format",
     "additionalProperties", "readOnly", "writeOnly", "deprecated", "x-guidance",
 }  # fmt: skip
-_KNOWN = {
+_SUPPORTED_KEYWORDS = {
     "$ref", "anyOf", "oneOf", "const", "enum", "type", "properties", "required", "items", "minItems", "maxItems",
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
 }  # fmt: skip
@@ -59,13 +59,13 @@ class _Generator:
             raise InvalidSchema(f"the JSON schema nests, or refers to itself, more than {_MAX_DEPTH} levels deep")
         _check_keywords(schema)
         if "$ref" in schema:
-            return self.value(self._referred(schema["$ref"]), depth + 1)
+            return self.value(self._resolve(schema["$ref"]), depth + 1)
         if "const" in schema:
             return schema["const"]
         for choice in ("enum", "anyOf", "oneOf"):
             if choice in schema:
                 return self._one_of(choice, schema[choice], depth)
-        return self._typed(schema, depth)
+        return self._value_of_type(schema, depth)
 
     def _one_of(self, keyword: str, options: Any, depth: int) -> Any:
         if not isinstance(options, list) or not options:
@@ -73,7 +73,7 @@ class _Generator:
         option = self._source.choice(options)
         return option if keyword == "enum" else self.value(option, depth + 1)
 
-    def _typed(self, schema: Mapping[str, Any], depth: int) -> Any:
+    def _value_of_type(self, schema: Mapping[str, Any], depth: int) -> Any:
         kind = schema.get("type", _implied_type(schema))
         if isinstance(kind, list) and kind:
             kind = self._source.choice(kind)
@@ -91,12 +91,12 @@ class _Generator:
         return makers[kind](schema, depth)
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
+        properties, required_names = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required_names, list):
             raise InvalidSchema("properties must be an object and required a list")
         # Optional ones are left out deep down, so that a schema that refers to itself comes to an end.
-        names = [name for name in properties if name in required or (depth < 4 and self._source.random() < 0.8)]
-        names += [name for name in required if name not in properties]
+        names = [name for name in properties if name in required_names or (depth < 4 and self._source.random() < 0.8)]
+        names += [name for name in required_names if name not in properties]
         return {name: self.value(properties.get(name, True), depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
@@ -132,7 +132,7 @@ class _Generator:
         # An inner point of the range, so that an exclusive limit is kept too.
         return float(low + (high - low) * self._source.randint(1, 15) / 16)
 
-    def _referred(self, reference: Any) -> Any:
+    def _resolve(self, reference: Any) -> Any:
         target: Any = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise InvalidSchema(f"$ref {reference!r:.60} does not point into the schema itself")
@@ -153,9 +153,9 @@ def prose(source: random.Random, length: int) -> str:
 
 
 def _check_keywords(schema: Mapping[str, Any]) -> None:
-    unknown = sorted(set(schema) - _KNOWN - _ANNOTATIONS)
-    if unknown:
-        raise InvalidSchema(f"the simulated engine can't keep the JSON schema keyword {unknown[0]!r:.60}")
+    unsupported_keywords = sorted(set(schema) - _SUPPORTED_KEYWORDS - _ANNOTATIONS)
+    if unsupported_keywords:
+        raise InvalidSchema(f"the simulated engine can't keep the JSON schema keyword {unsupported_keywords[0]!r:.60}")
 
 
 def _implied_type(schema: Mapping[str, Any]) -> str:
@@ -175,15 +175,15 @@ def _bound(schema: Mapping[str, Any], keyword: str, default: int) -> int:
 
 def _limits(schema: Mapping[str, Any]) -> tuple[float, float]:
     """The smallest and largest number, exclusive limits included as if they were not."""
-    given = {}
+    limits = {}
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         value = schema.get(keyword)
         if value is None:
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise InvalidSchema(f"{keyword} must be a number, not {value!r:.40}")
-        given[keyword] = value
-    lows = [given[key] for key in ("minimum", "exclusiveMinimum") if key in given]
-    highs = [given[key] for key in ("maximum", "exclusiveMaximum") if key in given]
+        limits[keyword] = value
+    lows = [limits[key] for key in ("minimum", "exclusiveMinimum") if key in limits]
+    highs = [limits[key] for key in ("maximum", "exclusiveMaximum") if key in limits]
     low = max(lows) if lows else min(0, *highs) if highs else 0
     return low, (min(highs) if highs else low + 100)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled
+from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
 from engines.chat import common_prefix
 from engines.huggingface.constrain import Constraint
 from engines.huggingface.engine import FolderEngine
@@ -30,10 +30,10 @@ from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
 from engines.registry import EngineOptions
 from engines.rope import Rope
-from engines.transformers.kv import Copies, Exporter, forked, restore
+from engines.transformers.kv import Copies, Exporter, fork_layers, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
-from engines.waiting import check_running, held
+from engines.waiting import acquire_slot, check_running
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import KVCache, KVLayout, Record
@@ -63,7 +63,7 @@ class TransformersEngine(FolderEngine):
         super().__init__(prompt, model.config.vocab_size)
         self._model: TorchModel | None = model
         self._closed = threading.Event()
-        self._imported: dict[int, _Imported] = {}
+        self._pinned_caches: dict[int, _PinnedCache] = {}
         self._prefilling = threading.Semaphore(1)
         self._slots = threading.Semaphore(options.slots)
         self._chunk_tokens = _CHUNK_TOKENS[model.device.type]
@@ -86,25 +86,25 @@ class TransformersEngine(FolderEngine):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """See PrefillEngine."""
         layout, exporter = self._require_kv_transfer()
-        self._info.require_room(len(tokens))
+        self._info.require_capacity(len(tokens))
         if resume is not None:
             resume.require_part_of(len(tokens), left=0)
         with self._slot(self._prefilling, stop) as model:
-            started = time.monotonic()
+            start = time.monotonic()
             run = self._begin(model, resume)
             spans = deque(span for span in layout.block_spans(len(tokens)) if span[1] > first)
             for copies in self._chunks(model, run, exporter, tokens, spans, partial(self._check_running, stop)):
-                for block in copies.arrived():
+                for block in copies.wait_for_blocks():
                     emit(block)
             window = exporter.window(run.past)
             if window is not None:
                 emit(window)
             for state in exporter.states(run.past):
                 emit(state)
-            return Prefilled(run.fed, len(tokens) - run.fed, time.monotonic() - started)
+            return PrefillResult(run.fed_tokens, len(tokens) - run.fed_tokens, time.monotonic() - start)
 
     def decode(
         self,
@@ -115,39 +115,41 @@ class TransformersEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> Answer:
         """See DecodeEngine."""
-        called = time.monotonic()
-        self._check_asked(tokens, cache, sampling.max_tokens)
+        start = time.monotonic()
+        self._check_call(tokens, cache, sampling.max_tokens)
         constraint = self._constrainer.start(sampling.json_schema) if sampling.json_schema else None
         check = partial(self._check_running, stop)
         with self._slot(self._slots, stop) as model:
             run = self._begin(model, cache)
             scores = self._read_prompt(model, run, tokens, check)
-            evaluated = run.fed
-            sampled = self._sampled(model, run, scores, sampling, constraint, check)
-            answer = replace(self._answered(sampled, sampling, on_text, called), evaluated_tokens=evaluated)
-            self._keep(cache, (*tokens, *answer.tokens), run)
+            evaluated_tokens = run.fed_tokens
+            answer_ids = self._sample_ids(model, run, scores, sampling, constraint, check)
+            answer = replace(
+                self._collect_answer(answer_ids, sampling, on_text, start), evaluated_tokens=evaluated_tokens
+            )
+            self._remember_run(cache, (*tokens, *answer.tokens), run)
             return answer
 
     @contextmanager
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
         """See DecodeEngine: each decode begins with the same tensors."""
         with self._slot(self._slots, None) as model:
             run = self._begin(model, cache)
-        self._imported[id(cache)] = _Imported(run.past)
+        self._pinned_caches[id(cache)] = _PinnedCache(run.past)
         try:
             yield
         finally:
-            del self._imported[id(cache)]
+            del self._pinned_caches[id(cache)]
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._check_asked(tokens, cache, 1)
+        self._check_call(tokens, cache, 1)
         with self._slot(self._slots, stop) as model:
-            run = self._kept(cache, tokens) or self._begin(model, cache)
+            run = self._reusable_run(cache, tokens) or self._begin(model, cache)
             scores = self._read_prompt(model, run, tokens, partial(self._check_running, stop))
-            self._keep(cache, tokens, run)
+            self._remember_run(cache, tokens, run)
             return top_logprobs(scores)
 
     def _describe(self, weights: Weights, model: TorchModel, options: EngineOptions) -> EngineInfo:
@@ -181,8 +183,8 @@ class TransformersEngine(FolderEngine):
             raise KVTransferFailed(f"this transformers engine transfers no KV cache: {self._no_kv_transfer}")
         return self._layout, self._exporter
 
-    def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._info.require_room(len(tokens) + max_tokens)
+    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self._info.require_capacity(len(tokens) + max_tokens)
         if cache is not None:
             layout, _ = self._require_kv_transfer()
             cache.require_layout(layout)
@@ -195,7 +197,7 @@ class TransformersEngine(FolderEngine):
     def _slot(self, slots: threading.Semaphore, stop: threading.Event | None) -> Iterator[TorchModel]:
         """The model, as soon as a slot is free."""
         try:
-            with held(slots, partial(self._check_running, stop)):
+            with acquire_slot(slots, partial(self._check_running, stop)):
                 model = self._model
                 if model is None:
                     raise EngineUnavailable("the transformers engine was closed")
@@ -205,27 +207,27 @@ class TransformersEngine(FolderEngine):
 
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()
-        if source := self._imported.get(id(cache)):
-            run.past.layers = forked(source.past)
+        if source := self._pinned_caches.get(id(cache)):
+            run.past.layers = fork_layers(source.past)
         elif cache is not None and cache.blocks:
             layout, _ = self._require_kv_transfer()
             restore(run.past, cache, layout, model.device)
         return run
 
-    def _keep(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
+    def _remember_run(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
         """Remember what this thread has computed after an imported cache."""
         layout = self._layout
         # A window or a recurrent state that has moved on can't be taken back.
-        if (source := self._imported.get(id(cache))) and layout and not (layout.window or layout.state_layers):
+        if (source := self._pinned_caches.get(id(cache))) and layout and not (layout.window or layout.state_layers):
             source.runs[threading.get_ident()] = (tokens, run)
 
-    def _kept(self, cache: KVCache | None, tokens: Sequence[int]) -> ModelRun | None:
+    def _reusable_run(self, cache: KVCache | None, tokens: Sequence[int]) -> ModelRun | None:
         """What this thread computed last after this very cache, as far as these tokens begin with it."""
-        source = self._imported.get(id(cache))
+        source = self._pinned_caches.get(id(cache))
         if source is None or threading.get_ident() not in source.runs:
             return None
-        before, run = source.runs.pop(threading.get_ident())
-        common = min(common_prefix(before, tokens), len(tokens) - 1)
+        run_tokens, run = source.runs.pop(threading.get_ident())
+        common = min(common_prefix(run_tokens, tokens), len(tokens) - 1)
         if common < run.length:
             run.past.crop(common - run.length)  # negative: so many tokens less
         return run
@@ -259,7 +261,7 @@ class TransformersEngine(FolderEngine):
             model.compute(run, chunk, check)
         return model.scores(run, tokens[-1:], check)
 
-    def _sampled(
+    def _sample_ids(
         self,
         model: TorchModel,
         run: ModelRun,
@@ -271,7 +273,9 @@ class TransformersEngine(FolderEngine):
         """At most max_tokens ids, up to one that ends the answer, which is left out."""
         sampler = Sampler(sampling)
         for count in range(1, sampling.max_tokens + 1):
-            token = sampler.choose(scores if constraint is None else np.where(constraint.allowed(), scores, -np.inf))
+            token = sampler.choose(
+                scores if constraint is None else np.where(constraint.compute_mask(), scores, -np.inf)
+            )
             if token in self._prompt.end_ids:
                 return
             if constraint is not None:
@@ -282,7 +286,7 @@ class TransformersEngine(FolderEngine):
 
 
 @dataclass(frozen=True, slots=True)
-class _Imported:
+class _PinnedCache:
     """A cache that decodes begin with a copy of; by thread, what was computed last after it."""
 
     past: DynamicCache

@@ -40,13 +40,13 @@ def layout_of(past: DynamicCache) -> KVLayout:
     windows = {layer.sliding_window for layer in attending.values() if layer.is_sliding}
     if len(windows) > 1:
         raise KVTransferFailed("its sliding windows differ in length")
-    windowed = tuple(index for index, layer in attending.items() if layer.is_sliding)
-    if len(windowed) == len(attending):
+    window_layers = tuple(index for index, layer in attending.items() if layer.is_sliding)
+    if len(window_layers) == len(attending):
         raise KVTransferFailed("all its layers have a sliding window")
     kv_heads, head_dim, dtype = shapes.pop()
     columns, matrix = states.pop() if states else ((), ())
     try:
-        plain = KVLayout(len(past.layers), kv_heads, head_dim, dtype, max(windows, default=0), windowed)
+        plain = KVLayout(len(past.layers), kv_heads, head_dim, dtype, max(windows, default=0), window_layers)
         return replace(plain, recurrent_layers=tuple(recurrent), conv_shape=columns, matrix_shape=matrix)
     except InvalidMessage as error:
         raise KVTransferFailed(str(error)) from None
@@ -73,7 +73,7 @@ def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.
         raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {cache.layout.dtype})")
 
 
-def forked(past: DynamicCache) -> list[Any]:
+def fork_layers(past: DynamicCache) -> list[Any]:
     """The layers of another sequence that begins with this one.
 
     PyTorch appends to a layer's keys and values by making new tensors: those that it began with may be anybody's. A
@@ -84,7 +84,7 @@ def forked(past: DynamicCache) -> list[Any]:
         if type(layer) is LinearAttentionLayer:
             for name, value in vars(layer).items():
                 if isinstance(value, dict):
-                    setattr(layer, name, {number: _cloned(one) for number, one in value.items()})
+                    setattr(layer, name, {number: _clone(tensor) for number, tensor in value.items()})
     return layers
 
 
@@ -93,12 +93,12 @@ class Copies:
     """Blocks on their way to this machine's memory."""
 
     blocks: tuple[Block, ...]
-    done: torch.cuda.Event | None  # None: they are here
+    copy_event: torch.cuda.Event | None  # None: they are here
 
-    def arrived(self) -> Iterator[Block]:
+    def wait_for_blocks(self) -> Iterator[Block]:
         """Waits for them."""
-        if self.done is not None:
-            self.done.synchronize()
+        if self.copy_event is not None:
+            self.copy_event.synchronize()
         yield from self.blocks
 
 
@@ -117,13 +117,13 @@ class Exporter:
         if not spans:
             return Copies((), None)
         begin, end = spans[0][0], spans[-1][1]
-        gathered = torch.stack([_layer_rows(past.layers[i], begin, end) for i in self._layout.full_layers])
+        all_rows = torch.stack([_layer_rows(past.layers[i], begin, end) for i in self._layout.full_layers])
         if self._side is None:
-            return Copies(tuple(self._block(gathered, span, begin) for span in spans), None)
-        self._side.wait_stream(torch.cuda.current_stream(gathered.device))
+            return Copies(tuple(self._block(all_rows, span, begin) for span in spans), None)
+        self._side.wait_stream(torch.cuda.current_stream(all_rows.device))
         with torch.cuda.stream(self._side):
-            blocks = tuple(self._block(gathered, span, begin) for span in spans)
-            gathered.record_stream(self._side)
+            blocks = tuple(self._block(all_rows, span, begin) for span in spans)
+            all_rows.record_stream(self._side)
             return Copies(blocks, self._side.record_event())
 
     def window(self, past: DynamicCache) -> Window | None:
@@ -136,17 +136,17 @@ class Exporter:
 
     def states(self, past: DynamicCache) -> list[RecurrentState]:
         """The states of the recurrent layers, now. Waits for them."""
-        found = []
+        records = []
         for index in self._layout.state_layers:
             layer = past.layers[index]
             parts = (layer.conv_states[0][0, :, 1:], layer.recurrent_states[0][0])
             numbers = torch.cat([part.float().reshape(-1) for part in parts])
-            found.append(RecurrentState(past.get_seq_length(), index, as_numpy(numbers.cpu())))
-        return found
+            records.append(RecurrentState(past.get_seq_length(), index, as_numpy(numbers.cpu())))
+        return records
 
     @staticmethod
-    def _block(gathered: torch.Tensor, span: tuple[int, int], begin: int) -> Block:
-        rows = gathered[:, :, span[0] - begin : span[1] - begin]
+    def _block(all_rows: torch.Tensor, span: tuple[int, int], begin: int) -> Block:
+        rows = all_rows[:, :, span[0] - begin : span[1] - begin]
         # PyTorch keeps pinned memory that is let go of, and lends it again: only the first blocks pay for pinning.
         host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
         host.copy_(rows, non_blocking=True)
@@ -172,8 +172,8 @@ def _state_shapes(index: int, layer: LinearAttentionLayer) -> tuple[tuple[int, .
     columns, matrix = layer.conv_states[0], layer.recurrent_states[0]
     if len(layer.conv_states) != 1 or columns is None or matrix is None or (columns.ndim, matrix.ndim) != (3, 4):
         raise KVTransferFailed(f"layer {index} keeps a recurrent state of a form that is not known here")
-    channels, kept = columns.shape[1:]
-    return (int(channels), int(kept) - 1), tuple(map(int, matrix.shape[1:]))
+    channels, num_columns = columns.shape[1:]
+    return (int(channels), int(num_columns) - 1), tuple(map(int, matrix.shape[1:]))
 
 
 def _set_state(
@@ -187,7 +187,7 @@ def _set_state(
     return torch.stack([torch.isfinite(columns).all(), torch.isfinite(matrix).all()]).all()
 
 
-def _cloned(value: Any) -> Any:
+def _clone(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

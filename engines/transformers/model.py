@@ -49,13 +49,13 @@ def find_weights(weights: str) -> Weights:
     A hub's model is downloaded into the hub's own cache, once. Raises ConfigError.
     """
     name, _, query = weights.partition("?")
-    given = {key: values[-1] for key, values in parse_qs(query).items()}
-    if unknown := set(given) - {"dtype", "device"}:
-        raise ConfigError(f"weights {weights!r}: {unknown.pop()!r} is neither 'dtype' nor 'device'")
-    dtype = DTYPES.get(given.get("dtype", ""), given.get("dtype"))
+    settings = {key: values[-1] for key, values in parse_qs(query).items()}
+    if unknown_keys := set(settings) - {"dtype", "device"}:
+        raise ConfigError(f"weights {weights!r}: {unknown_keys.pop()!r} is neither 'dtype' nor 'device'")
+    dtype = DTYPES.get(settings.get("dtype", ""), settings.get("dtype"))
     if dtype is not None and dtype not in TORCH_TYPES:
         raise ConfigError(f"weights {weights!r}: dtype must be one of {', '.join(TORCH_TYPES)}, not {dtype!r}")
-    device = _device(given.get("device", ""))
+    device = _device(settings.get("device", ""))
     if Path(name).expanduser().is_file():
         raise ConfigError(f"{name} is a file; the transformers engine takes a model folder, or a hub's OWNER/NAME")
     return Weights(open_folder(name), TORCH_TYPES[dtype] if dtype else None, device)
@@ -66,7 +66,7 @@ class ModelRun:
     """One sequence: its cache, and the engine's counter of tokens that it was fed."""
 
     past: DynamicCache
-    fed: int = 0
+    fed_tokens: int = 0
 
     @property
     def length(self) -> int:
@@ -123,11 +123,11 @@ class TorchModel:
         hf_weights.layout_of(folder, "f32")
         run = self.new_run()
         self.compute(run, range(4), lambda: None)
-        seen = torch_kv.layout_of(run.past)
-        stated = hf_weights.layout_of(folder, seen.dtype)
-        if seen != stated:
-            raise KVTransferFailed(f"PyTorch keeps {seen}, where config.json states {stated}")
-        return seen
+        observed_layout = torch_kv.layout_of(run.past)
+        stated_layout = hf_weights.layout_of(folder, observed_layout.dtype)
+        if observed_layout != stated_layout:
+            raise KVTransferFailed(f"PyTorch keeps {observed_layout}, where config.json states {stated_layout}")
+        return observed_layout
 
     def ropes(self, folder: HFFolder) -> tuple[Rope, ...]:
         """The model's RoPE: what its module computes, which must be what config.json states. Raises
@@ -135,7 +135,7 @@ class TorchModel:
         module = getattr(self._model.base_model, "rotary_emb", None)
         # One for all layers, or one for each kind of them.
         prefixes = {"": FULL} if hasattr(module, "inv_freq") else {f"{kind}_": kind for kind in (FULL, SLIDING)}
-        seen = []
+        observed_ropes = []
         for prefix in prefixes:
             frequencies = getattr(module, f"{prefix}inv_freq", None)
             if frequencies is None:
@@ -143,11 +143,11 @@ class TorchModel:
                     f"where transformers keeps the RoPE of a {folder.model_type!r} model is not known here"
                 )
             scale = float(getattr(module, f"{prefix}attention_scaling"))
-            seen.append(Rope(tuple(frequencies.double().tolist()), scale))
-        stated = tuple(stated_rope(folder.text, kind) for kind in prefixes.values())
-        if wrong := difference(seen, stated):
+            observed_ropes.append(Rope(tuple(frequencies.double().tolist()), scale))
+        stated_ropes = tuple(stated_rope(folder.text, kind) for kind in prefixes.values())
+        if wrong := difference(observed_ropes, stated_ropes):
             raise KVTransferFailed(f"transformers computes another RoPE than config.json was read to state: {wrong}")
-        return stated
+        return stated_ropes
 
     def _require_cache(self, folder: HFFolder) -> None:
         """Raises ConfigError if the model does not keep a sequence in the kind of cache that it is given here.
@@ -158,13 +158,13 @@ class TorchModel:
         try:
             for _ in range(2):
                 self.compute(run, [0], lambda: None)
-            why = "" if run.length == run.fed else "it kept nothing there"
+            problem = "" if run.length == run.fed_tokens else "it kept nothing there"
         except Exception as error:  # noqa: BLE001  each model's own
-            why = _first_line(error)
-        if why:
+            problem = _first_line(error)
+        if problem:
             raise ConfigError(
                 f"transformers can't go on with a {folder.model_type!r} model from the cache of the tokens before: "
-                f"{why:.200}; {folder.path} needs another engine"
+                f"{problem:.200}; {folder.path} needs another engine"
             )
 
     @contextmanager
@@ -179,21 +179,21 @@ class TorchModel:
             raise EngineUnavailable(f"PyTorch failed on {self.device}: {_first_line(error)}") from error
         finally:
             self._local.check = None
-        run.fed += len(tokens)
+        run.fed_tokens += len(tokens)
 
     def _between_layers(self, *_: Any) -> None:
         if check := getattr(self._local, "check", None):
             check()
 
 
-def _device(wanted: str) -> torch.device:
-    if wanted and wanted not in _DEVICES:
-        raise ConfigError(f"the transformers engine runs on {' or '.join(_DEVICES)}, not on {wanted!r}")
-    if wanted == "cuda" and not torch.cuda.is_available():
+def _device(name: str) -> torch.device:
+    if name and name not in _DEVICES:
+        raise ConfigError(f"the transformers engine runs on {' or '.join(_DEVICES)}, not on {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"PyTorch {torch.__version__} finds no CUDA device: install its CUDA build, or use device=cpu"
         )
-    return torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _load(weights: Weights) -> Any:
@@ -212,10 +212,11 @@ def _load(weights: Weights) -> Any:
         )
     except Exception as error:  # noqa: BLE001  OSError, ValueError, SafetensorError, RuntimeError, KeyError…
         raise ConfigError(f"PyTorch can't load {weights.folder.path}: {_first_line(error)}") from None
-    missing = sorted(report["missing_keys"])
-    if missing:
+    missing_tensors = sorted(report["missing_keys"])
+    if missing_tensors:
         raise ConfigError(
-            f"{weights.folder.path} lacks {len(missing)} of the model's tensors, {missing[0]!r} among them"
+            f"{weights.folder.path} lacks {len(missing_tensors)} of the model's tensors, "
+            f"{missing_tensors[0]!r} among them"
         )
     try:
         return model.eval().to(weights.device)

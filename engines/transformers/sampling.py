@@ -35,11 +35,11 @@ class Sampler:
         order = order[scores[order] > -np.inf]
         if self._sampling.top_p < 1:
             # The token that reaches top_p stays in.
-            before = np.cumsum(_softmax(scores[order])) - _softmax(scores[order])
-            order = order[: max(1, int(np.count_nonzero(before < self._sampling.top_p)))]
+            preceding_mass = np.cumsum(_softmax(scores[order])) - _softmax(scores[order])
+            order = order[: max(1, int(np.count_nonzero(preceding_mass < self._sampling.top_p)))]
         return order
 
 
 def _softmax(scores: Scores) -> NDArray[np.float64]:
-    raised = np.exp(np.asarray(scores, np.float64) - np.max(scores))
-    return np.asarray(raised / raised.sum())
+    exponentials = np.exp(np.asarray(scores, np.float64) - np.max(scores))
+    return np.asarray(exponentials / exponentials.sum())

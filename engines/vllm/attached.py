@@ -42,7 +42,7 @@ COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
 _LONGEST_PAUSE_S = 5.0  # a look costs a refused connection, and its jobs wait for its return
 _GREETING = (0, 1, 2, 3)  # a prompt that says nothing
-_SAME = 0.02  # of the greeting's keys and values, relative: rounding of a few steps in bfloat16
+_TOLERANCE = 0.02  # of the greeting's keys and values, relative: rounding of a few steps in bfloat16
 # A server may have others as defaults.
 _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
@@ -51,39 +51,39 @@ _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_pena
 def reach(weights: str, api_key: str = "") -> tuple[AttachedServer, str]:
     """The server of `http://HOST:PORT?model=FOLDER&shared=FOLDER`, and `model`; "": left out. Raises ConfigError."""
     parts = urlsplit(weights)
-    given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    if unknown := set(given) - {"model", "shared"}:
-        raise ConfigError(f"{weights}: {unknown.pop()!r} is neither 'model' nor 'shared'")
+    settings = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+    if unknown_keys := set(settings) - {"model", "shared"}:
+        raise ConfigError(f"{weights}: {unknown_keys.pop()!r} is neither 'model' nor 'shared'")
     url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1")
-    return AttachedServer(url, Path(given.get("shared", SHARED_MEMORY)), api_key), given.get("model", "")
+    return AttachedServer(url, Path(settings.get("shared", SHARED_MEMORY)), api_key), settings.get("model", "")
 
 
 class AttachedServer(Conversation):
-    """A vLLM server at `url`, which reaches `shared` too."""
+    """A vLLM server at `url`, which reaches `shared_folder` too."""
 
-    def __init__(self, url: str, shared: Path, api_key: str = "") -> None:
+    def __init__(self, url: str, shared_folder: Path, api_key: str = "") -> None:
         """Returns once it has shown what it serves. Raises ConfigError, saying what to do."""
-        if not shared.is_dir():
-            raise ConfigError(f"there is no folder {shared}, which a worker and vLLM would share")
-        super().__init__(shared)
+        if not shared_folder.is_dir():
+            raise ConfigError(f"there is no folder {shared_folder}, which a worker and vLLM would share")
+        super().__init__(shared_folder)
         self._server = LlamaServer(url, "vLLM", api_key)
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         address = self.folder / events.SOCKET
         self._events.bind(str(address))
         address.chmod(0o600)
         self._draining = threading.Lock()
-        self._evaluated: dict[str, int] = {}
-        self._failed: set[str] = set()
+        self._evaluated_tokens: dict[str, int] = {}
+        self._failed_keys: set[str] = set()
         self._stops: dict[str, threading.Event] = {}
         self._up = threading.Event()
-        self._why = ""  # it is not up
+        self._outage_reason = ""  # it is not up
         self._block = 1
         self._thread = threading.Thread(target=self._attend, name="vllm-server", daemon=True)
         try:
-            self.loaded, self._numbers = self._greeted()
+            self.served_model, self._numbers = self._greet()
         except EngineUnavailable as error:
             self.close()
-            raise ConfigError(_mended(error)) from None
+            raise ConfigError(_with_remedy(error)) from None
         except BaseException:
             self.close()
             raise
@@ -91,9 +91,9 @@ class AttachedServer(Conversation):
         self._thread.start()
 
     @property
-    def away(self) -> str:
+    def outage(self) -> str:
         """See Conversation."""
-        return "" if self._up.is_set() else f"{self._server.url} is looked for again: {self._why}"
+        return "" if self._up.is_set() else f"{self._server.url} is looked for again: {self._outage_reason}"
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable; the server goes on. Idempotent."""
@@ -107,8 +107,8 @@ class AttachedServer(Conversation):
         self._remove_folder()
 
     def _begin(self, key: str, request: Message) -> None:
-        if away := self.away:
-            raise EngineUnavailable(away)
+        if outage := self.outage:
+            raise EngineUnavailable(outage)
         self._stops[key] = threading.Event()
         threading.Thread(target=self._talk, args=(key, request), name="vllm-request", daemon=True).start()
 
@@ -116,50 +116,50 @@ class AttachedServer(Conversation):
         if stop := self._stops.get(key):
             stop.set()  # which closes the connection, and so tells the server
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         """Look for it again, and tell all who wait."""
         if self._up.is_set():
-            self._why = why
+            self._outage_reason = reason
             self._up.clear()
-            _log.warning("%s", self.away)
-            self._fail_all(f"{self._server.url}: {why}")
+            _log.warning("%s", self.outage)
+            self._fail_all(f"{self._server.url}: {reason}")
 
     def _talk(self, key: str, request: Message) -> None:
         """One request, from its beginning to its end."""
-        ended: Message = {"op": "failed", "kind": "engine", "why": "vLLM's answer broke off"}
+        end_message: Message = {"op": "failed", "kind": "engine", "why": "vLLM's answer broke off"}
         try:
-            for tokens in self._answered(key, request):
+            for tokens in self._stream_tokens(key, request):
                 self._hand_on(tokens)
                 if tokens["last"]:
-                    ended = {"op": "done", "evaluated": tokens["evaluated"]}
+                    end_message = {"op": "done", "evaluated": tokens["evaluated"]}
         except Cancelled:
             return
         except ServerRefused as error:
-            ended = {"op": "failed", "kind": _kind(error, request), "why": str(error)}
-            if error.status >= 500 and ended["kind"] == "engine":
+            end_message = {"op": "failed", "kind": _kind(error, request), "why": str(error)}
+            if error.status >= 500 and end_message["kind"] == "engine":
                 self._give_up(str(error))
         except EngineUnavailable as error:
             self._give_up(str(error))
-            ended["why"] = str(error)
+            end_message["why"] = str(error)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            ended["why"] = f"vLLM's answer is not understood: {error!r:.200}"
+            end_message["why"] = f"vLLM's answer is not understood: {error!r:.200}"
         finally:
             self._drain()
-            if key not in self._failed:  # then the connector has said why
-                self._hand_on(ended | {"id": key})
-            self._failed.discard(key)
-            self._evaluated.pop(key, None)
+            if key not in self._failed_keys:  # then the connector has said why
+                self._hand_on(end_message | {"id": key})
+            self._failed_keys.discard(key)
+            self._evaluated_tokens.pop(key, None)
             self._stops.pop(key, None)
 
-    def _answered(self, key: str, request: Message) -> Iterator[Message]:
-        asked = self._body(key, request["tokens"], request["max_tokens"], request["emit"], request["inject"])
-        asked["stop_token_ids"] = request["ends"]
-        asked["kv_transfer_params"][events.NAME]["sampling"] = request["sampling"]
+    def _stream_tokens(self, key: str, request: Message) -> Iterator[Message]:
+        body = self._body(key, request["tokens"], request["max_tokens"], request["emit"], request["inject"])
+        body["stop_token_ids"] = request["ends"]
+        body["kv_transfer_params"][events.NAME]["sampling"] = request["sampling"]
         if request["constraint"]:
-            asked["structured_outputs"] = request["constraint"]
+            body["structured_outputs"] = request["constraint"]
         if request["logprobs"]:
-            asked |= {"logprobs": request["logprobs"], "return_tokens_as_token_ids": True}
-        for event in self._server.stream(_COMPLETIONS, asked | {"stream": True}, self._stops[key]):
+            body |= {"logprobs": request["logprobs"], "return_tokens_as_token_ids": True}
+        for event in self._server.stream(_COMPLETIONS, body | {"stream": True}, self._stops[key]):
             self._drain()  # what the connector said before this
             for choice in event["choices"]:
                 yield {
@@ -167,41 +167,41 @@ class AttachedServer(Conversation):
                     "id": key,
                     "tokens": [int(token) for token in choice["token_ids"]],
                     "logprobs": _likely(choice) if request["logprobs"] else None,
-                    "evaluated": self._evaluated.get(key, 0),
+                    "evaluated": self._evaluated_tokens.get(key, 0),
                     "last": bool(choice.get("finish_reason")),
                 }
 
     def _body(self, key: str, tokens: Any, max_tokens: int, emit: int | None, inject: Any) -> dict[str, Any]:
-        asked = {"version": events.VERSION, "key": key, "folder": self.folder.name, "block": self._block}
-        asked |= {"emit": emit, "inject": inject, "sampling": None}
+        transfer = {"version": events.VERSION, "key": key, "folder": self.folder.name, "block": self._block}
+        transfer |= {"emit": emit, "inject": inject, "sampling": None}
         # With a salt of its own it takes nothing from vLLM's prefix cache, where our counter would prove nothing, and
         # leaves nothing there that was computed elsewhere.
-        given = {"prompt": list(tokens), "max_tokens": max_tokens, "cache_salt": key}
-        return _PLAIN | given | {"kv_transfer_params": {events.NAME: asked}}
+        request = {"prompt": list(tokens), "max_tokens": max_tokens, "cache_salt": key}
+        return _PLAIN | request | {"kv_transfer_params": {events.NAME: transfer}}
 
-    def _greeted(self) -> tuple[Message, Array]:
+    def _greet(self) -> tuple[Message, Array]:
         """What it serves, and the keys and values of a short prompt. Raises EngineUnavailable and ConfigError."""
         key = uuid.uuid4().hex
         inbox = self._inboxes[key] = SimpleQueue()
         try:
-            asked = self._body(key, _GREETING, 1, 0, None) | {"logprobs": TOP}
+            body = self._body(key, _GREETING, 1, 0, None) | {"logprobs": TOP}
             # All in one block, whatever the model's has: so they are laid out alike each time.
-            asked["kv_transfer_params"][events.NAME]["block"] = len(_GREETING)
-            answer = self._server.post(_COMPLETIONS, asked, timeout_s=SILENT_S)
+            body["kv_transfer_params"][events.NAME]["block"] = len(_GREETING)
+            answer = self._server.post(_COMPLETIONS, body, timeout_s=SILENT_S)
             self._drain()
-            said = (answer.get("kv_transfer_params") or {}).get(events.NAME)
-            if not isinstance(said, dict):
+            description = (answer.get("kv_transfer_params") or {}).get(events.NAME)
+            if not isinstance(description, dict):
                 raise ConfigError(
                     f"{self._server.url} serves without Kvasir's connector, or with one of an older release: "
                     f"{COMMAND} writes it, and says how to start vLLM with it"
                 )
-            if said.get("version") != events.VERSION:
+            if description.get("version") != events.VERSION:
                 raise ConfigError(
-                    f"the connector in {self._server.url} speaks version {said.get('version')}, and this release "
-                    f"{events.VERSION}: write it again ({COMMAND}), and restart vLLM"
+                    f"the connector in {self._server.url} speaks version {description.get('version')}, and this "
+                    f"release {events.VERSION}: write it again ({COMMAND}), and restart vLLM"
                 )
             with suppress(Empty):
-                return self._shown(said, inbox.get_nowait())
+                return self._learn_layout(description, inbox.get_nowait())
             raise ConfigError(
                 f"the connector in {self._server.url} does not reach {self.folder}: start vLLM on this machine, in a "
                 "container with --ipc=host, as the same user or as root"
@@ -209,10 +209,10 @@ class AttachedServer(Conversation):
         finally:
             del self._inboxes[key]
             self._discard_files(inbox)
-            self._failed.discard(key)
-            self._evaluated.pop(key, None)
+            self._failed_keys.discard(key)
+            self._evaluated_tokens.pop(key, None)
 
-    def _shown(self, said: Message, message: Message) -> tuple[Message, Array]:
+    def _learn_layout(self, description: Message, message: Message) -> tuple[Message, Array]:
         """What the connector gave out of the greeting's KV cache. Raises ConfigError."""
         if message["op"] == "failed":
             raise ConfigError(f"the connector in {self._server.url} refuses: {message['why']}")
@@ -225,7 +225,7 @@ class AttachedServer(Conversation):
         finally:
             path.unlink(missing_ok=True)
         self._block = layout.block_tokens
-        return said | {"shape": message["shape"]}, numbers
+        return description | {"shape": message["shape"]}, numbers
 
     def _attend(self) -> None:
         """Hear what the connector says; while the server is away, look for it."""
@@ -239,20 +239,20 @@ class AttachedServer(Conversation):
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
-                self._take_up(*self._greeted())
+                self._take_up(*self._greet())
             except KvasirError as error:
                 if self._closing.is_set():
                     return
-                if str(error) != self._why:  # said once
-                    self._why = str(error)
-                    _log.warning("%s", self.away)
+                if str(error) != self._outage_reason:  # said once
+                    self._outage_reason = str(error)
+                    _log.warning("%s", self.outage)
 
-    def _take_up(self, loaded: Message, numbers: Array) -> None:
+    def _take_up(self, served_model: Message, numbers: Array) -> None:
         """It is there again. Raises ConfigError if it computes something else now."""
-        before = self.loaded | {"instance": loaded["instance"]}
-        if loaded != before or not _alike(numbers, self._numbers):
+        expected = self.served_model | {"instance": served_model["instance"]}
+        if served_model != expected or not _alike(numbers, self._numbers):
             raise ConfigError("it serves another model now: restart the worker to take that")
-        self.loaded = loaded
+        self.served_model = served_model
         _log.warning("%s is there again", self._server.url)
         self._up.set()
 
@@ -262,18 +262,18 @@ class AttachedServer(Conversation):
             while True:
                 datagram = self._events.recv(events.LARGEST, socket.MSG_DONTWAIT)
                 with suppress(KeyError, TypeError, ValueError, OSError):  # garbled: nothing of ours
-                    self._heed(events.unpacked(datagram))
+                    self._heed(events.unpack_datagram(datagram))
 
     def _heed(self, message: Message) -> None:
         key = str(message["id"])
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         if message["op"] == "evaluated":
             if key in self._inboxes:
-                self._evaluated[key] = int(message["tokens"])
-            if self._up.is_set() and message["instance"] != self.loaded["instance"]:
+                self._evaluated_tokens[key] = int(message["tokens"])
+            if self._up.is_set() and message["instance"] != self.served_model["instance"]:
                 self._give_up("it was started again")
         elif message["op"] == "failed":
-            self._failed.add(key)
+            self._failed_keys.add(key)
             self._hand_on({"op": "failed", "id": key, "kind": "kv", "why": str(message["why"])})
         elif message["op"] in ("block", "window"):
             self._hand_on(message)
@@ -288,21 +288,23 @@ def _kind(error: ServerRefused, request: Message) -> str:
 
 def _likely(choice: dict[str, Any]) -> list[tuple[int, float]]:
     """Of the first token."""
-    listed = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
-    first: dict[str, float] = listed[0]
+    top_logprobs = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
+    first: dict[str, float] = top_logprobs[0]
     return [(int(name.removeprefix("token_id:")), float(value)) for name, value in first.items()]
 
 
-def _alike(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and float(np.linalg.norm(one - other)) <= _SAME * float(np.linalg.norm(other))
+def _alike(left: Array, right: Array) -> bool:
+    return left.shape == right.shape and float(np.linalg.norm(left - right)) <= _TOLERANCE * float(
+        np.linalg.norm(right)
+    )
 
 
-def _mended(error: EngineUnavailable) -> str:
+def _with_remedy(error: EngineUnavailable) -> str:
     if isinstance(error, ServerRefused):
-        what = {
+        remedies = {
             401: "set KVASIR_API_KEY, or api_key_file in the model's table",
             400: f"start it as {COMMAND} says",
             404: "is it a vLLM?",
         }
-        return f"{error}; {what.get(error.status, 'look at its log')}"
+        return f"{error}; {remedies.get(error.status, 'look at its log')}"
     return f"{error}; is it running there?"

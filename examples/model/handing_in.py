@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from examples.homework.notebook import PYTHON, Cell, R, code, notebook, printed, text
-from examples.model.assignments import GradedClass, Labelled
+from examples.model.assignments import LabelledClass, Labelled
 from grading.rubric.rubric import Rubric
 from grading.submissions.reading import Part, Submission
 
 RUBRIC, SOLUTION, SUBMISSIONS = "rubric.json", "solution.ipynb", "submissions"
 
 
-def write_class(folder: Path, made: GradedClass, submissions: Sequence[Labelled]) -> None:
+def write_class(folder: Path, made: LabelledClass, submissions: Sequence[Labelled]) -> None:
     """Write the assignment and these submissions of its class. `folder` must not hold another class."""
     (folder / SUBMISSIONS).mkdir(parents=True)
     _write(folder / RUBRIC, rubric_json(made.rubric))

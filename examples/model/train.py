@@ -32,7 +32,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from engines.chat import common_prefix
-from examples.model.assignments import GradedClass, make_class
+from examples.model.assignments import LabelledClass, make_class
 from examples.model.network import Qwen3, Signs, initialise, mark_places
 from examples.model.shape import TRAINED
 from examples.model.tokens import END, framed, learn_bpe, training_texts
@@ -154,7 +154,7 @@ class Lessons(Dataset[Batch]):
         shared = min([len(whole[0]) - 1, *(common_prefix(whole[0], ids) for ids in whole[1:])])
         return whole[0][:shared], [(ids[shared:], answer) for ids, (_, _, answer) in zip(whole, rows, strict=True)]
 
-    def _made(self, draw: random.Random, lesson: Lesson, size: int) -> tuple[GradedClass, Role]:
+    def _made(self, draw: random.Random, lesson: Lesson, size: int) -> tuple[LabelledClass, Role]:
         made = make_class(self._world or lesson.world, draw.getrandbits(60), size, lesson.criteria, lesson.plain)
         return vary(made, draw) if lesson.varied else made, draw.choice(("code", "code", "feedback"))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from examples.model import corpus
-from examples.model.assignments import Asked, GradedClass, Labelled
+from examples.model.assignments import Asked, LabelledClass, Labelled
 from examples.model.worlds import Draw
 from grading.submissions.reading import Part, Submission
 
@@ -17,7 +17,7 @@ _HEADINGS = ("Results", "Homework", "Answers", "Notes")
 _SCHEMES = ("cell {}", "cell {}", "chunk {}", "file {}, script")
 
 
-def vary(made: GradedClass, draw: Draw) -> GradedClass:
+def vary(made: LabelledClass, draw: Draw) -> LabelledClass:
     """The same class with the same labels."""
     language = made.solution.language
     solution = replace(made.solution, parts=_numbered(_longer(made.solution.parts, made.asked, language, draw), draw))

@@ -15,32 +15,31 @@ The decisions in the folder's reviews.jsonl count. What `Exported.asks` says mus
 given out. Raises ExportError (a UsageError).
 """
 
-from grading.export.canvas import assignment_columns, export_canvas, held_by_canvas, matching
+from grading.export.canvas import assignment_columns, export_canvas, held_by_canvas, matching_columns
 from grading.export.feedback import export_feedback
-from grading.export.final import Exported, FinalGrade, final_grades
-from grading.export.last import SinceLast, note_given, since_last
+from grading.export.final import ExportFile, FinalGrade, final_grades
+from grading.export.last import SinceLast, record_export, since_last
 from grading.export.late import keep_times, late_of
 from grading.export.moodle import export_moodle, export_moodle_feedback, held_by_moodle
 from grading.export.plain import export_csv
 from grading.export.requests import (
     Request,
     add_requests,
-    answer,
     export_replies,
     points_of,
     read_requests,
     requests_from,
+    save_reply,
 )
 from grading.export.tables import ExportError
 
 __all__ = [
     "ExportError",
-    "Exported",
+    "ExportFile",
     "FinalGrade",
     "Request",
     "SinceLast",
     "add_requests",
-    "answer",
     "assignment_columns",
     "export_canvas",
     "export_csv",
@@ -53,10 +52,11 @@ __all__ = [
     "held_by_moodle",
     "keep_times",
     "late_of",
-    "matching",
-    "note_given",
+    "matching_columns",
     "points_of",
     "read_requests",
+    "record_export",
     "requests_from",
+    "save_reply",
     "since_last",
 ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from grading.export.final import Exported, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank
 from grading.export.tables import (
     ExportError,
     Sheet,
@@ -32,10 +32,10 @@ from grading.rubric.rubric import Points, exact, plain
 from grading.submissions.lms_names import canvas_id, canvas_name
 from producers.words import plural
 
-_NAMED = re.compile(r"(?P<title>.*\S)\s*\((?P<id>\d+)\)\s*\Z", re.DOTALL)
+_ASSIGNMENT_COLUMN = re.compile(r"(?P<title>.*\S)\s*\((?P<id>\d+)\)\s*\Z", re.DOTALL)
 _POINTS = re.compile(r"\d{1,9}(?:\.\d{1,9})?\Z")
 _POINTS_POSSIBLE = "points possible"
-_EXCUSED = "EX"
+_EXCUSED_MARK = "EX"
 _FILE = "canvas-gradebook.csv"
 
 
@@ -68,7 +68,7 @@ def export_canvas(
     include_unreviewed: bool = False,
     all_columns: bool = False,
     scale: bool = False,
-) -> Exported:
+) -> ExportFile:
     """The grades as a gradebook that Canvas imports.
 
     Args:
@@ -80,24 +80,24 @@ def export_canvas(
 
     Raises ExportError, BatchError.
     """
-    graded, grades = final_grades(folder, include_unreviewed)
+    graded_class, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
-        made = _made(grades, graded.total, assignment)
+        new_sheet = _new_gradebook(grades, graded_class.total, assignment)
         blank = left_blank(grades, lambda final: "" if canvas_id(final.submission) else _NO_ID)
-        return Exported(_FILE, "text/csv", write_sheet(made), blank, asks=graded.alarms)
-    book = _read(gradebook, assignment.strip(), graded.title)
-    factor, notes = _factor(book, graded.total, scale)
-    rows, met, excused, replaced = _filled(book, grades, factor)
-    left = plural(excused, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
-    notes += [left] if excused else []
+        return ExportFile(_FILE, "text/csv", write_sheet(new_sheet), blank, asks=graded_class.alarms)
+    book = _read(gradebook, assignment.strip(), graded_class.title)
+    factor, notes = _factor(book, graded_class.total, scale)
+    rows, listed_ids, excused_count, replacements = _fill_in(book, grades, factor)
+    excuse_note = plural(excused_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
+    notes += [excuse_note] if excused_count else []
     sheet = replace(book.sheet, rows=rows if all_columns else [_without_others(row, book) for row in rows])
-    return Exported(
+    return ExportFile(
         _FILE,
         "text/csv",
         write_sheet(sheet, newline="\n"),
-        left_blank(grades, lambda final: _why_out(final, met)),
+        left_blank(grades, lambda final: _why_out(final, listed_ids)),
         (*notes, f"the grades are in the column {book.name!r}"),
-        (*changes(f"the column {book.name!r}", replaced), *graded.alarms),
+        (*changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
     )
 
 
@@ -110,13 +110,13 @@ def held_by_canvas(
         return list(by_id.values())
     book = _read(gradebook, assignment.strip(), title)
     rows = [book.sheet.rows[index] for index in book.students()]
-    before = {cell(row, book.id_column).strip(): cell(row, book.assignment).strip() for row in rows}
-    return [final for user, final in by_id.items() if user in before and _holds(final, before[user])]
+    current_cells = {cell(row, book.id_column).strip(): cell(row, book.assignment).strip() for row in rows}
+    return [final for user, final in by_id.items() if user in current_cells and _holds(final, current_cells[user])]
 
 
-def _holds(final: FinalGrade, before: str) -> bool:
+def _holds(final: FinalGrade, current_text: str) -> bool:
     """Whether the cell is ours: an excuse stays, and a grade that we have nothing to put in place of."""
-    return before.upper() != _EXCUSED and (final.points is not None or not before)
+    return current_text.upper() != _EXCUSED_MARK and (final.points is not None or not current_text)
 
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
@@ -130,21 +130,21 @@ def assignment_columns(gradebook: bytes) -> list[str]:
     return [name.strip() for name in sheet.rows[0][last + 1 :] if _takes_grades(name)]
 
 
-def matching(columns: Iterable[str], *names: str) -> list[str]:
+def matching_columns(columns: Iterable[str], *names: str) -> list[str]:
     """Those columns whose title, or id, is one of these names; case, punctuation and blanks don't count."""
-    wanted = {_words(name) for name in names} - {""}
-    return [column for column in columns if not wanted.isdisjoint(_names(column))]
+    sought_names = {_words(name) for name in names} - {""}
+    return [column for column in columns if not sought_names.isdisjoint(_names(column))]
 
 
 def _names(column: str) -> set[str]:
-    match = _NAMED.match(column)
+    match = _ASSIGNMENT_COLUMN.match(column)
     return {_words(column), _words(match["title"]), match["id"]} if match else set()
 
 
 def _words(text: str) -> str:
     """Letters and digits alone; signs that make another number of one, as in 1.5, stay."""
-    found = re.findall(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[+#]+", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(found)
+    words = re.findall(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[+#]+", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(words)
 
 
 # --- reading the gradebook
@@ -156,38 +156,44 @@ def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
     possible = next((i for i, row in enumerate(sheet.rows) if cell(row, 0).strip().casefold() == _POINTS_POSSIBLE), 0)
     if not possible:
         raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
-    chosen = _find(sheet.rows[0], last_fact, assignment, title)
-    return _Gradebook(sheet, id_column, last_fact, chosen, possible, uses_decimal_comma(sheet))
+    assignment_column = _find_assignment(sheet.rows[0], last_fact, assignment, title)
+    return _Gradebook(sheet, id_column, last_fact, assignment_column, possible, uses_decimal_comma(sheet))
 
 
 def _facts(sheet: Sheet) -> tuple[int, int]:
     """The columns of the ID and of the last fact about a student."""
     header = sheet.rows[0]
     id_column = column(header, "ID")
-    sections = [index for index, name in enumerate(header) if "section" in name.casefold() and not _NAMED.match(name)]
+    sections = [
+        index
+        for index, name in enumerate(header)
+        if "section" in name.casefold() and not _ASSIGNMENT_COLUMN.match(name)
+    ]
     if column(header, "Student", "LastName", "Last Name") < 0 or id_column < 0 or not sections:
         raise ExportError("the gradebook lacks a column Student, ID or Section; export it from Canvas anew")
     return id_column, sections[0]
 
 
 def _takes_grades(name: str) -> bool:
-    return bool(_NAMED.match(name)) and "(read only)" not in name.casefold()
+    return bool(_ASSIGNMENT_COLUMN.match(name)) and "(read only)" not in name.casefold()
 
 
-def _find(header: Sequence[str], last_fact: int, wanted: str, title: str) -> int:
+def _find_assignment(header: Sequence[str], last_fact: int, assignment: str, title: str) -> int:
     """The column of the assignment: never by its place."""
-    offered = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
-    unsaid = not wanted and len(offered) > 1
-    called = [] if unsaid else matching(offered.values(), wanted or title)
+    columns = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
+    is_ambiguous = not assignment and len(columns) > 1
+    matching_names = [] if is_ambiguous else matching_columns(columns.values(), assignment or title)
     # A whole name goes before a part of one.
-    named = [name for name in called if name.strip() == wanted] or called
-    found = [index for index, name in offered.items() if name in named]
-    if len(found) == 1:
-        return found[0]
-    names = "; ".join(name.strip() for name in offered.values()) or "none"
-    what = "more than one assignment" if found or unsaid else "no assignment"
-    which = "" if unsaid else f" called {wanted or title!r:.100}"
-    raise ExportError(f"the gradebook has {what}{which}. Its columns are: {names}. Say which one it is", "--assignment")
+    candidates = [name for name in matching_names if name.strip() == assignment] or matching_names
+    indices = [index for index, name in columns.items() if name in candidates]
+    if len(indices) == 1:
+        return indices[0]
+    names = "; ".join(name.strip() for name in columns.values()) or "none"
+    problem = "more than one assignment" if indices or is_ambiguous else "no assignment"
+    name_clause = "" if is_ambiguous else f" called {assignment or title!r:.100}"
+    raise ExportError(
+        f"the gradebook has {problem}{name_clause}. Its columns are: {names}. Say which one it is", "--assignment"
+    )
 
 
 def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list[str]]:
@@ -199,46 +205,48 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
     if possible == exact(total):
         return Decimal(1), []
     if not scale or not possible:
-        why = f"Canvas counts this assignment as {text:.20} points, the rubric adds up to {total}: correct one of them"
+        problem = (
+            f"Canvas counts this assignment as {text:.20} points, the rubric adds up to {total}: correct one of them"
+        )
         if not possible:
-            raise ExportError(why)
-        raise ExportError(f"{why}, or let the points be scaled", "--scale")
+            raise ExportError(problem)
+        raise ExportError(f"{problem}, or let the points be scaled", "--scale")
     return possible / exact(total), [f"points are scaled from {total} to {possible}"]
 
 
 # --- filling it in
 
 
-def _filled(
+def _fill_in(
     book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
 ) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
     by_id = by_user(grades, canvas_id)
     rows = list(book.sheet.rows)
-    met: set[str] = set()
-    excused = 0
-    replaced: list[tuple[str, str, str]] = []
+    listed_ids: set[str] = set()
+    excused_count = 0
+    replacements: list[tuple[str, str, str]] = []
     for index in book.students():
         user = cell(rows[index], book.id_column).strip()
         final = by_id.get(user)
         if final is None:
             continue
-        met.add(user)
+        listed_ids.add(user)
         before = cell(rows[index], book.assignment).strip()
-        if before.upper() == _EXCUSED:
-            excused += 1
+        if before.upper() == _EXCUSED_MARK:
+            excused_count += 1
         elif final.points is not None:
             points = plain(exact(final.points) * factor)
             after = two_decimals(points, book.decimal_comma)
             if differs(before, after):
-                replaced.append((cell(rows[index], 0).strip() or user, before, after))
+                replacements.append((cell(rows[index], 0).strip() or user, before, after))
             rows[index] = with_cell(rows[index], book.assignment, after)
-    return rows, met, excused, replaced
+    return rows, listed_ids, excused_count, replacements
 
 
-def _why_out(final: FinalGrade, met: set[str]) -> str:
+def _why_out(final: FinalGrade, listed_ids: set[str]) -> str:
     user = canvas_id(final.submission)
-    return "" if user in met else _NOT_LISTED if user else _NO_ID
+    return "" if user in listed_ids else _NOT_LISTED if user else _NO_ID
 
 
 def _without_others(row: Sequence[str], book: _Gradebook) -> list[str]:
@@ -248,18 +256,18 @@ def _without_others(row: Sequence[str], book: _Gradebook) -> list[str]:
 # --- without a gradebook
 
 
-def _made(grades: Sequence[FinalGrade], total: Points, assignment: str) -> Sheet:
+def _new_gradebook(grades: Sequence[FinalGrade], total: Points, assignment: str) -> Sheet:
     """A gradebook from the names that Canvas gave the submissions: its ids are in them."""
-    if not _NAMED.match(assignment):
+    if not _ASSIGNMENT_COLUMN.match(assignment):
         raise ExportError(
             "without a downloaded gradebook the assignment must be named with its id, as in 'Homework 4 (1234)': "
             "Canvas would take another title for a new assignment"
         )
     facts = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
     rows = [[*facts, assignment], ["    Points Possible", "", "", "", "", two_decimals(total)]]
-    known = [final for final in grades if canvas_id(final.submission)]
+    listed_grades = [final for final in grades if canvas_id(final.submission)]
     rows += [
         [canvas_name(final.submission), canvas_id(final.submission), "", "", "", two_decimals(final.points)]
-        for final in known
+        for final in listed_grades
     ]
     return Sheet(rows)

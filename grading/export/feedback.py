@@ -9,13 +9,13 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from grading.export.final import Exported, FinalGrade, final_grades, left_blank
+from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
 from grading.points import CriterionGrade
 from grading.report.grades import one_line, show_points
 
 FeedbackKind = Literal["md", "html"]
 
-WITHHELD = "(The feedback on this point is withheld; please ask your instructor.)"
+WITHHELD_NOTICE = "(The feedback on this point is withheld; please ask your instructor.)"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same grades make the same bytes
 _NAME_BYTES = 230  # file systems take names of 255
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~=-])")
@@ -30,37 +30,37 @@ def export_feedback(
     kind: FeedbackKind = "md",
     *,
     include_unreviewed: bool = False,
-) -> Exported:
+) -> ExportFile:
     """A zip with one file a student, named after the submission. Raises BatchError.
 
     Who has no final grade has no file. Feedback that repeats what no student may see is withheld and listed.
     """
-    graded, grades = final_grades(folder, include_unreviewed)
+    graded_class, grades = final_grades(folder, include_unreviewed)
     data = io.BytesIO()
-    taken: set[str] = set()
+    used_names: set[str] = set()
     with zipfile.ZipFile(data, "w") as archive:
         for final in grades:
             if final.points is not None:
-                place = zipfile.ZipInfo(_file_name(final.submission, kind, taken), EPOCH)
-                archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
-    blank = left_blank(grades, _withheld)
-    return Exported(f"feedback-{kind}.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
+                place = zipfile.ZipInfo(_file_name(final.submission, kind, used_names), EPOCH)
+                archive.writestr(place, feedback_text(graded_class.title, final, kind), zipfile.ZIP_DEFLATED)
+    blank = left_blank(grades, _withheld_note)
+    return ExportFile(f"feedback-{kind}.zip", "application/zip", data.getvalue(), blank, asks=graded_class.alarms)
 
 
-def _withheld(final: FinalGrade) -> str:
+def _withheld_note(final: FinalGrade) -> str:
     ids = [criterion.id for criterion in final.criteria if criterion.leaks and final.points is not None]
     return f"feedback withheld for {', '.join(ids)}: it repeats what only graders see" if ids else ""
 
 
-def _file_name(submission: str, kind: FeedbackKind, taken: set[str]) -> str:
+def _file_name(submission: str, kind: FeedbackKind, used_names: set[str]) -> str:
     """One that unpacks anywhere, and that no other submission has."""
     stem = re.sub(r"[^\w.\- ]", "_", PurePosixPath(submission).name).strip(". ")[:120]
     stem = stem.encode()[:_NAME_BYTES].decode("utf-8", "ignore") or "submission"
     name, number = f"{stem}.{kind}", 1
-    while name.casefold() in taken:
+    while name.casefold() in used_names:
         number += 1
         name = f"{stem}-{number}.{kind}"
-    taken.add(name.casefold())
+    used_names.add(name.casefold())
     return name
 
 
@@ -77,8 +77,8 @@ def _of(criterion: CriterionGrade) -> str:
     return f"{show_points(criterion.points)} of {show_points(criterion.max_points)}"
 
 
-def _said(criterion: CriterionGrade) -> str:
-    return WITHHELD if criterion.leaks else one_line(criterion.feedback)
+def _feedback_line(criterion: CriterionGrade) -> str:
+    return WITHHELD_NOTICE if criterion.leaks else one_line(criterion.feedback)
 
 
 def _evidence(criterion: CriterionGrade) -> str:
@@ -88,12 +88,12 @@ def _evidence(criterion: CriterionGrade) -> str:
 
 def _shown_criteria(final: FinalGrade) -> list[CriterionGrade]:
     """None where a person set the total of what has no criteria points, or nothing was handed in."""
-    known = final.grade.state != "empty" and all(criterion.points is not None for criterion in final.criteria)
-    return list(final.criteria) if known else []
+    has_points = final.grade.state != "empty" and all(criterion.points is not None for criterion in final.criteria)
+    return list(final.criteria) if has_points else []
 
 
 def _reason(final: FinalGrade) -> str:
-    return one_line(final.grade.reason) if final.grade.state == "empty" and not final.reviewed else ""
+    return one_line(final.grade.reason) if final.grade.state == "empty" and not final.is_reviewed else ""
 
 
 def _late(final: FinalGrade) -> str:
@@ -101,17 +101,17 @@ def _late(final: FinalGrade) -> str:
 
 
 def _markdown(title: str, final: FinalGrade) -> str:
-    lines = [f"# {_escaped(title)}", "", f"**{_total(final)}**", ""]
+    lines = [f"# {_escape_markdown(title)}", "", f"**{_total(final)}**", ""]
     for paragraph in (_reason(final), _late(final), one_line(final.summary)):
-        lines += [_escaped(paragraph), ""] if paragraph else []
+        lines += [_escape_markdown(paragraph), ""] if paragraph else []
     for criterion in _shown_criteria(final):
-        lines += [f"## {_escaped(criterion.title)}: {_of(criterion)}", ""]
-        lines += [_escaped(_said(criterion)), ""] if _said(criterion) else []
-        lines += [f"> {_escaped(_evidence(criterion))}", ""] if _evidence(criterion) else []
+        lines += [f"## {_escape_markdown(criterion.title)}: {_of(criterion)}", ""]
+        lines += [_escape_markdown(_feedback_line(criterion)), ""] if _feedback_line(criterion) else []
+        lines += [f"> {_escape_markdown(_evidence(criterion))}", ""] if _evidence(criterion) else []
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Text in which Markdown finds no markup and no HTML."""
     return html.escape(_MARKUP.sub(r"\\\1", text), quote=False)
 
@@ -123,7 +123,7 @@ def feedback_fragment(title: str, final: FinalGrade) -> str:
     body += [f"<p>{html.escape(text)}</p>" for text in (_reason(final), _late(final), one_line(final.summary)) if text]
     for criterion in _shown_criteria(final):
         body.append(f"<h2>{html.escape(criterion.title)}: {_of(criterion)}</h2>")
-        body += [f"<p>{html.escape(_said(criterion))}</p>"] if _said(criterion) else []
+        body += [f"<p>{html.escape(_feedback_line(criterion))}</p>"] if _feedback_line(criterion) else []
         body += [f"<blockquote>{html.escape(_evidence(criterion))}</blockquote>"] if _evidence(criterion) else []
     return "\n".join(body)
 

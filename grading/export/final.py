@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grading.export.late import UNKNOWN, Late, Penalty, late_of
+from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
 from grading.report.graded import GradedClass, load_graded
 from grading.report.grades import one_line
-from grading.reviews import Override, current, read_overrides
+from grading.reviews import Override, current_decisions, read_overrides
 from grading.rubric.rubric import Points, add_points, exact, plain
 
-UNREVIEWED = "needs review"
+NEEDS_REVIEW = "needs review"
 _SHOWN_CHANGES = 5
 
 
@@ -22,11 +22,11 @@ class LeftBlank:
     """A submission without a grade in an export, and all reasons why; one line each."""
 
     submission: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportFile:
     """One file: save `data` as `name`. `left_blank` and `notes` belong under it.
 
     `asks` are sentences that a person must have read, and said yes to, before the file leaves the house.
@@ -49,13 +49,13 @@ class FinalGrade:
     summary: str
     points: Points | None  # less the penalty
     why_blank: str
-    reviewed: bool
+    is_reviewed: bool
     open_doubts: tuple[str, ...] = ()  # why it needs review: what no decision has settled
     reviewers: tuple[str, ...] = ()  # who decided: for files that stay with the instructor, as the submission's name
     penalty: Penalty | None = None  # for lateness
 
     @property
-    def earned(self) -> Points | None:
+    def earned_points(self) -> Points | None:
         """The points before anything is taken off for lateness."""
         if self.points is None or self.penalty is None:
             return self.points
@@ -76,68 +76,71 @@ def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[Graded
     A decision about a criterion that the rubric no longer has changes nothing. Raises BatchError if the folder has no
     grades.
     """
-    graded = load_graded(folder)
-    decided = read_overrides(folder)
-    late = late_of(folder, graded.late)
-    named = [(grade, {grade.item_id, grade.submission} - {""}) for grade in graded.grades]
-    return graded, [apply(grade, current(decided, *names), include_unreviewed, late) for grade, names in named]
+    graded_class = load_graded(folder)
+    overrides = read_overrides(folder)
+    late = late_of(folder, graded_class.late)
+    named_grades = [(grade, {grade.item_id, grade.submission} - {""}) for grade in graded_class.grades]
+    return graded_class, [
+        apply_decisions(grade, current_decisions(overrides, *names), include_unreviewed, late)
+        for grade, names in named_grades
+    ]
 
 
-def apply(
-    grade: Grade, decided: Mapping[str | None, Override], include_unreviewed: bool = False, late: Late | None = None
+def apply_decisions(
+    grade: Grade, decisions: Mapping[str | None, Override], include_unreviewed: bool = False, late: Late | None = None
 ) -> FinalGrade:
     """One grade with the decisions about it. A total that a person set is final: nothing is taken off."""
-    whole = decided.get(None)
-    criteria = tuple(_decided(criterion, decided.get(criterion.id)) for criterion in grade.criteria)
+    whole = decisions.get(None)
+    criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else _sum(criteria)
-    why = "" if points is not None else _why_none(grade, criteria)
-    doubts = () if whole else _open_doubts(grade, decided)
+    blank_reason = "" if points is not None else _why_none(grade, criteria)
+    doubts = () if whole else _open_doubts(grade, decisions)
     if points is not None and doubts and not include_unreviewed:
-        why = f"{UNREVIEWED}: {'; '.join(doubts)}"
+        blank_reason = f"{NEEDS_REVIEW}: {'; '.join(doubts)}"
     own_total = whole is not None and whole.points is not None
     penalty = None
     if late and points is not None and not own_total:
         penalty = late.penalty(grade.submission, points, grade.max_points)
-        why = why or (UNKNOWN if points and late.unknown(grade.submission) else "")
+        blank_reason = blank_reason or (UNKNOWN_DELAY if points and late.has_unknown_delay(grade.submission) else "")
     return FinalGrade(
         grade,
         criteria,
         whole.feedback if whole and whole.feedback is not None else grade.summary,
-        None if why or points is None else plain(exact(points) - exact(penalty.points if penalty else 0)),
-        why,
-        bool(decided),
+        None if blank_reason or points is None else plain(exact(points) - exact(penalty.points if penalty else 0)),
+        blank_reason,
+        bool(decisions),
         doubts,
-        tuple(dict.fromkeys(override.reviewer for override in decided.values() if override.reviewer)),
+        tuple(dict.fromkeys(override.reviewer for override in decisions.values() if override.reviewer)),
         penalty,
     )
 
 
-def _decided(criterion: CriterionGrade, override: Override | None) -> CriterionGrade:
+def _apply_override(criterion: CriterionGrade, override: Override | None) -> CriterionGrade:
     if override is None:
         return criterion
-    changed = criterion
+    new_grade = criterion
     if override.points is not None:
-        changed = replace(changed, points=override.points, reason="")
+        new_grade = replace(new_grade, points=override.points, reason="")
     if override.feedback is not None:
-        changed = replace(changed, feedback=override.feedback, leaks=False)
-    return changed
+        new_grade = replace(new_grade, feedback=override.feedback, leaks=False)
+    return new_grade
 
 
 def _sum(criteria: Iterable[CriterionGrade]) -> Points | None:
     """All criteria or no total."""
     points = [criterion.points for criterion in criteria]
-    known = [value for value in points if value is not None]
-    return add_points(known) if known and len(known) == len(points) else None
+    known_points = [value for value in points if value is not None]
+    return add_points(known_points) if known_points and len(known_points) == len(points) else None
 
 
 def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
-    missing = ", ".join(criterion.id for criterion in criteria if criterion.points is None)
-    return f"{grade.state}: {grade.reason or f'no points for {missing}'}"
+    missing_ids = ", ".join(criterion.id for criterion in criteria if criterion.points is None)
+    return f"{grade.state}: {grade.reason or f'no points for {missing_ids}'}"
 
 
-def _open_doubts(grade: Grade, decided: Mapping[str | None, Override]) -> tuple[str, ...]:
+def _open_doubts(grade: Grade, decisions: Mapping[str | None, Override]) -> tuple[str, ...]:
     """Doubts that no decision settles."""
-    return tuple(doubt.why for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decided)
+    return tuple(doubt.why for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions)
 
 
 def by_user(grades: Iterable[FinalGrade], id_of: Callable[[str], str]) -> dict[str, FinalGrade]:
@@ -145,16 +148,20 @@ def by_user(grades: Iterable[FinalGrade], id_of: Callable[[str], str]) -> dict[s
     return {user: final for final in grades if (user := id_of(final.submission))}
 
 
-def changes(place: str, found: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
+def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
     """What to ask before grades that stand in `place` are replaced: (student, old, new); () if none is."""
-    shown = [one_line(f"{student}: {old} → {new}") for student, old, new in found[:_SHOWN_CHANGES]]
-    more = [f"… and {len(found) - len(shown)} more"] if len(found) > len(shown) else []
-    return (f"{place} holds grades already, and {len(found)} of them would change:", *shown, *more) if found else ()
+    lines = [one_line(f"{student}: {old} → {new}") for student, old, new in replacements[:_SHOWN_CHANGES]]
+    remainder = [f"… and {len(replacements) - len(lines)} more"] if len(replacements) > len(lines) else []
+    return (
+        (f"{place} holds grades already, and {len(replacements)} of them would change:", *lines, *remainder)
+        if replacements
+        else ()
+    )
 
 
 def left_blank(
     grades: Iterable[FinalGrade], why_out: Callable[[FinalGrade], str] = lambda _final: ""
 ) -> tuple[LeftBlank, ...]:
     """Those without points, and those that `why_out` says are not in the file: each once, on one line."""
-    found = ((final, "; ".join(filter(None, (final.why_blank, why_out(final))))) for final in grades)
-    return tuple(LeftBlank(one_line(final.submission), one_line(why)) for final, why in found if why)
+    blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_out(final))))) for final in grades)
+    return tuple(LeftBlank(one_line(final.submission), one_line(reason)) for final, reason in blank_reasons if reason)

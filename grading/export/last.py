@@ -38,58 +38,71 @@ class SinceLast:
 
     now: ExportedPoints
     last: ExportedPoints | None
-    changed: tuple[tuple[str, Points | None, Points | None], ...]  # submission, then, now; in the class's order
+    differences: tuple[tuple[str, Points | None, Points | None], ...]  # submission, then, now; in the class's order
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """In a sentence, without the submissions."""
         if self.last is None:
             return "This would be the first export of this kind."
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last.at))
-        if not self.changed:
-            return f"Nothing would differ from the last export of this kind ({when})."
-        return f"{plural(len(self.changed), 'grade')} would differ from the last export of this kind ({when}):"
+        export_time = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last.at))
+        if not self.differences:
+            return f"Nothing would differ from the last export of this kind ({export_time})."
+        return (
+            f"{plural(len(self.differences), 'grade')} would differ from the last export of this kind ({export_time}):"
+        )
 
     def lines(self) -> list[str]:
         """`name: 6 → 7`, one each."""
-        return [one_line(f"{name}: {_shown(then)} → {_shown(now)}") for name, then, now in self.changed]
+        return [
+            one_line(f"{name}: {_show_or_blank(old_points)} → {_show_or_blank(now)}")
+            for name, old_points, now in self.differences
+        ]
 
 
 def since_last(
-    folder: Path, kind: str, grades: Sequence[FinalGrade], held: Iterable[FinalGrade] | None = None
+    folder: Path, kind: str, grades: Sequence[FinalGrade], held_grades: Iterable[FinalGrade] | None = None
 ) -> SinceLast:
     """How these grades differ from those that were last given out as this kind. Raises BatchError.
 
     Args:
         grades: the class's.
-        held: those of them that the file holds; None: all. Of the others nothing is compared, or noted as given out.
+        held_grades: those of them that the file holds; None: all. The others are neither compared
+            nor noted as given out.
     """
     now = {final.grade.id: final for final in grades}
-    given = ExportedPoints(kind, {final.grade.id: final.points for final in (grades if held is None else held)})
-    earlier = [each for each in _read(folder) if each.kind == kind]
+    current_export = ExportedPoints(
+        kind, {final.grade.id: final.points for final in (grades if held_grades is None else held_grades)}
+    )
+    earlier = [export for export in _read(folder) if export.kind == kind]
     if not earlier:
-        return SinceLast(given, None, ())
+        return SinceLast(current_export, None, ())
     # Of all earlier exports: the last one may have held another section's students.
-    before = {item: points for each in earlier for item, points in each.points.items()}
-    after, last = given.points, earlier[-1]
+    before = {item: points for export in earlier for item, points in export.points.items()}
+    after, last = current_export.points, earlier[-1]
     items = [*after, *(item for item in last.points if item not in now)]
-    changed = ((item, before.get(item), after.get(item)) for item in items if before.get(item) != after.get(item))
+    differences = ((item, before.get(item), after.get(item)) for item in items if before.get(item) != after.get(item))
     return SinceLast(
-        given, last, tuple((now[item].submission if item in now else item, then, here) for item, then, here in changed)
+        current_export,
+        last,
+        tuple(
+            (now[item].submission if item in now else item, old_points, new_points)
+            for item, old_points, new_points in differences
+        ),
     )
 
 
-def note_given(folder: Path, given: ExportedPoints) -> None:
+def record_export(folder: Path, export: ExportedPoints) -> None:
     """Keep that this was given out. Raises BatchError."""
-    Lines(folder / FILE).append([{"kind": given.kind, "at": given.at, "points": dict(given.points)}])
+    Lines(folder / FILE).append([{"kind": export.kind, "at": export.at, "points": dict(export.points)}])
 
 
 def _read(folder: Path) -> list[ExportedPoints]:
-    def made(row: dict[str, Any]) -> ExportedPoints:
-        given: ExportedPoints = shaped(ExportedPoints, row, "the export")
-        return given
+    def parse_row(row: dict[str, Any]) -> ExportedPoints:
+        export: ExportedPoints = shaped(ExportedPoints, row, "the export")
+        return export
 
-    return [given for _, given in Lines(folder / FILE).made(made, "export")]
+    return [export for _, export in Lines(folder / FILE).made(parse_row, "export")]
 
 
-def _shown(points: Points | None) -> str:
+def _show_or_blank(points: Points | None) -> str:
     return show_points(points) or "blank"

@@ -23,7 +23,7 @@ from producers.files.private import open_ordinary, write_atomically
 from producers.words import plural, some
 
 FILE = "times.csv"
-UNKNOWN = "late by Canvas's mark, and when is not known: upload the times of submission"
+UNKNOWN_DELAY = "late by Canvas's mark, and when is not known: upload the times of submission"
 _Row = tuple[int, list[str], datetime]  # its number, whom it names, and when
 
 
@@ -44,19 +44,19 @@ class Late:
 
     def penalty(self, submission: str, points: Points, possible: Points) -> Penalty | None:
         """What is taken off, at most all of the points; None: nothing. Raises ExportError where it can't be told."""
-        submitted = self.times.get(submission) or self.times.get(student_id(submission))
-        if submitted is None:
+        submitted_at = self.times.get(submission) or self.times.get(student_id(submission))
+        if submitted_at is None:
             return None
-        days = _days(self.rule, submitted)
-        percent, taken = self.rule.off(days, possible)
-        off = plain(min(taken, exact(points)))
+        days = _days(self.rule, submitted_at)
+        percent, deduction = self.rule.off(days, possible)
+        off = plain(min(deduction, exact(points)))
         if not off:
             return None
         return Penalty(
             off, f"late, {plural(days, 'day')} begun: {plain(percent)} % of {plain(exact(possible))} points, −{off}"
         )
 
-    def unknown(self, submission: str) -> bool:
+    def has_unknown_delay(self, submission: str) -> bool:
         """Whether it was late and nobody knows how much."""
         return is_late(submission) and not {submission, student_id(submission)} & self.times.keys()
 
@@ -74,17 +74,17 @@ def late_of(folder: Path, rule: LateRule | None) -> Late | None:
         raise BatchError(f"{folder / FILE} can't be read: {error.strerror}") from None
 
 
-def keep_times(folder: Path, data: bytes, graded: GradedClass) -> tuple[int, str]:
+def keep_times(folder: Path, data: bytes, graded_class: GradedClass) -> tuple[int, str]:
     """Check a table of times, and keep it for the batch in `folder`: of how many of the class, and what to say of it.
 
     Raises ExportError, also for times that can't be compared with the rule's, or are of nobody in the class: without
     them all lateness would be taken away.
     """
     rows = _rows(data)
-    if graded.late:
+    if graded_class.late:
         for _, _, time in rows:
-            _days(graded.late, time)
-    count, remark = _matched(rows, graded)
+            _days(graded_class.late, time)
+    count, remark = _match_rows(rows, graded_class)
     with suppress(FileNotFoundError), open_ordinary(folder / FILE) as file:
         if file.read() == data:
             return count, remark
@@ -92,32 +92,32 @@ def keep_times(folder: Path, data: bytes, graded: GradedClass) -> tuple[int, str
     return count, remark
 
 
-def _matched(rows: Iterable[_Row], graded: GradedClass) -> tuple[int, str]:
+def _match_rows(rows: Iterable[_Row], graded_class: GradedClass) -> tuple[int, str]:
     """How many submissions have a time, and a remark on rows of others: who handed in nothing may have one too."""
-    names_of = {grade.submission: (student_id(grade.submission), grade.submission) for grade in graded.grades}
+    names_of = {grade.submission: (student_id(grade.submission), grade.submission) for grade in graded_class.grades}
     by_name = {name: submission for submission, names in names_of.items() for name in names if name}
-    found: dict[str, datetime] = {}
+    times: dict[str, datetime] = {}
     strangers = []
     for number, names, time in rows:
-        said = one_line(", ".join(names))[:60] or "nobody"
-        whose = next((by_name[name] for name in names if name in by_name), "")
-        if not whose:
-            strangers.append(repr(said))
-        if names and found.setdefault(whose or names[0], time) != time:
+        row_names = one_line(", ".join(names))[:60] or "nobody"
+        submission = next((by_name[name] for name in names if name in by_name), "")
+        if not submission:
+            strangers.append(repr(row_names))
+        if names and times.setdefault(submission or names[0], time) != time:
             raise ExportError(
-                f"times, row {number}: {said!r} has another time in a row above; keep the one that counts"
+                f"times, row {number}: {row_names!r} has another time in a row above; keep the one that counts"
             )
-    count = len(found.keys() & names_of.keys())
+    count = len(times.keys() & names_of.keys())
     if not count:
-        what = f"no submission of this class is {some(strangers)}" if strangers else "no row has a time"
-        raise ExportError(f"the table of times can't be used: {what}; it needs the submissions' names or ids")
+        problem = f"no submission of this class is {some(strangers)}" if strangers else "no row has a time"
+        raise ExportError(f"the table of times can't be used: {problem}; it needs the submissions' names or ids")
     rest = f"times: {plural(len(strangers), 'row', 'is', 'are')} of no submission of this class: {some(strangers)}"
     return count, rest if strangers else ""
 
 
-def _days(rule: LateRule, submitted: datetime) -> int:
+def _days(rule: LateRule, submitted_at: datetime) -> int:
     try:
-        return rule.days(submitted)
+        return rule.days(submitted_at)
     except TypeError:
         raise ExportError("due time and times of submission: write an offset (+01:00) in both, or in none") from None
 
@@ -125,20 +125,20 @@ def _days(rule: LateRule, submitted: datetime) -> int:
 def _rows(data: bytes) -> list[_Row]:
     """The rows that hold a time."""
     sheet = read_sheet(data, "table of times")
-    who, when = students(sheet), column(sheet.rows[0], "submitted_at")
-    if not who or when < 0:
+    student_columns, time_column = students(sheet), column(sheet.rows[0], "submitted_at")
+    if not student_columns or time_column < 0:
         raise ExportError("the table of times needs submitted_at, and submission (or student_id, ID, Identifier)")
     return [
-        (number + 1, [name for place in who if (name := student(sheet, number, place))], time)
+        (number + 1, [name for place in student_columns if (name := student(sheet, number, place))], time)
         for number in range(1, len(sheet.rows))
-        if (time := _time(sheet, number, when))
+        if (time := _time(sheet, number, time_column))
     ]
 
 
-def _time(sheet: Sheet, number: int, when: int) -> datetime | None:
-    text = cell(sheet.rows[number], when).strip()
+def _time(sheet: Sheet, number: int, time_column: int) -> datetime | None:
+    text = cell(sheet.rows[number], time_column).strip()
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
-        said = one_line(text)[:40]
-        raise ExportError(f"times, row {number + 1}: {said!r} is no time as in 2026-11-04T08:30+01:00") from None
+        excerpt = one_line(text)[:40]
+        raise ExportError(f"times, row {number + 1}: {excerpt!r} is no time as in 2026-11-04T08:30+01:00") from None

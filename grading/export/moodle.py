@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from grading.cells import safe_cell, safe_html
 from grading.export.feedback import EPOCH, FeedbackKind, feedback_fragment, feedback_text
-from grading.export.final import Exported, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank
 from grading.export.tables import (
     PARTICIPANT,
     ExportError,
@@ -34,7 +34,7 @@ from grading.rubric.rubric import Points
 from grading.submissions.lms_names import moodle_id
 from producers.words import plural
 
-_NEEDED = ("Identifier", "Grade", "Last modified (grade)")
+_REQUIRED_COLUMNS = ("Identifier", "Grade", "Last modified (grade)")
 _NO_ID = "its folder's name holds no Moodle participant number, so it is not in the file"
 _NOT_LISTED = "its participant number is not in the worksheet, so it is not in the file"
 
@@ -44,18 +44,18 @@ def export_moodle(
     worksheet: bytes,
     *,
     include_unreviewed: bool = False,
-) -> Exported:
+) -> ExportFile:
     """The downloaded grading worksheet with grades and feedback comments. Raises ExportError, BatchError."""
-    graded, grades = final_grades(folder, include_unreviewed)
+    graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
-    _check_maximum(sheet, graded.total)
-    rows, met, locked, replaced = _filled(sheet, grades)
-    blank = left_blank(grades, lambda final: _why_out(final, met))
-    left = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
-    notes = (plural(locked, "grade", *left),) if locked else ()
-    asks = (*changes("the worksheet", replaced), *graded.alarms)
+    _check_maximum(sheet, graded_class.total)
+    rows, listed_ids, locked_count, replacements = _fill_in(sheet, grades)
+    blank = left_blank(grades, lambda final: _why_out(final, listed_ids))
+    lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
+    notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
+    asks = (*changes("the worksheet", replacements), *graded_class.alarms)
     data = write_sheet(replace(sheet, rows=rows), newline="\n")
-    return Exported("moodle-worksheet.csv", "text/csv", data, blank, notes, asks)
+    return ExportFile("moodle-worksheet.csv", "text/csv", data, blank, notes, asks)
 
 
 def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
@@ -64,18 +64,18 @@ def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> lis
     if worksheet is None:
         return list(by_id.values())
     sheet = _read(worksheet)
-    who, where = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
-    rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, who)))}
+    id_column, grade_column = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
+    rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, id_column)))}
     return [
         final
         for user, final in by_id.items()
-        if (row := rows.get(user)) and not _locked(sheet, row)
+        if (row := rows.get(user)) and not _is_locked(sheet, row)
         # Where we have nothing to put in place of a grade, that one stays.
-        if final.points is not None or cell(row, where).strip() in ("", "-")
+        if final.points is not None or cell(row, grade_column).strip() in ("", "-")
     ]
 
 
-def _locked(sheet: Sheet, row: Sequence[str]) -> bool:
+def _is_locked(sheet: Sheet, row: Sequence[str]) -> bool:
     return cell(row, column(sheet.rows[0], "Grade can be changed")).strip().casefold() == "no"
 
 
@@ -84,68 +84,68 @@ def export_moodle_feedback(
     kind: FeedbackKind = "html",
     *,
     include_unreviewed: bool = False,
-) -> Exported:
+) -> ExportFile:
     """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
-    graded, grades = final_grades(folder, include_unreviewed)
+    graded_class, grades = final_grades(folder, include_unreviewed)
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for final in grades:
             if final.points is not None and moodle_id(final.submission):
                 place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", EPOCH)
-                archive.writestr(place, feedback_text(graded.title, final, kind), zipfile.ZIP_DEFLATED)
+                archive.writestr(place, feedback_text(graded_class.title, final, kind), zipfile.ZIP_DEFLATED)
     blank = left_blank(grades, lambda final: "" if moodle_id(final.submission) else _NO_ID)
-    return Exported("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded.alarms)
+    return ExportFile("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded_class.alarms)
 
 
 def _read(worksheet: bytes) -> Sheet:
     sheet = read_sheet(worksheet, "worksheet")
-    missing = [name for name in _NEEDED if column(sheet.rows[0], name) < 0]
-    if missing:
-        raise ExportError(f"the worksheet lacks the column {missing[0]!r}; download the grading worksheet anew")
+    missing_columns = [name for name in _REQUIRED_COLUMNS if column(sheet.rows[0], name) < 0]
+    if missing_columns:
+        raise ExportError(f"the worksheet lacks the column {missing_columns[0]!r}; download the grading worksheet anew")
     return sheet
 
 
 def _check_maximum(sheet: Sheet, total: Points) -> None:
     index = column(sheet.rows[0], "Maximum grade")
-    found = {cell(row, index).strip().replace(",", ".") for row in sheet.rows[1:]} - {"", "-"} if index >= 0 else set()
-    wrong = sorted(text for text in found if re.fullmatch(r"\d+(\.\d+)?", text) and float(text) != float(total))
+    maxima = {cell(row, index).strip().replace(",", ".") for row in sheet.rows[1:]} - {"", "-"} if index >= 0 else set()
+    wrong = sorted(text for text in maxima if re.fullmatch(r"\d+(\.\d+)?", text) and float(text) != float(total))
     if wrong:
         raise ExportError(
             f"Moodle counts this assignment as {wrong[0]} points, the rubric adds up to {total}: correct one of them"
         )
 
 
-def _filled(
+def _fill_in(
     sheet: Sheet, grades: Sequence[FinalGrade]
 ) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
     header = sheet.rows[0]
-    at = {name: column(header, name) for name in (*_NEEDED, "Full name", "Feedback comments")}
+    at = {name: column(header, name) for name in (*_REQUIRED_COLUMNS, "Full name", "Feedback comments")}
     by_id = by_user(grades, moodle_id)
     comma = uses_decimal_comma(sheet)
-    rows, met, locked = [header], set(), 0
-    replaced: list[tuple[str, str, str]] = []
+    rows, listed_ids, locked_count = [header], set(), 0
+    replacements: list[tuple[str, str, str]] = []
     for row in sheet.rows[1:]:
-        said = cell(row, at["Feedback comments"])
-        if safe_cell(said) != said:  # students read it: no apostrophe of ours belongs there
-            row = with_cell(row, at["Feedback comments"], safe_html(said))
+        comment = cell(row, at["Feedback comments"])
+        if safe_cell(comment) != comment:  # students read it: no apostrophe of ours belongs there
+            row = with_cell(row, at["Feedback comments"], safe_html(comment))
         match = PARTICIPANT.match(cell(row, at["Identifier"]))
         final = by_id.get(match[1]) if match else None
         if final is not None and match:
-            met.add(match[1])
-            if _locked(sheet, row):
-                locked += 1
+            listed_ids.add(match[1])
+            if _is_locked(sheet, row):
+                locked_count += 1
             elif final.points is not None:
                 before, after = cell(row, at["Grade"]).strip(), two_decimals(final.points, comma)
                 if differs(before, after):
-                    replaced.append((cell(row, at["Full name"]) or final.submission, before, after))
+                    replacements.append((cell(row, at["Full name"]) or final.submission, before, after))
                 row = with_cell(row, at["Grade"], after)
                 if at["Feedback comments"] >= 0:
                     row = with_cell(row, at["Feedback comments"], safe_html(feedback_fragment("", final)))
         rows.append(row)
-    return rows, met, locked, replaced
+    return rows, listed_ids, locked_count, replacements
 
 
-def _why_out(final: FinalGrade, met: set[str]) -> str:
+def _why_out(final: FinalGrade, listed_ids: set[str]) -> str:
     user = moodle_id(final.submission)
-    return "" if user in met else _NOT_LISTED if user else _NO_ID
+    return "" if user in listed_ids else _NOT_LISTED if user else _NO_ID

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from grading.export.final import Exported, FinalGrade, final_grades, left_blank
+from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
 from grading.export.tables import Sheet, write_sheet
 from grading.report.grades import one_line, show_points
 from grading.submissions.lms_names import student_id
@@ -15,28 +15,30 @@ FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", 
 LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")
 
 
-def export_csv(folder: Path, *, include_unreviewed: bool = False) -> Exported:
+def export_csv(folder: Path, *, include_unreviewed: bool = False) -> ExportFile:
     """A table of the class; columns FIRST, each criterion's points, LAST. Raises BatchError."""
-    graded, grades = final_grades(folder, include_unreviewed)
-    ids = [criterion.id for criterion in graded.grades[0].criteria] if graded.grades else []
+    graded_class, grades = final_grades(folder, include_unreviewed)
+    ids = [criterion.id for criterion in graded_class.grades[0].criteria] if graded_class.grades else []
     rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]
     data = write_sheet(Sheet(rows), newline="\n")
-    return Exported(FILE, "text/csv", data, left_blank(grades), asks=graded.alarms)
+    return ExportFile(FILE, "text/csv", data, left_blank(grades), asks=graded_class.alarms)
 
 
 def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
     grade = final.grade
-    shown = {criterion.id: criterion.points for criterion in final.criteria} if final.points is not None else {}
+    points_by_criterion = (
+        {criterion.id: criterion.points for criterion in final.criteria} if final.points is not None else {}
+    )
     return [
         one_line(grade.submission),
         student_id(grade.submission),
         grade.state,
-        "yes" if final.reviewed else "no",
+        "yes" if final.is_reviewed else "no",
         one_line(", ".join(final.reviewers)),
         show_points(final.points),
         show_points(grade.max_points),
         show_points(grade.points),
-        *(show_points(shown.get(id)) for id in ids),
+        *(show_points(points_by_criterion.get(id)) for id in ids),
         final.penalty.words if final.penalty else "",
         one_line("; ".join(final.open_doubts)),
         one_line("; ".join(grade.remarks)),

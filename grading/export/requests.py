@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grading.export.final import Exported, FinalGrade, final_grades
+from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
 from grading.points import CriterionGrade
 from grading.report.grades import one_line, show_points
@@ -75,58 +75,60 @@ class Request:
             raise ExportError("a request needs the student's words")
         _require_short("request", text)
         item_id = final.grade.id
-        named = "\0".join((item_id, criterion_id or "", text.strip()))
-        found = points_of(final, criterion_id)
-        return cls(hashlib.sha256(named.encode()).hexdigest()[:12], item_id, criterion_id, text.strip(), found, by)
+        identity = "\0".join((item_id, criterion_id or "", text.strip()))
+        points = points_of(final, criterion_id)
+        return cls(hashlib.sha256(identity.encode()).hexdigest()[:12], item_id, criterion_id, text.strip(), points, by)
 
 
 def points_of(final: FinalGrade, criterion_id: str | None) -> Points | None:
     """The points that stand, of a criterion or of all."""
     if criterion_id is None:
         return final.points
-    return next((each.points for each in final.criteria if each.id == criterion_id), None)
+    return next((criterion.points for criterion in final.criteria if criterion.id == criterion_id), None)
 
 
 def read_requests(folder: Path) -> list[Request]:
     """All requests of the batch in `folder`, oldest first, each with its last answer. Raises BatchError."""
-    found: dict[str, Request] = {}
-    for _, made in Lines(folder / FILE).made(_line, "request"):
-        if isinstance(made, Request):
-            found.setdefault(made.id, made)
-        elif made.answers in found:
-            found[made.answers] = replace(found[made.answers], answer=made)
-    return list(found.values())
+    requests: dict[str, Request] = {}
+    for _, entry in Lines(folder / FILE).made(_line, "request"):
+        if isinstance(entry, Request):
+            requests.setdefault(entry.id, entry)
+        elif entry.answers in requests:
+            requests[entry.answers] = replace(requests[entry.answers], answer=entry)
+    return list(requests.values())
 
 
 def add_requests(folder: Path, requests: Iterable[Request]) -> int:
     """Keep those that are not kept yet; returns how many. Raises BatchError, and keeps none then."""
-    with _alone(folder):
-        known = {request.id for request in read_requests(folder)}
-        new = {request.id: request for request in requests if request.id not in known}
+    with _lock_requests(folder):
+        stored_ids = {request.id for request in read_requests(folder)}
+        new = {request.id: request for request in requests if request.id not in stored_ids}
         Lines(folder / FILE).append(_row(request) for request in new.values())
     return len(new)
 
 
-def answer(folder: Path, request: Request, reply: str, points: Points | None, by: str = "") -> None:
+def save_reply(folder: Path, request: Request, reply: str, points: Points | None, by: str = "") -> None:
     """Keep a reply to a request that was seen as it is here, with the answer that it has.
 
     Raises ExportError if there is no reply, or somebody has answered since the request was read; BatchError.
     """
-    made = RequestReply(request.id, reply.strip(), points, by)
-    with _alone(folder):
-        standing = next((each.answer for each in read_requests(folder) if each.id == request.id), None)
+    new_reply = RequestReply(request.id, reply.strip(), points, by)
+    with _lock_requests(folder):
+        standing = next(
+            (stored_request.answer for stored_request in read_requests(folder) if stored_request.id == request.id), None
+        )
         if standing and standing != request.answer:
-            who = f" ({standing.by})" if standing.by else ""
-            raise ExportError(f"somebody has replied meanwhile{who}; read that reply first")
-        Lines(folder / FILE).append([asdict(made)])
+            replier = f" ({standing.by})" if standing.by else ""
+            raise ExportError(f"somebody has replied meanwhile{replier}; read that reply first")
+        Lines(folder / FILE).append([asdict(new_reply)])
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_requests(folder: Path) -> Iterator[None]:
     """Nobody else adds to the file in here, in this process or another. Raises BatchError."""
     try:
-        with open_private(folder / FILE, "ab") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with open_private(folder / FILE, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             yield
     except OSError as error:
         raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the request is not kept") from None
@@ -139,65 +141,78 @@ def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tu
     """
     sheet = read_sheet(data, "table of requests")
     header = sheet.rows[0]
-    who, said, about = students(sheet), column(header, "request"), column(header, "criterion")
-    if not who or said < 0:
+    student_columns, text_column, criterion_column = (
+        students(sheet),
+        column(header, "request"),
+        column(header, "criterion"),
+    )
+    if not student_columns or text_column < 0:
         raise ExportError("the table of requests needs request, and submission (or student_id, ID, Identifier)")
     by_name = {name: final for final in grades for name in (student_id(final.submission), final.submission) if name}
-    found = list(_rows(sheet, by_name, who, said, about, by))
+    requests = list(_rows(sheet, by_name, student_columns, text_column, criterion_column, by))
     empty = [
         str(number + 1)
         for number, row in enumerate(sheet.rows)
-        if not cell(row, said).strip() and any(student(sheet, number, place) for place in who)
+        if not cell(row, text_column).strip() and any(student(sheet, number, place) for place in student_columns)
     ]
     if not empty:
-        return found, ""
+        return requests, ""
     rows, hold = ("rows", "hold") if empty[1:] else ("row", "holds")
-    return found, f"requests, {rows} {some(empty)} {hold} no request"
+    return requests, f"requests, {rows} {some(empty)} {hold} no request"
 
 
 def _rows(
-    sheet: Sheet, by_name: Mapping[str, FinalGrade], who: Sequence[int], said: int, about: int, by: str
+    sheet: Sheet,
+    by_name: Mapping[str, FinalGrade],
+    student_columns: Sequence[int],
+    text_column: int,
+    criterion_column: int,
+    by: str,
 ) -> Iterator[Request]:
     for number in range(1, len(sheet.rows)):
-        text = cell(sheet.rows[number], said)
+        text = cell(sheet.rows[number], text_column)
         if not text.strip():
             continue
-        names = [name for place in who if (name := student(sheet, number, place))]
+        names = [name for place in student_columns if (name := student(sheet, number, place))]
         final = next((by_name[name] for name in names if name in by_name), None)
         if final is None:
-            asked = one_line(", ".join(names))[:60] or "nobody"
-            raise ExportError(f"requests, row {number + 1}: no submission of this class is {asked!r}")
-        yield Request.about(final, _criterion(final, cell(sheet.rows[number], about), number), text, by)
+            row_names = one_line(", ".join(names))[:60] or "nobody"
+            raise ExportError(f"requests, row {number + 1}: no submission of this class is {row_names!r}")
+        yield Request.about(final, _criterion(final, cell(sheet.rows[number], criterion_column), number), text, by)
 
 
-def _criterion(final: FinalGrade, named: str, row: int) -> str | None:
-    wanted = named.strip().casefold()
-    if not wanted:
+def _criterion(final: FinalGrade, text: str, row: int) -> str | None:
+    sought_name = text.strip().casefold()
+    if not sought_name:
         return None
     for criterion in final.criteria:
-        if wanted in (criterion.id.casefold(), criterion.title.casefold()):
+        if sought_name in (criterion.id.casefold(), criterion.title.casefold()):
             return criterion.id
     ids = ", ".join(criterion.id for criterion in final.criteria)
-    raise ExportError(f"requests, row {row + 1}: {one_line(named)[:60]!r} is no criterion; there are {ids}")
+    raise ExportError(f"requests, row {row + 1}: {one_line(text)[:60]!r} is no criterion; there are {ids}")
 
 
-def export_replies(folder: Path) -> Exported:
+def export_replies(folder: Path) -> ExportFile:
     """Each request beside its reply, the points then and now, and the evidence and feedback that stand. BatchError."""
     _, grades = final_grades(folder)
     by_item = {final.grade.id: final for final in grades}
-    found = read_requests(folder)
-    rows = [_reply(request, by_item.get(request.item_id)) for request in found]
-    waiting = sum(request.answer is None for request in found)
-    notes = (f"{waiting} of {len(found)} requests have no reply yet.",) if waiting else ()
+    requests = read_requests(folder)
+    rows = [_reply(request, by_item.get(request.item_id)) for request in requests]
+    open_count = sum(request.answer is None for request in requests)
+    notes = (f"{open_count} of {len(requests)} requests have no reply yet.",) if open_count else ()
     data = write_sheet(Sheet([[*COLUMNS], *rows]), newline="\n")
-    return Exported("replies.csv", "text/csv", data, notes=notes)
+    return ExportFile("replies.csv", "text/csv", data, notes=notes)
 
 
 def _reply(request: Request, final: FinalGrade | None) -> list[str]:
-    about: list[CriterionGrade] = []
+    criteria: list[CriterionGrade] = []
     if final:
-        about = [each for each in final.criteria if request.criterion_id in (None, each.id) and not each.leaks]
-    evidence = [each.evidence for each in about if each.evidence_state == "found"]
+        criteria = [
+            criterion
+            for criterion in final.criteria
+            if request.criterion_id in (None, criterion.id) and not criterion.leaks
+        ]
+    evidence = [criterion.evidence for criterion in criteria if criterion.evidence_state == "found"]
     return [
         request.id,
         one_line(final.submission) if final else "",
@@ -208,20 +223,20 @@ def _reply(request: Request, final: FinalGrade | None) -> list[str]:
         show_points(request.points),
         show_points(points_of(final, request.criterion_id) if final else None),
         one_line(" … ".join(filter(None, evidence))),
-        one_line(" ".join(each.feedback for each in about if each.feedback)),
+        one_line(" ".join(criterion.feedback for criterion in criteria if criterion.feedback)),
         one_line(request.by),
         one_line(request.answer.by) if request.answer else "",
     ]
 
 
-def _require_short(what: str, text: str) -> None:
+def _require_short(label: str, text: str) -> None:
     if len(text) > MAX_TEXT:
-        raise ExportError(f"a {what} may have {MAX_TEXT:,} characters; this one has {len(text):,}")
+        raise ExportError(f"a {label} may have {MAX_TEXT:,} characters; this one has {len(text):,}")
 
 
 def _line(row: dict[str, Any]) -> Request | RequestReply:
-    made: Request | RequestReply = shaped(RequestReply if "answers" in row else Request, row, "the request")
-    return made
+    entry: Request | RequestReply = shaped(RequestReply if "answers" in row else Request, row, "the request")
+    return entry
 
 
 def _row(request: Request) -> dict[str, Any]:

@@ -36,38 +36,38 @@ class Sheet:
     bom: bool = False
 
 
-def read_sheet(data: bytes, what: str) -> Sheet:
-    """The rows of a CSV file; `what` names it in errors. Raises ExportError if it is none."""
+def read_sheet(data: bytes, label: str) -> Sheet:
+    """The rows of a CSV file; `label` names it in errors. Raises ExportError if it is none."""
     if len(data) > MAX_BYTES:
-        raise ExportError(f"the {what} is larger than {MAX_BYTES >> 20} MiB; is it the right file?")
+        raise ExportError(f"the {label} is larger than {MAX_BYTES >> 20} MiB; is it the right file?")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:  # in UTF-16 every other byte is 0, and a spreadsheet's "Unicode text" is that
-        raise ExportError(f"the {what} is not UTF-8; open it in the spreadsheet and save it as 'CSV UTF-8'")
+        raise ExportError(f"the {label} is not UTF-8; open it in the spreadsheet and save it as 'CSV UTF-8'")
     first = re.sub(r'"[^"]*"', "", text[:_HEADER_CHARS]).partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise ExportError(f"the {what} is no CSV that can be read: {error}; save or download it anew") from None
+        raise ExportError(f"the {label} is no CSV that can be read: {error}; save or download it anew") from None
     if not rows or not rows[0]:
-        raise ExportError(f"the {what} is empty; is it the right file?")
-    _refuse_longer(rows, delimiter, what)
+        raise ExportError(f"the {label} is empty; is it the right file?")
+    _refuse_longer(rows, delimiter, label)
     plain = [[plain_cell(cell, number=index > 0) for index, cell in enumerate(row)] for row in rows]
     return Sheet(plain, delimiter, data.startswith(b"\xef\xbb\xbf"))
 
 
-def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, what: str) -> None:
+def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) -> None:
     """A text with the delimiter in it, without quotes, would be cut off there, and what follows it be shifted."""
     for number, row in enumerate(rows, 1):
         if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets leave empty ones behind
             sign = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
-            why = (
-                f"the {what}, row {number}: it has more fields than the header; put a text that holds {sign} in quotes"
+            problem = (
+                f"the {label}, row {number}: it has more fields than the header; put a text that holds {sign} in quotes"
             )
-            raise ExportError(why)
+            raise ExportError(problem)
 
 
 def write_sheet(sheet: Sheet, newline: str = "\r\n") -> bytes:
@@ -80,8 +80,8 @@ def two_decimals(points: Points | None, decimal_comma: bool = False) -> str:
     """`7`, `7.5`, `7.25`; nothing for None."""
     if points is None:
         return ""
-    shown = f"{exact(points).quantize(_CENT, ROUND_HALF_UP):f}".rstrip("0").rstrip(".")
-    return shown.replace(".", ",") if decimal_comma else shown
+    text = f"{exact(points).quantize(_CENT, ROUND_HALF_UP):f}".rstrip("0").rstrip(".")
+    return text.replace(".", ",") if decimal_comma else text
 
 
 def differs(before: str, after: str) -> bool:
@@ -94,8 +94,8 @@ def differs(before: str, after: str) -> bool:
 
 def column(header: Sequence[str], *captions: str) -> int:
     """The index of the first column with one of these captions, or -1; case and blanks don't count."""
-    wanted = {caption.casefold() for caption in captions}
-    return next((index for index, cell in enumerate(header) if cell.strip().casefold() in wanted), -1)
+    folded_captions = {caption.casefold() for caption in captions}
+    return next((index for index, cell in enumerate(header) if cell.strip().casefold() in folded_captions), -1)
 
 
 def students(sheet: Sheet) -> list[int]:
@@ -107,8 +107,8 @@ def students(sheet: Sheet) -> list[int]:
 def student(sheet: Sheet, row: int, place: int) -> str:
     """What a row says in one of the `students` columns; of a `PARTICIPANT` the number."""
     text, name = cell(sheet.rows[row], place), sheet.rows[0][place]
-    found = PARTICIPANT.match(text) if name.strip().casefold() == "identifier" else None
-    return found[1] if found else text.strip()
+    match = PARTICIPANT.match(text) if name.strip().casefold() == "identifier" else None
+    return match[1] if match else text.strip()
 
 
 def cell(row: Sequence[str], index: int) -> str:

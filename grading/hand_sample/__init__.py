@@ -1,8 +1,9 @@
 """A sample of a class, graded by hand without seeing the model's points, and what it promises of the rest.
 
-    draw(folder, Plan(), by="Ada")   draws it, and writes bound.json and hand-grades.csv
-    give(folder, item, id, "2", "")  points for one criterion, as they are typed; the sheet may be filled in at once too
-    bound_of(folder)                 agreement and the sentence, once the sample is graded
+    draw_sample(folder, SamplePlan(), by="Ada")  draws it, and writes bound.json and hand-grades.csv
+    enter_points(folder, item, id, "2", "")      points for one criterion, as they are typed; the sheet may be filled in
+                                                 at once too
+    bound_of(folder)                             agreement and the sentence, once the sample is graded
 
 `grading.error_bound` has the arithmetic, docs/grading.md says what is promised and what is not.
 """
@@ -21,38 +22,38 @@ from grading.hand_sample.answer import (
 from grading.hand_sample.draw import (
     SHEET,
     Draw,
-    Plan,
-    changed,
-    draw,
-    drawn,
+    SamplePlan,
+    changed_submissions,
+    draw_more,
+    draw_sample,
     is_drawn,
-    more,
+    load_draw,
     strata_from,
-    undecided,
+    undecided_members,
 )
-from grading.hand_sample.sheet import SheetConflict, give, given
+from grading.hand_sample.sheet import SheetConflict, enter_points, entered_points
 
 __all__ = [
     "SHEET",
     "Bound",
     "BoundError",
     "Draw",
-    "Plan",
+    "SamplePlan",
     "SheetConflict",
     "agreement_row",
     "as_json",
     "bound_of",
-    "changed",
-    "draw",
-    "drawn",
-    "give",
-    "given",
+    "changed_submissions",
+    "draw_more",
+    "draw_sample",
+    "enter_points",
+    "entered_points",
     "is_drawn",
-    "more",
+    "load_draw",
     "prospect",
     "sections",
     "strata_from",
-    "undecided",
+    "undecided_members",
     "words",
     "words_of",
 ]

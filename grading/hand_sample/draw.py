@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, check_plan, corrected, uniform_sample
+from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
 from grading.export.tables import ExportError, Sheet, cell, read_sheet, write_sheet
 from grading.points import Grade
 from grading.report.graded import GradedClass, load_graded
@@ -36,7 +36,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SamplePlan:
     """What is to be promised. `thresholds` (): the signal's own."""
 
     sizes: tuple[int, ...] = (30,)  # grades by hand; of several, each is a look, and looks cost
@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SampleMember:
     """One submission of the class as it stood at the draw."""
 
     item_id: str
@@ -62,7 +62,7 @@ class Stratum:
     """A part of the class with a sample, and a bound, of its own; "" is the whole class."""
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[SampleMember, ...]
     sample: tuple[str, ...]  # item ids in the order drawn, for the largest size
 
 
@@ -73,7 +73,7 @@ class Draw:
     by: str
     at: float  # seconds since the epoch
     seed: str  # of these grades: another draw of the same grades is the same sample
-    plan: Plan
+    plan: SamplePlan
     strata: tuple[Stratum, ...]
     reviewed_before: int = 0  # grades that somebody had decided on: not drawn from
     looks: int = 1
@@ -87,19 +87,21 @@ class Draw:
     @property
     def confidence(self) -> float:
         """Of each single bound, so that all of them hold together with the plan's."""
-        return corrected(self.plan.confidence, len(self.plan.thresholds) * len(self.strata) * len(self.plan.sizes))
+        return bonferroni_confidence(
+            self.plan.confidence, len(self.plan.thresholds) * len(self.strata) * len(self.plan.sizes)
+        )
 
     def sample(self, stratum: Stratum) -> tuple[str, ...]:
         """The item ids to be graded by hand now."""
         return stratum.sample[: self.size]
 
-    def sampled(self) -> dict[str, Member]:
+    def sampled_members(self) -> dict[str, SampleMember]:
         """All who are to be graded by hand now, in the order drawn."""
         by_id = {member.item_id: member for stratum in self.strata for member in stratum.members}
         return {id: by_id[id] for stratum in self.strata for id in self.sample(stratum)}
 
 
-def draw(folder: Path, plan: Plan, by: str, strata: Mapping[str, str] | None = None) -> Draw:
+def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, str] | None = None) -> Draw:
     """Draw a sample of the class in `folder` and write it down, with an empty sheet for the hand grades.
 
     Args:
@@ -108,84 +110,91 @@ def draw(folder: Path, plan: Plan, by: str, strata: Mapping[str, str] | None = N
 
     Raises BoundError if a sample of these grades is being graded already, or there is nothing to draw from; BatchError.
     """
-    graded = load_graded(folder)
-    plan = _checked(plan, graded)
-    _refuse_second(folder, graded)
-    members = undecided(folder, graded, plan.signal)
+    graded_class = load_graded(folder)
+    plan = _complete_plan(plan, graded_class)
+    _refuse_second(folder, graded_class)
+    members = undecided_members(folder, graded_class, plan.signal)
     if not members:
         raise BoundError("there is no grade from a model that nobody has decided on; grade the class first")
-    parts, seed = _parts(members, strata), _seed(graded.batch_id, members)
-    made = Draw(
+    parts, seed = _parts(members, strata), _seed(graded_class.batch_id, members)
+    record = Draw(
         one_line(by),
         time.time(),
         seed,
         plan,
         tuple(
-            Stratum(name, tuple(part), uniform_sample([one.item_id for one in part], plan.sizes[-1], f"{seed} {name}"))
+            Stratum(
+                name, tuple(part), uniform_sample([member.item_id for member in part], plan.sizes[-1], f"{seed} {name}")
+            )
             for name, part in parts.items()
         ),
-        reviewed_before=sum(map(counts, graded.grades)) - len(members),
+        reviewed_before=sum(map(counts, graded_class.grades)) - len(members),
     )
     _set_aside(folder)
-    _save(folder, made)
-    _start_sheet(folder, made, graded)
-    return made
+    _save(folder, record)
+    _start_sheet(folder, record, graded_class)
+    return record
 
 
-def undecided(folder: Path, graded: GradedClass, signal: str) -> list[Member]:
+def undecided_members(folder: Path, graded_class: GradedClass, signal: str) -> list[SampleMember]:
     """The grades from a model that no person has decided on: what was looked at isn't unseen."""
-    decided = {override.item_id for override in read_overrides(folder)}  # an item's id, or its submission's name
-    given = [member(grade, signal) for grade in graded.grades if counts(grade)]
-    return [one for one in given if not {one.item_id, one.submission} & decided]
+    decided_names = {override.item_id for override in read_overrides(folder)}  # an item's id, or its submission's name
+    members = [member_of(grade, signal) for grade in graded_class.grades if counts(grade)]
+    return [member for member in members if not {member.item_id, member.submission} & decided_names]
 
 
-def _seed(batch_id: str, members: Iterable[Member]) -> str:
+def _seed(batch_id: str, members: Iterable[SampleMember]) -> str:
     """Nobody chooses it: the same grades have the same, others (another rubric, a regrade) have another."""
-    grades = sorted((one.item_id, one.digest) for one in members)
+    grades = sorted((member.item_id, member.digest) for member in members)
     return hashlib.sha256(json.dumps([batch_id, grades]).encode()).hexdigest()[:16]
 
 
-def _checked(plan: Plan, graded: GradedClass) -> Plan:
+def _complete_plan(plan: SamplePlan, graded_class: GradedClass) -> SamplePlan:
     if plan.signal not in SIGNALS:
         raise BoundError(f"there is no signal {plan.signal!r}; there are {', '.join(SIGNALS)}")
     thresholds = plan.thresholds or SIGNALS[plan.signal].thresholds
     check_plan(thresholds, plan.sizes, plan.at_most, plan.confidence)
-    if not 0 <= plan.tolerance < graded.total:
-        raise BoundError(f"the class has {graded.total} points: a grade can't be off by more than {plan.tolerance}")
-    if plan.signal == "spread" and not any(len(item.sampled) > 1 for one in graded.grades for item in one.criteria):
+    if not 0 <= plan.tolerance < graded_class.total:
+        raise BoundError(
+            f"the class has {graded_class.total} points: a grade can't be off by more than {plan.tolerance}"
+        )
+    if plan.signal == "spread" and not any(
+        len(item.sampled) > 1 for grade in graded_class.grades for item in grade.criteria
+    ):
         raise BoundError("the signal 'spread' needs several answers to each prompt: kvasir grade --samples 3")
-    return Plan(plan.sizes, plan.tolerance, plan.at_most, plan.confidence, plan.signal, tuple(thresholds))
+    return SamplePlan(plan.sizes, plan.tolerance, plan.at_most, plan.confidence, plan.signal, tuple(thresholds))
 
 
-def strata_from(data: bytes, what: str) -> dict[str, str]:
+def strata_from(data: bytes, label: str) -> dict[str, str]:
     """The part that each submission belongs to, from a CSV with a header (submission, part). Raises ExportError."""
-    rows = read_sheet(data, what).rows[1:]
+    rows = read_sheet(data, label).rows[1:]
     return {one_line(cell(row, 0)): one_line(cell(row, 1)) for row in rows if cell(row, 0).strip()}
 
 
-def _parts(members: Iterable[Member], strata: Mapping[str, str] | None) -> dict[str, list[Member]]:
-    found: dict[str, list[Member]] = {}
-    lost = []
-    for one in members:
-        part = "" if strata is None else strata.get(one.submission, "")
-        lost += [one.submission] if strata is not None and not part else []
-        found.setdefault(part, []).append(one)
-    if lost:
+def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) -> dict[str, list[SampleMember]]:
+    parts: dict[str, list[SampleMember]] = {}
+    partless_names = []
+    for member in members:
+        part = "" if strata is None else strata.get(member.submission, "")
+        partless_names += [member.submission] if strata is not None and not part else []
+        parts.setdefault(part, []).append(member)
+    if partless_names:
         raise BoundError(
-            f"{plural(len(lost), 'submission')} belong to no part, the first {lost[0]!r}: name all of them"
+            f"{plural(len(partless_names), 'submission')} belong to no part, the first {partless_names[0]!r}: name all "
+            "of them"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(parts.items()))
 
 
-def _refuse_second(folder: Path, graded: GradedClass) -> None:
+def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
     """Raises BoundError where somebody has begun to grade a sample of the same grades."""
     if not is_drawn(folder):
         return
-    before = drawn(folder)
-    if not changed(before, graded) and _begun(folder):
+    earlier_draw = load_draw(folder)
+    if not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
         raise BoundError(
-            f"{folder} has its sample: drawn by {before.by} on {_day(before.at)}. A second one of the same grades "
-            "would let you keep the better of two, and then neither promises anything"
+            f"{folder} has its sample: drawn by {earlier_draw.by} on {_day(earlier_draw.at)}. A second one of the "
+            "same grades would let you keep the better of two, and then neither promises anything"
         )
 
 
@@ -199,7 +208,7 @@ def _set_aside(folder: Path) -> None:
             place.rename(folder / f"{stem}.{at}.{ending}")
 
 
-def _begun(folder: Path) -> bool:
+def _is_being_graded(folder: Path) -> bool:
     """Whether the sheet holds points, or has gone."""
     try:
         rows = read_rows(folder / SHEET).rows[1:]
@@ -208,9 +217,9 @@ def _begun(folder: Path) -> bool:
     return any(text.strip() for row in rows for text in row[1:])
 
 
-def member(grade: Grade, signal: str) -> Member:
+def member_of(grade: Grade, signal: str) -> SampleMember:
     """A submission as the record keeps it."""
-    return Member(grade.id, one_line(grade.submission), SIGNALS[signal].of(grade), digest(grade))
+    return SampleMember(grade.id, one_line(grade.submission), SIGNALS[signal].of(grade), digest(grade))
 
 
 def counts(grade: Grade) -> bool:
@@ -224,11 +233,14 @@ def digest(grade: Grade) -> str:
     return hashlib.sha256(json.dumps([str(grade.points), points]).encode()).hexdigest()[:16]
 
 
-def changed(made: Draw, graded: GradedClass) -> list[str]:
+def changed_submissions(draw: Draw, graded_class: GradedClass) -> list[str]:
     """The submissions whose points are not those of the draw any more, or that are gone."""
-    now = {one.item_id: one for one in (member(grade, made.plan.signal) for grade in graded.grades if counts(grade))}
-    members = [one for stratum in made.strata for one in stratum.members]
-    return [one.submission for one in members if now.get(one.item_id) != one]
+    now = {
+        member.item_id: member
+        for member in (member_of(grade, draw.plan.signal) for grade in graded_class.grades if counts(grade))
+    }
+    members = [member for stratum in draw.strata for member in stratum.members]
+    return [member.submission for member in members if now.get(member.item_id) != member]
 
 
 def is_drawn(folder: Path) -> bool:
@@ -236,46 +248,50 @@ def is_drawn(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def drawn(folder: Path) -> Draw:
+def load_draw(folder: Path) -> Draw:
     """What was drawn. Raises BoundError if nothing was, or the record can't be read."""
     try:
-        made: Draw = shaped(Draw, from_json(read_ordinary(folder / FILE)), "the sample")
-        _check(made)
-        return made
+        record: Draw = shaped(Draw, from_json(read_ordinary(folder / FILE)), "the sample")
+        _check(record)
+        return record
     except FileNotFoundError:
         raise _not_drawn(folder) from None
     except (OSError, ValueError) as error:
         raise BoundError(f"{folder / FILE} can't be used ({error}): it must be as it was written") from None
 
 
-def _check(made: Draw) -> None:
-    """Raises ValueError where the record isn't one that `draw` makes."""
-    if made.version != _VERSION or made.plan.signal not in SIGNALS or not 1 <= made.looks <= len(made.plan.sizes):
+def _check(record: Draw) -> None:
+    """Raises ValueError where the record isn't one that `draw_sample` makes."""
+    if (
+        record.version != _VERSION
+        or record.plan.signal not in SIGNALS
+        or not 1 <= record.looks <= len(record.plan.sizes)
+    ):
         raise ValueError("it is of another version")
-    check_plan(made.plan.thresholds, made.plan.sizes, made.plan.at_most, made.plan.confidence)
-    for stratum in made.strata:
-        ids = [one.item_id for one in stratum.members]
-        if stratum.sample != uniform_sample(ids, made.plan.sizes[-1], f"{made.seed} {stratum.name}"):
+    check_plan(record.plan.thresholds, record.plan.sizes, record.plan.at_most, record.plan.confidence)
+    for stratum in record.strata:
+        ids = [member.item_id for member in stratum.members]
+        if stratum.sample != uniform_sample(ids, record.plan.sizes[-1], f"{record.seed} {stratum.name}"):
             raise ValueError("the sample is not the one that its seed draws")
 
 
-def more(folder: Path) -> Draw:
+def draw_more(folder: Path) -> Draw:
     """The next look that was planned: the sheet gets the rows for it. Raises BoundError where none was."""
-    with held(folder):
-        made = drawn(folder)
-        if made.looks == len(made.plan.sizes):
+    with lock_sheet(folder):
+        record = load_draw(folder)
+        if record.looks == len(record.plan.sizes):
             raise BoundError(
-                f"only {made.size} grades were planned at the draw. More looks must be planned before the first one, "
+                f"only {record.size} grades were planned at the draw. More looks must be planned before the first one, "
                 "because they cost: --draw 30,60"
             )
-        extended = replace(made, looks=made.looks + 1)
-        _extend_sheet(folder, extended)
-        _save(folder, extended)
-    return extended
+        extended_record = replace(record, looks=record.looks + 1)
+        _extend_sheet(folder, extended_record)
+        _save(folder, extended_record)
+    return extended_record
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_sheet(folder: Path) -> Iterator[None]:
     """Alone with record and sheet, among all who hold them so. Raises BoundError if nothing is drawn; BatchError."""
     while True:
         try:
@@ -297,30 +313,32 @@ def _not_drawn(folder: Path) -> BoundError:
 # --- the sheet
 
 
-def limits(graded: GradedClass) -> dict[str, Points]:
+def limits(graded_class: GradedClass) -> dict[str, Points]:
     """The criteria and their points, in the rubric's order."""
-    grade = next(grade for grade in graded.grades if counts(grade))
+    grade = next(grade for grade in graded_class.grades if counts(grade))
     return {item.id: item.max_points for item in grade.criteria}
 
 
-def header_of(most: Mapping[str, Points]) -> list[str]:
+def header_of(max_points: Mapping[str, Points]) -> list[str]:
     """The sheet's columns: who, a column a criterion, and room for a remark."""
-    return [_NAME, *(f"{id} (0 to {points})" for id, points in most.items()), _REMARK]
+    return [_NAME, *(f"{id} (0 to {points})" for id, points in max_points.items()), _REMARK]
 
 
-def _start_sheet(folder: Path, made: Draw, graded: GradedClass) -> None:
+def _start_sheet(folder: Path, record: Draw, graded_class: GradedClass) -> None:
     """An empty sheet. Raises BatchError."""
-    header = header_of(limits(graded))
-    rows = [[one.submission, *[""] * (len(header) - 1)] for one in made.sampled().values()]
+    header = header_of(limits(graded_class))
+    rows = [[member.submission, *[""] * (len(header) - 1)] for member in record.sampled_members().values()]
     write_atomically(folder / SHEET, write_sheet(Sheet([header, *rows]), newline="\n"))
 
 
-def _extend_sheet(folder: Path, made: Draw) -> None:
+def _extend_sheet(folder: Path, record: Draw) -> None:
     """Rows for those who are drawn and not in the sheet yet."""
     sheet = read_rows(folder / SHEET)
-    there = {cell(row, 0) for row in sheet.rows[1:]}
-    new = [one.submission for one in made.sampled().values() if one.submission not in there]
-    rows = [*sheet.rows, *([name, *[""] * (len(sheet.rows[0]) - 1)] for name in new)]
+    listed_names = {cell(row, 0) for row in sheet.rows[1:]}
+    new_names = [
+        member.submission for member in record.sampled_members().values() if member.submission not in listed_names
+    ]
+    rows = [*sheet.rows, *([name, *[""] * (len(sheet.rows[0]) - 1)] for name in new_names)]
     write_atomically(folder / SHEET, write_sheet(Sheet(rows, sheet.delimiter, sheet.bom), newline="\n"))
 
 
@@ -335,8 +353,8 @@ def read_rows(place: Path) -> Sheet:
         raise BoundError(f"{place} can't be read: {error.strerror}") from None
 
 
-def _save(folder: Path, made: Draw) -> None:
-    write_atomically(folder / FILE, json.dumps(asdict(made), indent=1))
+def _save(folder: Path, record: Draw) -> None:
+    write_atomically(folder / FILE, json.dumps(asdict(record), indent=1))
 
 
 def _day(at: float) -> str:

@@ -37,30 +37,30 @@ class GradedClass:
         return f"<GradedClass {self.title!r}: {summary(self.grades)}>"
 
 
-def save_graded(folder: Path, graded: GradedClass) -> None:
+def save_graded(folder: Path, graded_class: GradedClass) -> None:
     """Write grades.json, whole or not at all. Raises BatchError."""
-    fields = {"version": _VERSION, **asdict(graded)}
+    fields = {"version": _VERSION, **asdict(graded_class)}
     write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=True))
 
 
 def load_graded(folder: Path) -> GradedClass:
     """Read grades.json. Raises BatchError if the folder has none, or it can't be read."""
     path = folder / FILE
-    anew = f"with: {next_command('results', folder)}"
+    command_hint = f"with: {next_command('results', folder)}"
     try:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
-            raise BatchError(f"{path} was written by another version; write it anew {anew}")
-        graded: GradedClass = shaped(GradedClass, _as_now(fields), "the class")
-        if not graded.total > 0:
+            raise BatchError(f"{path} was written by another version; write it anew {command_hint}")
+        graded_class: GradedClass = shaped(GradedClass, _as_now(fields), "the class")
+        if not graded_class.total > 0:
             raise ValueError("the class has no points")
-        return graded
+        return graded_class
     except FileNotFoundError:
         if not (folder / "batch.json").is_file():
             raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
-        raise BatchError(f"{folder} has no {FILE} yet; write it {anew}") from None
+        raise BatchError(f"{folder} has no {FILE} yet; write it {command_hint}") from None
     except (OSError, ValueError) as error:
-        raise BatchError(f"{path} can't be read ({error}); write it anew {anew}") from None
+        raise BatchError(f"{path} can't be read ({error}); write it anew {command_hint}") from None
 
 
 def _as_now(fields: Any) -> Any:
@@ -69,6 +69,8 @@ def _as_now(fields: Any) -> Any:
     for grade in grades if isinstance(grades, list) else ():
         if isinstance(grade, dict) and isinstance(grade.get("flags"), list):
             doubts = grade.get("doubts")
-            whys = [doubt.get("why") for doubt in doubts if isinstance(doubt, dict)] if isinstance(doubts, list) else []
-            grade["remarks"] = [flag for flag in grade["flags"] if flag not in whys]
+            reasons = (
+                [doubt.get("why") for doubt in doubts if isinstance(doubt, dict)] if isinstance(doubts, list) else []
+            )
+            grade["remarks"] = [flag for flag in grade["flags"] if flag not in reasons]
     return fields

@@ -53,10 +53,10 @@ def show_points(points: Points | None) -> str:
 
 def show_distribution(item: CriterionGrade) -> str:
     """`the model: 81% for 2, 15% for 1`, or the same of several answers; "" if nothing is known. From 1% on."""
-    whose = "the model's own likelihoods" if item.likelihoods else f"{len(item.sampled)} answers"
-    likely = sorted(item.distribution.items(), key=lambda each: -each[1])
+    source = "the model's own likelihoods" if item.likelihoods else f"{len(item.sampled)} answers"
+    likely = sorted(item.distribution.items(), key=lambda step_share: -step_share[1])
     shares = [f"{share:.0%} for {step}" for step, share in likely if share >= 0.01]
-    return f"{whose}: {', '.join(shares)}" if shares else ""
+    return f"{source}: {', '.join(shares)}" if shares else ""
 
 
 def one_line(text: str) -> str:
@@ -73,7 +73,7 @@ def count_states(grades: Iterable[Grade]) -> dict[GradeState, int]:
 
 def outcome_of(grade: Grade) -> str:
     """Its state in the words of a summary: an `unreadable` file is nobody's failure."""
-    return "unreadable" if grade.unreadable else grade.state
+    return "unreadable" if grade.is_unreadable else grade.state
 
 
 def summary(grades: Sequence[Grade]) -> str:

@@ -53,7 +53,7 @@ def render_page(
         facts=tuple(facts),
         notice=notice,
         lead=_lead(grades, rubric),
-        criteria=[(criterion, *_given(grades, criterion)) for criterion in rubric.criteria],
+        criteria=[(criterion, *_criterion_figures(grades, criterion)) for criterion in rubric.criteria],
         totals=_totals(grades, rubric),
         pictures=pictures,
         late=late or {},
@@ -71,17 +71,17 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    ours: dict[str, object] = {
+    template_globals: dict[str, object] = {
         "plural": plural,
-        "reached": _reached,
+        "reached": _points_of,
         "distribution": show_distribution,
         "drawn": lambda picture: Markup(picture.inline()),
     }
     for name, kind in (("style", "css"), ("script", "js")):
         source = (folder / f"report_page.{kind}").read_text("utf-8") + (STYLE if kind == "css" else "")
         # Not escaped: the page's own style and script, and pictures, which escape what they hold.
-        ours |= {name: Markup(source), f"{name}_hash": _source_hash(source)}
-    return environment.get_template(_TEMPLATE, globals=ours)
+        template_globals |= {name: Markup(source), f"{name}_hash": _source_hash(source)}
+    return environment.get_template(_TEMPLATE, globals=template_globals)
 
 
 def _source_hash(source: str) -> str:
@@ -96,25 +96,27 @@ def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
     return " · ".join([plural(len(grades), "submission"), *counts, f"out of {show_points(rubric.total)} points"])
 
 
-def _reached(grade: Grade, criterion: Criterion) -> Points | None:
+def _points_of(grade: Grade, criterion: Criterion) -> Points | None:
     """The points of one submission for one criterion."""
     return next((item.points for item in grade.criteria if item.id == criterion.id), None)
 
 
-def _given(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:
+def _criterion_figures(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:
     """Mean and distribution, of those who handed something in and got points for it; None and () if nobody did."""
-    handed_in = (_reached(grade, criterion) for grade in grades if grade.state != "empty")
-    reached = [points for points in handed_in if points is not None]
-    return (fmean(reached), histogram(reached, criterion.points, criterion.step)) if reached else (None, ())
+    handed_in = (_points_of(grade, criterion) for grade in grades if grade.state != "empty")
+    class_points = [points for points in handed_in if points is not None]
+    return (
+        (fmean(class_points), histogram(class_points, criterion.points, criterion.step)) if class_points else (None, ())
+    )
 
 
 def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, Picture | None]:
     """What all the graded submissions reached: in words, and as a picture."""
-    reached = [grade.points for grade in grades if grade.state == "graded" and grade.points is not None]
-    if not reached:
+    totals = [grade.points for grade in grades if grade.state == "graded" and grade.points is not None]
+    if not totals:
         return "", None
-    middle = f"median {median(reached):.3g}, mean {fmean(reached):.3g}"
+    middle = f"median {median(totals):.3g}, mean {fmean(totals):.3g}"
     steps = min(criterion.step for criterion in rubric.criteria)
-    bars = histogram(reached, rubric.total, steps)
-    drawn = columns("Submissions by points", "points", "submissions", {"model": bars})
-    return f"{plural(len(reached), 'graded submission')}: {middle}", drawn
+    bars = histogram(totals, rubric.total, steps)
+    picture = columns("Submissions by points", "points", "submissions", {"model": bars})
+    return f"{plural(len(totals), 'graded submission')}: {middle}", picture

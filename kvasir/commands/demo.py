@@ -51,8 +51,8 @@ def demo(context: click.Context, out: Path) -> int:
     """Grade a small made-up class with a tiny model on this machine. Needs no services and no account."""
     if not CONFIG.is_file():
         raise ConfigError("this installation came without the demo: run it in a checkout, or from a wheel made there")
-    if BY_NAME["llamacpp"].missing:
-        raise ConfigError(f"the demo's model needs llama.cpp: {BY_NAME['llamacpp'].missing}")
+    if BY_NAME["llamacpp"].install_command:
+        raise ConfigError(f"the demo's model needs llama.cpp: {BY_NAME['llamacpp'].install_command}")
     files = {option: HOMEWORK / name for option, name in INPUTS.items()}
     say("A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.")
     say("It is the command that a course team types for its own class:\n")

@@ -73,8 +73,8 @@ def install(engine: str) -> int:
             raise
         found = _install_vllm()
     say(f"vLLM {found.release} is in {found.python}")
-    if found.release != environment.TESTED:
-        say(f"It was not tested with this release of Kvasir; {environment.TESTED} was.")
+    if found.release != environment.TESTED_RELEASE:
+        say(f"It was not tested with this release of Kvasir; {environment.TESTED_RELEASE} was.")
     return 0
 
 
@@ -91,7 +91,7 @@ def connector(folder: Path) -> int:
     where, flags = shlex.quote(str(target)), shlex.quote(str(target / environment.FLAGS))
     if not is_new:
         say(f"{flags} differs from this release's and was left as it is. Delete it to have it written again.")
-    say(f"The connector is in {where}. It was tested with vLLM {environment.TESTED}. Start vLLM with it:")
+    say(f"The connector is in {where}. It was tested with vLLM {environment.TESTED_RELEASE}. Start vLLM with it:")
     say(f"  PYTHONPATH={where} vllm serve MODEL --host 127.0.0.1 --port 8000 --config {flags}")
     say("or in a container:")
     say(f"  docker run --gpus all --ipc=host -p 127.0.0.1:8000:8000 -v {where}:/kvasir:ro -e PYTHONPATH=/kvasir \\")
@@ -112,7 +112,7 @@ def _row(entry: EngineEntry) -> list[str]:
     can = entry.capabilities
     return [
         entry.name,
-        entry.missing or "yes",
+        entry.install_command or "yes",
         "yes" if can.prefill else "passes through",
         "yes" if can.decode else "no",
         ", ".join(entry.partners()) or "nothing",
@@ -124,8 +124,8 @@ def _row(entry: EngineEntry) -> list[str]:
 def _described(entry: EngineEntry) -> dict[str, Any]:
     return {
         "engine": entry.name,
-        "installed": not entry.missing,
-        "install": entry.missing,
+        "installed": not entry.install_command,
+        "install": entry.install_command,
         "capabilities": asdict(entry.capabilities),
         "transfers_kv_to": entry.partners(),
         "weights": entry.weights,

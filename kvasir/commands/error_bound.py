@@ -11,7 +11,7 @@ from desk.decisions import account
 from grading import hand_sample as bounds
 from grading.error_bound import SIGNALS, Release, percent, plural_points
 from grading.export.tables import MAX_BYTES
-from grading.hand_sample import SHEET, Bound, BoundError, Draw, Plan
+from grading.hand_sample import SHEET, Bound, BoundError, Draw, SamplePlan
 from grading.rubric.rubric import exact, plain
 from infra.config.next_command import next_command
 from kvasir.options import Number, gathered, json_option, path
@@ -49,10 +49,10 @@ class _Drawing:
     thresholds: tuple[float, ...] | None
     strata: Path | None
 
-    def plan(self) -> Plan:
+    def plan(self) -> SamplePlan:
         """With the defaults for what wasn't given."""
-        usual = Plan()
-        return Plan(
+        usual = SamplePlan()
+        return SamplePlan(
             self.draw or usual.sizes,
             usual.tolerance if self.within is None else plain(exact(self.within)),
             usual.at_most if self.at_most is None else self.at_most / 100,
@@ -109,14 +109,14 @@ def bound(
         return _draw(batch, drawing, as_json)
     _refuse_drawing(drawing)
     if more:
-        return _show_draw(batch, bounds.more(batch), as_json)
+        return _show_draw(batch, bounds.draw_more(batch), as_json)
     found = bounds.bound_of(batch, sheet, reviews)
     warnings = bounds.sections(batch, others)
     if as_json:
         say_json(bounds.as_json(found) | {"sections": warnings})
     else:
         _show(found, warnings)
-    return 0 if found.promised else 1
+    return 0 if found.is_promised else 1
 
 
 def _refuse_drawing(drawing: _Drawing) -> None:
@@ -130,7 +130,7 @@ def _refuse_drawing(drawing: _Drawing) -> None:
 
 def _draw(batch: Path, drawing: _Drawing, as_json: bool) -> int:
     strata = _strata(drawing.strata) if drawing.strata else None
-    return _show_draw(batch, bounds.draw(batch, drawing.plan(), drawing.by or _me(), strata), as_json)
+    return _show_draw(batch, bounds.draw_sample(batch, drawing.plan(), drawing.by or _me(), strata), as_json)
 
 
 def _me() -> str:
@@ -149,7 +149,7 @@ def _strata(place: Path) -> dict[str, str]:
 
 
 def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
-    names = [one.submission for one in made.sampled().values()]
+    names = [one.submission for one in made.sampled_members().values()]
     if as_json:
         say_json({"sample": names, "sheet": str(batch / SHEET), "seed": made.seed, "by": made.by, "at": made.at})
         return 0
@@ -187,8 +187,8 @@ _BOUNDS = ("doubt up to", "grades", "by hand", "off", "unseen", "at most off")
 
 
 def _bound_row(one: Release) -> list[str]:
-    counts = (one.released, one.sampled, one.off, one.unseen)
-    return [f"{one.threshold:g}", *map(str, counts), percent(one.at_most) if one.unseen else "–"]
+    counts = (one.released, one.sampled, one.off, one.unseen_count)
+    return [f"{one.threshold:g}", *map(str, counts), percent(one.at_most) if one.unseen_count else "–"]
 
 
 COMMANDS = (bound,)

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from grading import export as out
-from grading.export import Exported, SinceLast
+from grading.export import ExportFile, SinceLast
 from grading.report.graded import load_graded
 from infra.config.next_command import next_command
 from kvasir import class_run
@@ -96,13 +96,13 @@ def export(
     if made.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
     done = write(made, batch, to, (wanted.gradebook, wanted.worksheet, wanted.times))
-    out.note_given(batch, since.now)
+    out.record_export(batch, since.now)
     return done
 
 
-def _made(batch: Path, wanted: _Format, theirs: bytes | None, include_unreviewed: bool) -> Exported:
+def _made(batch: Path, wanted: _Format, theirs: bytes | None, include_unreviewed: bool) -> ExportFile:
     """The file; `theirs` is the one that the LMS takes back filled in. Raises ExportError, BatchError."""
-    makers: dict[str, Callable[[], Exported]] = {
+    makers: dict[str, Callable[[], ExportFile]] = {
         "canvas": lambda: out.export_canvas(
             batch,
             theirs,
@@ -144,7 +144,7 @@ def _take(times: bytes, batch: Path) -> None:
 
 
 def _say(since: SinceLast) -> None:
-    stderr.print("\n".join([since.said(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
+    stderr.print("\n".join([since.summary(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
 
 
 def _bring_up_to_date(given: Globals, batch: Path) -> None:
@@ -183,7 +183,7 @@ def _needed(worksheet: bytes | None) -> bytes:
     return worksheet
 
 
-def write(made: Exported, batch: Path, to: Path | None, read: Iterable[Path | None] = ()) -> int:
+def write(made: ExportFile, batch: Path, to: Path | None, read: Iterable[Path | None] = ()) -> int:
     """Save the file, list what is blank; 1 if anything is. `read`: what it was made of, which stays as it is."""
     target = to or batch / made.name
     try:
@@ -200,11 +200,11 @@ def write(made: Exported, batch: Path, to: Path | None, read: Iterable[Path | No
     if made.left_blank:
         say(f"Left blank or out: {len(made.left_blank)}")
     for blank in made.left_blank:
-        say(f"  {blank.submission}: {blank.why}")
+        say(f"  {blank.submission}: {blank.reason}")
     return 1 if made.left_blank else 0
 
 
-def _check_replaceable(target: Path, batch: Path, made: Exported, read: Sequence[Path]) -> None:
+def _check_replaceable(target: Path, batch: Path, made: ExportFile, read: Sequence[Path]) -> None:
     """Raises ExportError where a file is at the place that is none of ours to replace."""
     place, another = target.resolve(), "name another place with --to"
     if place in read:

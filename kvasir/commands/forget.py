@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from desk.assignments import FILE, dry_run, grading, uploaded_documents
+from desk.assignments import FILE, dry_run_work, grading_work, uploaded_documents
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, path
@@ -47,7 +47,7 @@ def forget(given: Globals, batch: Path, yes: bool) -> int:
     job_ids: set[str] = set()
     with ExitStack() as stack:
         for folder in (batch, *_rounds(batch, name)):
-            if grading(folder).alive or dry_run(folder).alive:
+            if grading_work(folder).is_alive or dry_run_work(folder).is_alive:
                 raise BatchError(f"{folder} is worked on now; stop that first, or wait for it")
             job_ids |= stack.enter_context(Batch(folder)).every_job()  # nobody else works on it
         if is_batch and is_cluster(settings):

@@ -49,7 +49,7 @@ def regrade(
         say("Nothing has changed since the class was graded.")
         return 0
     _say_what(again)
-    if not (yes or again.cost.answered_whole) and not confirmed("Ask?", _UNTOUCHED):
+    if not (yes or again.cost.is_fully_answered) and not confirmed("Ask?", _UNTOUCHED):
         return 1
     with TerminalProgress(quiet) as progress:
         tried = again.run(progress, given.observer(), max_wait)

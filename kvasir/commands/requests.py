@@ -73,7 +73,7 @@ def _answer(batch: Path, wanted: str, reply: str, by_item: dict[str, FinalGrade]
     if request is None:
         raise UsageError(f"there is no request {wanted!r}: {next_command('requests', batch)} lists them")
     final = by_item.get(request.item_id)
-    out.answer(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, who)
+    out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, who)
     if request.answer:
         stderr.print(
             f"The earlier reply stays in the record, and no longer counts: {one_line(request.answer.reply)}",

@@ -97,8 +97,8 @@ def _check_local_model(model: ModelSettings) -> Finding:
         engine, weights = model.weights_for()
         entry = BY_NAME[engine]
         is_attached = engine == "vllm" and weights.startswith(("http://", "https://"))
-        if entry.missing and not (is_attached and entry.missing == environment.COMMAND):
-            return error(model.name, f"the {engine} engine is not installed", entry.missing)
+        if entry.install_command and not (is_attached and entry.install_command == environment.COMMAND):
+            return error(model.name, f"the {engine} engine is not installed", entry.install_command)
         if is_attached:
             reach(weights, engine_options(model, engine, weights, model.context, model.slots).api_key)[0].close()
             return ok(model.name, f"vllm reaches {weights}, which has Kvasir's connector")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from engines.catalogue import BY_NAME
-from engines.sketch import SketchAgreement, compare, read
+from engines.sketch import SketchAgreement, compare, read_sketch
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window
 from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, ModelSettings, Settings
@@ -128,21 +128,21 @@ def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> SketchA
     if not all(body for body, _ in bodies):
         return SketchAgreement("what they compute was not compared, since the store does not hold a sketch of each")
     try:
-        ours, theirs = (read(body, name) for body, name in bodies if body)
+        ours, theirs = (read_sketch(body, name) for body, name in bodies if body)
     except KVTransferFailed as unreadable:
         return SketchAgreement(str(unreadable))
     found = compare(ours, theirs)
-    return replace(found, why=found.why or decode.why_refused(prefill.sketch))
+    return replace(found, problem=found.problem or decode.why_refused(prefill.sketch))
 
 
 def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, found: SketchAgreement) -> Finding:
     layers = tuple({"k": keys, "v": values, "rounding": rounding} for keys, values, rounding in found.layers)
-    if found.why:
-        refused = error(model.name, f"{pair}: {found.why}; the decoder does every prompt", _MEND_SKETCH)
+    if found.problem:
+        refused = error(model.name, f"{pair}: {found.problem}; the decoder does every prompt", _MEND_SKETCH)
         return replace(refused, layers=layers)
     worst = max(range(len(layers)), key=lambda layer: max(layers[layer]["k"], layers[layer]["v"]))
     most, rounding = max(layers[worst]["k"], layers[worst]["v"]), layers[worst]["rounding"]
-    said = ", which results call rounded" if found.rounded else ""
+    said = ", which results call rounded" if found.formats_differ else ""
     what = f"{pair}: hands its KV cache over (family {prefill.fingerprint:.12}); keys and values differ by "
     return replace(
         ok(model.name, f"{what}{most:.2%} in layer {worst}, rounding makes {rounding:.2%}{said}"), layers=layers

@@ -28,7 +28,7 @@ class DeskBackend:
 
     def __init__(self, settings: Settings, config: Path | None, home: Path, more: Sequence[Path] = ()) -> None:
         self.home = home.absolute()
-        self.more = tuple(path.absolute() for path in more)
+        self.extra_folders = tuple(path.absolute() for path in more)
         self.models = tuple(settings.models)
         self.notice = settings.grading.notice
         self.is_cluster = is_cluster(settings)
@@ -41,9 +41,9 @@ class DeskBackend:
         chosen = ["--config", str(self._config.absolute())] if self._config else []
         return [sys.executable, "-m", "kvasir", *chosen, *arguments]
 
-    def request_of(self, kept: Mapping[str, Any]) -> GradeRequest:
+    def request_of(self, manifest_request: Mapping[str, Any]) -> GradeRequest:
         """The request that a manifest keeps. Raises ConfigError."""
-        return class_run.request_kept(self._settings, kept)
+        return class_run.request_kept(self._settings, manifest_request)
 
     def fleet(self) -> FleetView:
         """Workers and queues, at most a moment old; empty without a cluster."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from desk.pages.page import show
+from desk.pages.page import show_desk_page
 from infra.config import next_command
 from kvasir.ui.configuration import open_desk
 
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> None:
     home, config, *more = arguments
     chosen = Path(config) if config else None
     next_command.keep(chosen)
-    show(lambda: open_desk(chosen, Path(home), [Path(folder) for folder in more]))
+    show_desk_page(lambda: open_desk(chosen, Path(home), [Path(folder) for folder in more]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from types import FrameType
 
 from decode_worker.stealing.models import CachedModel, ModelCache, Stealable
 from decode_worker.worker import DecodeWorker
-from engines.base import EngineInfo, Loaded
+from engines.base import EngineInfo, LoadedEngine
 from engines.family import in_family
 from engines.proof import prove
 from engines.registry import Engine, open_engine
@@ -134,7 +134,7 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
 def _others(settings: Settings, options: WorkerOptions, engine: Engine, cluster_state: ClusterState) -> list[Stealable]:
     """What else this worker may serve, in its own number of slots."""
 
-    def load(model: ModelSettings, name: str, weights: str) -> Loaded[Engine]:
+    def load(model: ModelSettings, name: str, weights: str) -> LoadedEngine[Engine]:
         options = engine_options(model, name, weights, model.context, engine.info.slots)
         other: Engine = in_family(open_engine(name, options), model.name, model.same_weights)
         try:
@@ -146,7 +146,7 @@ def _others(settings: Settings, options: WorkerOptions, engine: Engine, cluster_
     return stealables(settings, options.model, engine.info.engine, options.decode.steal, load)
 
 
-def _checked(cluster_state: ClusterState, model: str, engine: Engine) -> Loaded[Engine]:
+def _checked(cluster_state: ClusterState, model: str, engine: Engine) -> LoadedEngine[Engine]:
     """With its sketch, or why it transfers no KV. Raises ConfigError if it has other weights than its peers."""
     check_family(cluster_state, model, engine.info)
     why_no_kv, sketch = prove(engine, engine), None
@@ -157,7 +157,7 @@ def _checked(cluster_state: ClusterState, model: str, engine: Engine) -> Loaded[
             why_no_kv = f"what it computes could not be sketched: {error}"
     if why_no_kv:
         log.warning("this worker hands nothing of %s over: %s", model, why_no_kv)
-    return Loaded(engine, why_no_kv, Sketches(sketch, BestEffortClusterState(cluster_state)))
+    return LoadedEngine(engine, why_no_kv, Sketches(sketch, BestEffortClusterState(cluster_state)))
 
 
 def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:

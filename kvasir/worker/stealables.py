@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from decode_worker.stealing.models import Stealable
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from engines.llamacpp.ollama_models import find_gguf
 from engines.registry import Engine
 from infra.config.settings import ModelSettings, Settings
@@ -22,7 +22,7 @@ ALL = "all"
 SHARE_FOR_WEIGHTS = 0.8
 
 # (model, engine, weights) -> the engine, checked against who serves the model already.
-Load = Callable[[ModelSettings, str, str], Loaded[Engine]]
+Load = Callable[[ModelSettings, str, str], LoadedEngine[Engine]]
 
 
 def stealables(settings: Settings, home: str, engine: str, wanted: Sequence[str], load: Load) -> list[Stealable]:

@@ -91,16 +91,16 @@ class Bulk:
 
     def put(self, items: Iterable[tuple[str, bytes, memoryview]], ttl_s: int) -> int:
         """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
-        total = unread = 0
+        total = pending_replies = 0
         with self.connection() as connection:
             for key, prefix, payload in items:
                 connection.send_set(key, prefix, payload, ttl_s)
                 total += len(prefix) + len(payload)
-                unread += 1
-                if unread > SETS_AHEAD:
+                pending_replies += 1
+                if pending_replies > SETS_AHEAD:
                     connection.read_ok()
-                    unread -= 1
-            for _ in range(unread):
+                    pending_replies -= 1
+            for _ in range(pending_replies):
                 connection.read_ok()
         return total
 
@@ -118,13 +118,13 @@ class Bulk:
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
         """Give each key its TTL anew; whether it was there."""
-        renewed: list[bool] = []
+        flags: list[bool] = []
         with self.connection() as connection:
             for start in range(0, len(keys), RENEWALS_AHEAD):
                 ahead = keys[start : start + RENEWALS_AHEAD]
                 connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in ahead))
-                renewed += connection.read_flags(len(ahead))
-        return renewed
+                flags += connection.read_flags(len(ahead))
+        return flags
 
     def prepare(self) -> None:
         """Have IDLE_CHUNKS chunks of memory ready for the first `get`. Returns when they are."""
@@ -168,8 +168,8 @@ class Bulk:
 
 def command(*words: str) -> bytes:
     """A command as Redis reads it."""
-    encoded = [word.encode() for word in words]
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
+    arguments = [word.encode() for word in words]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in arguments)
 
 
 class BulkConnection:
@@ -215,13 +215,13 @@ class BulkConnection:
 
     def _send_all(self, *parts: bytes | memoryview) -> None:
         """In one call to the system as a rule: with several threads each call costs a wait for the interpreter."""
-        left = [memoryview(part) for part in parts]
-        while left:
-            sent = self._socket.sendmsg(left)
-            while left and sent >= len(left[0]):
-                sent -= len(left.pop(0))
-            if left:
-                left[0] = left[0][sent:]
+        buffers = [memoryview(part) for part in parts]
+        while buffers:
+            sent_bytes = self._socket.sendmsg(buffers)
+            while buffers and sent_bytes >= len(buffers[0]):
+                sent_bytes -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][sent_bytes:]
 
     def read_ok(self) -> None:
         """A reply that must be +OK."""
@@ -253,26 +253,26 @@ class BulkConnection:
             raise exceptions.InvalidResponse("a value is longer than announced")
         return value[:size]
 
-    def _line(self, begun: bytes = b"") -> bytes:
+    def _line(self, beginning: bytes = b"") -> bytes:
         """The next line of a reply, and not a byte more: what follows is received where it stays, which is aligned."""
-        line = begun
+        line = beginning
         while not line.endswith(b"\r\n"):
-            seen = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
-            if not seen or len(line) > LINE_BYTES:
+            peeked_bytes = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
+            if not peeked_bytes or len(line) > LINE_BYTES:
                 raise exceptions.ConnectionError("the connection was closed by the store")
-            line += self._socket.recv(seen.find(b"\n") + 1 or len(seen))
+            line += self._socket.recv(peeked_bytes.find(b"\n") + 1 or len(peeked_bytes))
         if line[:1] == b"-":
             code = line[1:].split(b" ", 1)[0].decode("ascii", "replace")
             raise _ERRORS.get(code, exceptions.ResponseError)(line[1:].decode("utf-8", "replace"))
         return line[:-2]
 
     def _fill(self, value: memoryview) -> None:
-        done = 0
-        while done < len(value):
-            received = self._socket.recv_into(value[done:], 0, socket.MSG_WAITALL)
-            if not received:
+        filled_bytes = 0
+        while filled_bytes < len(value):
+            received_bytes = self._socket.recv_into(value[filled_bytes:], 0, socket.MSG_WAITALL)
+            if not received_bytes:
                 raise exceptions.ConnectionError("the connection was closed by the store in the middle of a value")
-            done += received
+            filled_bytes += received_bytes
 
     def close(self) -> None:
         """Close the socket."""
@@ -294,9 +294,9 @@ class Arena:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        lent = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over one, keeps it alive
-        weakref.finalize(lent, self._idle.append, chunk).atexit = False
-        return lent.data
+        array = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over one, keeps it alive
+        weakref.finalize(array, self._idle.append, chunk).atexit = False
+        return array.data
 
     def fill(self) -> None:
         """Have as many chunks ready as are kept, their pages touched."""
@@ -325,8 +325,8 @@ class Values:
         step = _whole(size, ALIGNMENT)
         if step > len(self._free):
             self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
-        taken, self._free = self._free[:size], self._free[step:]
-        return taken
+        view, self._free = self._free[:size], self._free[step:]
+        return view
 
 
 def _whole(size: int, unit: int) -> int:

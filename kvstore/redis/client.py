@@ -38,26 +38,26 @@ def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = No
     Nothing is sent yet, except to a cluster, which is asked where its slots are: raises StoreUnavailable.
     `links`: of this URL, of somebody who will close them: a better address is then looked for.
     """
-    where = place(url)
+    address = place(url)
     try:
         if is_cluster(url):
-            return _open_cluster(url, where)
+            return _open_cluster(url, address)
         return _open_single(url, timeout_s, links)
     except (ValueError, TypeError):  # its text may hold a piece of the password
         raise ConfigError("the store URL can't be read; it looks like redis://:password@host:6379/0") from None
 
 
 def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis:
-    used = links or Links(url)
-    more: dict[str, Any] = {"connection_class": connection_class(used)} if used.several else {}
+    active_links = links or Links(url)
+    connection_options: dict[str, Any] = {"connection_class": connection_class(active_links)} if active_links.several else {}
     client = redis.Redis.from_url(
-        used.urls[0],
-        socket_timeout=used.timeout_s(timeout_s),
-        socket_connect_timeout=GLANCE_S if used.several else CONNECT_TIMEOUT_S,
+        active_links.urls[0],
+        socket_timeout=active_links.timeout_s(timeout_s),
+        socket_connect_timeout=GLANCE_S if active_links.several else CONNECT_TIMEOUT_S,
         protocol=2,  # redis-py trips over a strange answer to RESP3's HELLO
         # One more try: a pooled connection may have died with its server. All commands used here are idempotent.
         retry=Retry(ConstantBackoff(0.1), 1),
-        **more,
+        **connection_options,
     )
     if links and links.several:
         links.on_change.append(partial(client.connection_pool.disconnect, inuse_connections=False))
@@ -75,9 +75,9 @@ def node_urls(url: str) -> list[str]:
     return addresses(f"{scheme.removesuffix(CLUSTER)}://{rest}")
 
 
-def _open_cluster(url: str, where: str) -> redis.RedisCluster:
+def _open_cluster(url: str, address: str) -> redis.RedisCluster:
     urls = node_urls(url)
-    hosts = [urlsplit(each) for each in urls]
+    hosts = [urlsplit(node_url) for node_url in urls]
     node: Any = ClusterNode
     try:
         return redis.RedisCluster.from_url(
@@ -94,16 +94,16 @@ def _open_cluster(url: str, where: str) -> redis.RedisCluster:
         )
     except (exceptions.RedisClusterException, exceptions.RedisError, OSError) as error:
         if "Cluster mode is not enabled" in str(error):
-            raise ConfigError(f"the store at {where} is no Redis Cluster: its URL begins with redis:// then") from None
-        raise StoreUnavailable(sentence(error, where)) from error
+            raise ConfigError(f"the store at {address} is no Redis Cluster: its URL begins with redis:// then") from None
+        raise StoreUnavailable(sentence(error, address)) from error
 
 
 def place(url: str) -> str:
     """Where a store is, for people: its hosts and ports or a socket's path, never the password. Raises ConfigError."""
     try:
-        places = [urlsplit(each) for each in addresses(url)]
+        places = [urlsplit(address_url) for address_url in addresses(url)]
         parts = places[0]
-        hosts = [f"{each.hostname or 'localhost'}:{each.port or 6379}" for each in places]
+        hosts = [f"{parsed_url.hostname or 'localhost'}:{parsed_url.port or 6379}" for parsed_url in places]
     except ValueError:  # its text may hold a piece of the password
         raise ConfigError(
             "the store URL can't be read: escape '/', '#', '?' and '@' in the password (%2F, %23, %3F, %40)"
@@ -131,37 +131,37 @@ def is_node(server: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def errors_mapped(where: str) -> Iterator[None]:
-    """Every way in which Redis or the network to it can fail becomes StoreUnavailable, with `where` in the sentence."""
+def errors_mapped(address: str) -> Iterator[None]:
+    """Every way in which Redis or the network to it can fail becomes StoreUnavailable, with `address` in the sentence."""
     try:
         yield
     # RedisClusterException is no RedisError.
     except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
-        raise StoreUnavailable(sentence(error, where)) from error
+        raise StoreUnavailable(sentence(error, address)) from error
 
 
-def sentence(error: Exception, where: str) -> str:
+def sentence(error: Exception, address: str) -> str:
     """What happened, and what to do about it."""
     if isinstance(error, exceptions.RedisClusterException):
         if isinstance(error.__cause__, Exception):  # why no node told where the slots are
-            return sentence(error.__cause__, where)
-        return f"no node of the store at {where} serves a slot that is needed"  # its text may hold the command
+            return sentence(error.__cause__, address)
+        return f"no node of the store at {address} serves a slot that is needed"  # its text may hold the command
     if str(error).startswith("CLUSTERDOWN"):
-        return f"the store at {where} lacks a primary, and no replica has taken over"
+        return f"the store at {address} lacks a primary, and no replica has taken over"
     if isinstance(error, exceptions.OutOfMemoryError):
-        return f"the store at {where} is full (Redis reached its maxmemory): nothing more can be stored for now"
+        return f"the store at {address} is full (Redis reached its maxmemory): nothing more can be stored for now"
     if isinstance(error, _REFUSED_LOGIN):
-        return f"the store at {where} refused the login: check user and password in the store URL"
+        return f"the store at {address} refused the login: check user and password in the store URL"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        why = str(error).partition("certificate verify failed:")[2].partition("(_ssl")[0].strip(" .")
+        reason = str(error).partition("certificate verify failed:")[2].partition("(_ssl")[0].strip(" .")
         return (
-            f"the certificate of the store at {where} is not trusted ({why}): "
+            f"the certificate of the store at {address} is not trusted ({reason}): "
             "set store_ca_file to the file of the CA that signed it"
         )
     if isinstance(error, exceptions.TimeoutError | TimeoutError | BlockingIOError):
-        return f"the store at {where} did not answer in time"
+        return f"the store at {address} did not answer in time"
     if isinstance(error, exceptions.BusyLoadingError):
-        return f"the store at {where} is still loading its data"
+        return f"the store at {address} is still loading its data"
     if isinstance(error, exceptions.ResponseError):
-        return f"the store at {where} refused a command: {error}"
-    return f"the store at {where} can't be reached: {error}"
+        return f"the store at {address} refused a command: {error}"
+    return f"the store at {address} can't be reached: {error}"

@@ -92,21 +92,21 @@ class ClusterBulk:
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
         """Give each key its TTL anew; whether it was there."""
-        there: dict[str, bool] = {}
+        is_stored: dict[str, bool] = {}
         try:
             with self._open_links() as links:
                 for key in keys:
                     links[self._node(key)].keys.append(key)
                 while any(link.keys for link in links.values()):
-                    asked = [(link, link.ask_to_renew(ttl_s)) for link in links.values()]
-                    for link, some in asked:
-                        there.update(zip(some, link.connection.read_flags(len(some)), strict=True))
+                    requests = [(link, link.ask_to_renew(ttl_s)) for link in links.values()]
+                    for link, link_keys in requests:
+                        is_stored.update(zip(link_keys, link.connection.read_flags(len(link_keys)), strict=True))
         except Redirected:
             with self._client.pipeline() as pipeline:
                 for key in keys:
                     pipeline.expire(key, ttl_s)
-                there = dict(zip(keys, map(bool, pipeline.execute()), strict=True))
-        return [there[key] for key in keys]
+                is_stored = dict(zip(keys, map(bool, pipeline.execute()), strict=True))
+        return [is_stored[key] for key in keys]
 
     def prepare(self) -> None:
         """See Bulk."""
@@ -157,9 +157,9 @@ class _Link:
 
     def ask_to_renew(self, ttl_s: int) -> list[str]:
         """Send for some of the keys that are left; returns which."""
-        some = [self.keys.popleft() for _ in range(min(len(self.keys), RENEWALS_AHEAD))]
-        self.connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in some))
-        return some
+        keys = [self.keys.popleft() for _ in range(min(len(self.keys), RENEWALS_AHEAD))]
+        self.connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in keys))
+        return keys
 
 
 class _Links(dict[Node, _Link]):

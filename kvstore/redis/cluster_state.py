@@ -163,8 +163,8 @@ class RedisClusterState(ClusterState):
         """See ClusterState."""
         with errors_mapped(self._place):
             client: Any = self._client
-            where = {} if isinstance(client, redis.Redis) else {"target_nodes": client.get_node_from_key(_INDEX)}
-            time = client.time(**where)
+            target_options = {} if isinstance(client, redis.Redis) else {"target_nodes": client.get_node_from_key(_INDEX)}
+            time = client.time(**target_options)
         return float(time[0] + time[1] / 1e6)
 
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
@@ -191,16 +191,16 @@ class RedisClusterState(ClusterState):
         """See ClusterState."""
         arguments = [worker_id, _milliseconds(ttl_s)]
         with errors_mapped(self._place):
-            calls = [self._take_up(_results_and_claims(some), arguments) for some in self._at_once(runs)]
+            calls = [self._take_up(_results_and_claims(chunk), arguments) for chunk in self._at_once(runs)]
         answers = [answer for call in calls for answer in call]
         return [(answer, False) if isinstance(answer, bytes) else (None, bool(answer)) for answer in answers]
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
         with errors_mapped(self._place):
-            for some in self._at_once(results):
-                keys = _results_and_claims([(job_id, run) for job_id, run, _ in some])
-                self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in some)])
+            for chunk in self._at_once(results):
+                keys = _results_and_claims([(job_id, run) for job_id, run, _ in chunk])
+                self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
 
     def _at_once(self, runs: Sequence[R]) -> list[Sequence[R]]:
         """Those whose keys one script may use: all of them, or on a cluster each by itself."""
@@ -214,8 +214,8 @@ class RedisClusterState(ClusterState):
     def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
         """See ClusterState."""
         with errors_mapped(self._place):
-            found: Any = self._client.hgetall(f"answers:{job_id}:{run}")
-        return {int(number): bytes(body) for number, body in found.items()}
+            bodies: Any = self._client.hgetall(f"answers:{job_id}:{run}")
+        return {int(number): bytes(body) for number, body in bodies.items()}
 
     def forget_answers(self, job_id: str, run: int) -> None:
         """See ClusterState."""
@@ -262,8 +262,8 @@ class RedisClusterState(ClusterState):
     def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
         """See ClusterState."""
         with errors_mapped(self._place):
-            granted = self._reserve([_RESERVATIONS], [name, size_bytes, max(0, room_bytes), _milliseconds(ttl_s)])
-        return bool(granted)
+            is_granted = self._reserve([_RESERVATIONS], [name, size_bytes, max(0, room_bytes), _milliseconds(ttl_s)])
+        return bool(is_granted)
 
     def unreserve(self, name: str) -> None:
         """See ClusterState."""
@@ -283,11 +283,11 @@ class RedisClusterState(ClusterState):
 
 
 def _results_and_claims(runs: Sequence[Run]) -> list[str]:
-    return [_run_key(what, job_id, run) for job_id, run in runs for what in ("result", "claim")]
+    return [_run_key(kind, job_id, run) for job_id, run in runs for kind in ("result", "claim")]
 
 
-def _run_key(what: str, job_id: str, run: int) -> str:
-    return f"{what}:{{{job_id}:{run}}}"
+def _run_key(kind: str, job_id: str, run: int) -> str:
+    return f"{kind}:{{{job_id}:{run}}}"
 
 
 def _card(worker_id: str) -> str:

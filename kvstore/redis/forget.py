@@ -21,18 +21,18 @@ def forget_named(url: str, names: Collection[str]) -> int:
 
     Walks over all keys, so it takes as long as the store is full; it blocks nobody.
     """
-    wanted = set(names)
+    name_set = set(names)
     client: Any = open_client(url)
-    deleted = 0
+    count = 0
     try:
         with errors_mapped(place(url)):
             for pattern in _PATTERNS:
-                keys = [key for key in client.scan_iter(match=pattern, count=_AT_ONCE) if _names_in(key) & wanted]
+                keys = [key for key in client.scan_iter(match=pattern, count=_AT_ONCE) if _names_in(key) & name_set]
                 for start in range(0, len(keys), _AT_ONCE):
-                    deleted += client.unlink(*keys[start : start + _AT_ONCE])
+                    count += client.unlink(*keys[start : start + _AT_ONCE])
     finally:
         client.close()
-    return deleted
+    return count
 
 
 def _names_in(key: bytes | str) -> set[str]:

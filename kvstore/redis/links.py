@@ -66,13 +66,13 @@ class Links:
         order = [self.current, *(index for index in range(len(self.urls)) if index != self.current)]
         for index in order:
             try:
-                opened = attempt(index)
+                connection = attempt(index)
             except _FAILED as failure:
                 failures.append(failure)
             else:
                 if index != self.current:
                     self._move(index)
-                return opened
+                return connection
         raise failures[0]
 
     def close(self) -> None:
@@ -90,15 +90,15 @@ class Links:
 
     def _look(self) -> None:
         """Have idle connections elsewhere given up, and look for a better address until the best is in use."""
-        told = 0
+        announced_index = 0
         while True:
             with self._lock:
                 current = self.current
-                if told == current == 0 or self._ended.is_set():
+                if announced_index == current == 0 or self._ended.is_set():
                     self._looking = False
                     return
-            if told != current:
-                told = current
+            if announced_index != current:
+                announced_index = current
                 for tell in self.on_change:
                     tell()
             if current:
@@ -112,9 +112,9 @@ class Links:
                 return
 
     def _answers(self, index: int) -> bool:
-        once = Retry(NoBackoff(), 0)
+        no_retry = Retry(NoBackoff(), 0)
         limits = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": GLANCE_S}
-        client = redis.Redis.from_url(self.urls[index], protocol=2, retry=once, **limits)
+        client = redis.Redis.from_url(self.urls[index], protocol=2, retry=no_retry, **limits)
         try:
             return bool(client.ping())
         except (exceptions.RedisError, OSError):
@@ -142,26 +142,26 @@ def connection_class(links: Links) -> type[Connection]:
         def _connect_at(self, index: int) -> socket.socket:
             parts = urlsplit(links.urls[index])
             self.index, self.host, self.port = index, parts.hostname, parts.port or 6379
-            opened: socket.socket = super()._connect()
-            return greeted(opened)
+            raw_socket: socket.socket = super()._connect()
+            return greeted(raw_socket)
 
     return Linked
 
 
-def greeted(opened: socket.socket) -> socket.socket:
+def greeted(connection: socket.socket) -> socket.socket:
     """The socket, if somebody answers on it, be it that a password is wanted. Raises OSError."""
-    timeout = opened.gettimeout()
+    timeout = connection.gettimeout()
     try:
-        opened.settimeout(GLANCE_S)
-        opened.sendall(b"PING\r\n")
+        connection.settimeout(GLANCE_S)
+        connection.sendall(b"PING\r\n")
         answer = b""
         while not answer.endswith(b"\r\n"):
-            received = opened.recv(1024)
-            if not received:
+            chunk = connection.recv(1024)
+            if not chunk:
                 raise ConnectionResetError("the connection was closed before an answer")
-            answer += received
-        opened.settimeout(timeout)
+            answer += chunk
+        connection.settimeout(timeout)
     except OSError:
-        opened.close()
+        connection.close()
         raise
-    return opened
+    return connection

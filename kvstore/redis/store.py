@@ -69,8 +69,8 @@ class RedisKVStore(KVStore):
     def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
         with errors_mapped(self._place):
-            renewed = self._transport.renew([ref.key for ref in refs], TTL_S)
-        return [ref for ref, there in zip(refs, renewed, strict=True) if not there]
+            flags = self._transport.renew([ref.key for ref in refs], TTL_S)
+        return [ref for ref, is_stored in zip(refs, flags, strict=True) if not is_stored]
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
@@ -114,26 +114,26 @@ class RedisKVStore(KVStore):
         """
         with errors_mapped(self._place):
             primaries = self._primaries()
-            return sum(self._free_shared(where, -(-size_bytes // len(primaries))) for where in primaries)
+            return sum(self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries)
 
-    def _free_shared(self, where: Mapping[str, Any], size_bytes: int) -> int:
-        freed = 0
-        keys = self._least_recent_shared(where)
+    def _free_shared(self, target_options: Mapping[str, Any], size_bytes: int) -> int:
+        freed_bytes = 0
+        keys = self._least_recent_shared(target_options)
         for start in range(0, len(keys), DELETES_AT_ONCE):
-            if freed >= size_bytes:
+            if freed_bytes >= size_bytes:
                 break
-            freed += self._unlink_until(keys[start : start + DELETES_AT_ONCE], size_bytes - freed)
-        return freed
+            freed_bytes += self._unlink_until(keys[start : start + DELETES_AT_ONCE], size_bytes - freed_bytes)
+        return freed_bytes
 
-    def _least_recent_shared(self, where: Mapping[str, Any]) -> list[bytes]:
-        found: dict[bytes, None] = {}
+    def _least_recent_shared(self, target_options: Mapping[str, Any]) -> list[bytes]:
+        shared_keys: dict[bytes, None] = {}
         for pattern in ("kv:*", "kvw:*"):
-            keys = self._client.scan_iter(pattern, 1000, **where)
-            found.update((key, None) for key in keys if is_shared(key.decode()))
+            keys = self._client.scan_iter(pattern, 1000, **target_options)
+            shared_keys.update((key, None) for key in keys if is_shared(key.decode()))
         with self._client.pipeline(transaction=False) as pipeline:
-            for key in found:
+            for key in shared_keys:
                 pipeline.pttl(key)
-            return [key for _, key in sorted(zip(pipeline.execute(), found, strict=True))]
+            return [key for _, key in sorted(zip(pipeline.execute(), shared_keys, strict=True))]
 
     def _unlink_until(self, keys: Sequence[bytes], size_bytes: int) -> int:
         with self._client.pipeline(transaction=False) as pipeline:
@@ -141,9 +141,9 @@ class RedisKVStore(KVStore):
                 pipeline.strlen(key)
             sizes = pipeline.execute()
         sums = list(accumulate(sizes))
-        enough = next((number for number, total in enumerate(sums, 1) if total >= size_bytes), len(keys))
-        self._unlink(keys[:enough])
-        return int(sums[enough - 1])
+        count = next((number for number, total in enumerate(sums, 1) if total >= size_bytes), len(keys))
+        self._unlink(keys[:count])
+        return int(sums[count - 1])
 
     def _unlink(self, keys: Sequence[str | bytes]) -> None:
         """Delete; the memory is freed off the server's main thread."""
@@ -163,8 +163,8 @@ class RedisKVStore(KVStore):
         Records spread evenly over slots, and the primary that is full first refuses first.
         """
         with errors_mapped(self._place):
-            found: list[Any] = [self._client.info("memory", **where) for where in self._primaries()]
-        usages = [StoreUsage(int(memory["used_memory"]), int(memory["maxmemory"])) for memory in found]
+            memory_infos: list[Any] = [self._client.info("memory", **target_options) for target_options in self._primaries()]
+        usages = [StoreUsage(int(memory["used_memory"]), int(memory["maxmemory"])) for memory in memory_infos]
         fullest = max(usages, key=lambda usage: usage.used_bytes / (usage.max_bytes or inf))
         return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)
 
@@ -194,16 +194,16 @@ class Pipelines:
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
         """See Transport."""
-        total = waiting = 0
+        total = pending_bytes = 0
         with self._client.pipeline(transaction=False) as pipeline:
             for key, prefix, payload in items:
                 pipeline.set(key, b"".join((prefix, payload)), ex=ttl_s)
-                waiting += len(prefix) + len(payload)
-                if waiting >= PIPELINE_BYTES:
+                pending_bytes += len(prefix) + len(payload)
+                if pending_bytes >= PIPELINE_BYTES:
                     _execute(pipeline)
-                    total, waiting = total + waiting, 0
+                    total, pending_bytes = total + pending_bytes, 0
             _execute(pipeline)
-        return total + waiting
+        return total + pending_bytes
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
         """See Transport."""
@@ -219,7 +219,7 @@ class Pipelines:
         with self._client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.expire(key, ttl_s)
-            return [bool(there) for there in _execute(pipeline)]
+            return [bool(reply) for reply in _execute(pipeline)]
 
     def prepare(self) -> None:
         """redis-py makes each value's memory."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from desk.assignments import Inputs, grade_command, grading, resume_interrupted, save_inputs
+from desk.assignments import Inputs, grade_command, grading_work, resume_interrupted, save_inputs
 from infra.config.settings import load_settings
 from kvasir.ui.configuration import DeskBackend
 from tests.support.desk_page import cut_off
@@ -35,7 +35,7 @@ def test_a_batch_goes_on_while_desk_and_grading_are_gone_and_is_gathered_later(
         desk = DeskBackend(load_settings(config=cluster.config), cluster.config, tmp_path / "home")
         prefill, decode = cluster.worker("prefill", model_name), cluster.worker("decode", model_name)
 
-        grading(folder).start(grade_command(desk, inputs, folder))
+        grading_work(folder).start(grade_command(desk, inputs, folder))
         wait_until(lambda: journal(folder), "the first answer is there", PATIENCE_S)
         cut_off(folder)
         gathered = len(journal(folder))
@@ -50,11 +50,11 @@ def test_a_batch_goes_on_while_desk_and_grading_are_gone_and_is_gathered_later(
             prefill.registration.worker_id,
             decode.registration.worker_id,
         }
-        assert seen.waiting is not None
-        assert set(seen.waiting.values()) == {0}
+        assert seen.queue_depths is not None
+        assert set(seen.queue_depths.values()) == {0}
         assert decode.registration.done == 12, "something was decoded twice"
         assert_each_once(folder)
-        wait_until(lambda: not grading(folder).alive, "the grading has ended", PATIENCE_S)
+        wait_until(lambda: not grading_work(folder).is_alive, "the grading has ended", PATIENCE_S)
 
 
 def test_without_a_cluster_there_is_no_fleet(tmp_path: Path) -> None:

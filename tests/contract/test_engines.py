@@ -12,7 +12,7 @@ import pytest
 
 from engines.base import Answer
 from engines.proof import prove
-from engines.questions import tokenized
+from engines.questions import tokenize_job
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.sketch import compare
 from engines.sketching import sketch_of
@@ -114,7 +114,7 @@ def test_two_engines_with_the_same_weights_make_the_same_sketch_to_the_bit(
     assert one
     assert other
     assert (one.name, one.tokens, one.engine) == (other.name, 2047, pair.prefill.info.engine)
-    assert compare(one, other) == replace(compare(one, other), why="", rounded=False)
+    assert compare(one, other) == replace(compare(one, other), problem="", formats_differ=False)
     assert pair.prefill.info.build
 
 
@@ -123,10 +123,10 @@ def test_the_first_shared_ids_are_those_of_every_prompt_with_this_prefix(pair: P
     owns = ("x", " x", "\n\nx", "42", "", "é", ".")
     prompts = [pair.prefill.tokenize(user_prompt(SHARED, own), 0.0) for own in owns]
     # Then their ids agree up to `shared`, which covers nearly all of the prefix
-    shared = min(prompt.shared for prompt in prompts)
+    shared = min(prompt.shared_tokens for prompt in prompts)
     assert len({prompt.ids[:shared] for prompt in prompts}) == 1
     assert shared > 0.95 * min(len(prompt.ids) for prompt in prompts)
-    assert len({prompt.shared for prompt in prompts}) == 1
+    assert len({prompt.shared_tokens for prompt in prompts}) == 1
 
 
 def test_a_conversation_shares_what_is_the_class_s_and_nothing_of_anybody_s_own(pair: Pair) -> None:
@@ -135,7 +135,7 @@ def test_a_conversation_shares_what_is_the_class_s_and_nothing_of_anybody_s_own(
     owns = ("x", " x", "\n\nx", "42", "é", ".")
     for before in ((system,), (system, asked)):
         prompts = [pair.prefill.tokenize((*before, Part("user", own)), 0.0) for own in owns]
-        shared = {prompt.shared for prompt in prompts}
+        shared = {prompt.shared_tokens for prompt in prompts}
         # Then they share one beginning, nearly all of it, and both engines say the same
         assert len(shared) == 1
         assert len({prompt.ids[: max(shared)] for prompt in prompts}) == 1
@@ -153,20 +153,20 @@ def test_questions_are_tokenized_as_whole_prompts_and_share_their_longest_beginn
     questions = tuple(Question((Part("user", end + " Why is it so?"),), GREEDY) for end in ends)
     before = user_prompt(SHARED, "def total(values): return sum(value")
     job = PrefillJob("job", "batch", "item", "tiny:1b", before, GREEDY, questions=questions)
-    asked = tokenized(pair.prefill, job)
+    asked = tokenize_job(pair.prefill, job)
     # Then each has the ids of its whole prompt, and what they share is as long as can be
     whole = [pair.prefill.tokenize((*before, *one.suffix), 0.0) for one in questions]
     assert [(*asked.tokens, *one.tokens) for one in asked.questions] == [prompt.ids for prompt in whole]
     assert all(one.tokens for one in asked.questions)
     assert len({one.tokens[0] for one in asked.questions}) > 1
-    assert asked.shared_tokens == whole[0].shared
-    assert tokenized(pair.decode, job) == asked
+    assert asked.shared_tokens == whole[0].shared_tokens
+    assert tokenize_job(pair.decode, job) == asked
     # And an only question has no more than itself, and what merged with it
-    only = tokenized(pair.prefill, replace(job, questions=questions[:1]))
+    only = tokenize_job(pair.prefill, replace(job, questions=questions[:1]))
     (rest,) = only.questions
     assert (*only.tokens, *rest.tokens) == whole[0].ids
     assert 0 <= len(only.tokens) - len(asked.tokens) < 8
-    twice = tokenized(pair.prefill, replace(job, questions=questions[:1] * 2))
+    twice = tokenize_job(pair.prefill, replace(job, questions=questions[:1] * 2))
     assert (twice.tokens, twice.questions) == (only.tokens, (rest, rest))
 
 
@@ -328,7 +328,7 @@ def test_many_answers_forked_from_one_import_say_what_each_says_alone(pair: Pair
     alone = [pair.decode.decode(tokens, None, GREEDY).text for tokens in (*asked, other)]
     assert len(set(alone)) > 2
     # When all are answered at once, the questions from one import
-    with ThreadPoolExecutor(len(alone)) as threads, pair.decode.imported(begun, cache):
+    with ThreadPoolExecutor(len(alone)) as threads, pair.decode.pin_cache(begun, cache):
         forked = [threads.submit(pair.decode.decode, tokens, cache, GREEDY) for tokens in asked]
         answers = [one.result() for one in (*forked, threads.submit(pair.decode.decode, other, theirs, GREEDY))]
     # Then each is as alone, and evaluated just what was left of its prompt

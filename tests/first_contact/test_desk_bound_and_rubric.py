@@ -11,7 +11,7 @@ import pytest
 
 from desk.assignments import check_rubric, read_inputs, rubric_versions
 from grading import hand_sample as bounds
-from grading.hand_sample import SHEET, Plan, SheetConflict, drawn, give, is_drawn
+from grading.hand_sample import SHEET, SamplePlan, SheetConflict, load_draw, enter_points, is_drawn
 from grading.rubric.rubric import load_rubric
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import (
@@ -88,8 +88,8 @@ def test_a_sample_is_graded_blind_by_two_and_what_it_promises_is_said(
     wait_until_holds(browser, "Points for works", "2")
 
     # and somebody else's entry is not overwritten unasked
-    second = [*drawn(folder).sampled()][1]
-    give(folder, second, "clear", "1", "")
+    second = [*load_draw(folder).sampled_members()][1]
+    enter_points(folder, second, "clear", "1", "")
     browser.fill("Points for clear", "2")
     browser.wait_for("Somebody has entered 1 here since you looked; yours is 2.")
     assert sheet(folder)[1] == ["2", "1"]
@@ -97,9 +97,9 @@ def test_a_sample_is_graded_blind_by_two_and_what_it_promises_is_said(
     wait_until(lambda: sheet(folder)[1] == ["2", "2"], "it was asked for", PATIENCE_S)
 
     # When all are graded, the page says what follows
-    for item_id in [*drawn(folder).sampled()][2:]:
-        give(folder, item_id, "works", "2", "")
-        give(folder, item_id, "clear", "2", "")
+    for item_id in [*load_draw(folder).sampled_members()][2:]:
+        enter_points(folder, item_id, "works", "2", "")
+        enter_points(folder, item_id, "clear", "2", "")
     browser.reload()
     browser.wait_for("All are graded by hand")
     assert "kappa" not in browser.text()
@@ -117,10 +117,10 @@ def test_a_sample_is_graded_blind_by_two_and_what_it_promises_is_said(
 
 def give_all(folder: Path, points: str = "2") -> None:
     """What the sheet still lacks, by hand."""
-    for item_id in drawn(folder).sampled():
+    for item_id in load_draw(folder).sampled_members():
         for criterion in ("works", "clear"):
             with suppress(SheetConflict):
-                give(folder, item_id, criterion, points, "")
+                enter_points(folder, item_id, criterion, points, "")
 
 
 def test_each_part_of_a_class_has_its_sample_and_its_bound(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_each_part_of_a_class_has_its_sample_and_its_bound(browser: Browser, des
 def test_a_later_look_is_graded_blind_too_and_a_changed_rubric_ends_the_bound(browser: Browser, desk: DeskPage) -> None:
     # Given a class with two looks planned, the first one graded
     folder = graded_assignment(desk, SIZE)
-    bounds.draw(folder, Plan((15, 18), at_most=0.5), "Ada")
+    bounds.draw_sample(folder, SamplePlan((15, 18), at_most=0.5), "Ada")
     give_all(folder)
     browser.open(desk.at(folder, "Bound"))
     browser.wait_for("15 of 15 graded by hand")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from desk.assignments import grading, read_inputs
-from grading.export import Request, add_requests, answer, read_requests
+from desk.assignments import grading_work, read_inputs
+from grading.export import Request, add_requests, read_requests, save_reply
 from grading.reviews import Override, append_override
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import (
@@ -584,9 +584,9 @@ def test_a_second_tab_is_told_that_the_class_is_being_graded_already(
 
 def test_a_grading_that_was_stopped_before_it_began_is_no_error(browser: Browser, slow: tuple[DeskPage, Path]) -> None:
     desk, folder = slow
-    grading(folder).start(["sleep", "60"])
-    grading(folder).stop()
-    wait_until(lambda: not grading(folder).alive, "it has ended")
+    grading_work(folder).start(["sleep", "60"])
+    grading_work(folder).stop()
+    wait_until(lambda: not grading_work(folder).is_alive, "it has ended")
     browser.open(desk.at(folder, "Grade"))
     browser.wait_for("Stopped before it began")
     browser.click("Grade all")
@@ -620,7 +620,7 @@ def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPa
     add_requests(
         folder, [Request("1" * 12, asking, "works", "I ran it", 2), Request("2" * 12, answered, None, "Why?", 4)]
     )
-    answer(folder, read_requests(folder)[1], "It stands.", 4, "Ada")
+    save_reply(folder, read_requests(folder)[1], "It stands.", 4, "Ada")
     append_override(folder, Override(answered, "works", 1, None, "I ran it", "Ada"))
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from desk import dry_runs
-from desk.assignments import dry_run
+from desk.assignments import dry_run_work
 from kvasir import cli
 from tests.support.processes import SIMULATED, config_text
 
@@ -78,10 +78,10 @@ def test_a_dry_run_in_json_and_on_the_desk_says_the_same(course: Path, capsys: p
 
     found = json.loads(text)
     rows = {row["submission"]: row for row in found["submissions"]}
-    work = dry_run(course / "desk")
+    work = dry_run_work(course / "desk")
     work.folder.mkdir(parents=True)
     work.out.write_text(text, "utf-8")
-    shown = {row["submission"]: row for row in dry_runs.table(dry_runs.found_by(course / "desk"))}
+    shown = {row["submission"]: row for row in dry_runs.findings_table(dry_runs.read_findings(course / "desk"))}
 
     assert [bool(row["review_reasons"]) for row in rows.values()] == [True, False, False, False, False]
     assert rows["ben.py"]["empty"]

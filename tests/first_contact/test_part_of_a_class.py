@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grading.points import EARLIER, KEPT
+from grading.points import EARLIER_REMARK, KEPT_REMARK
 from kvasir import cli
 from tests.support.homework import tiny_class
 from tests.support.processes import SIMULATED, config_text
@@ -175,11 +175,11 @@ def test_a_look_keeps_the_grade_of_work_whose_file_is_called_otherwise_now(
     assert [new[key] for key in ("item_id", "state", "points", "criteria")] == [
         old[key] for key in ("item_id", "state", "points", "criteria")
     ]
-    assert new["remarks"] == [*old["remarks"], KEPT]
+    assert new["remarks"] == [*old["remarks"], KEPT_REMARK]
     assert before in planned()
 
     assert cli.run(["watch", "out", "--quiet"]) == 0
-    assert KEPT not in Path("out/grades.csv").read_text("utf-8")
+    assert KEPT_REMARK not in Path("out/grades.csv").read_text("utf-8")
     assert after in planned()
 
 
@@ -203,5 +203,5 @@ def test_each_grade_is_compared_by_what_graded_it_and_not_by_what_graded_the_cla
     grade("--samples", "2", "--limit", "1")
 
     assert "1 of 4 submissions is graded with another rubric" in " ".join(capsys.readouterr().out.split())
-    remarks = [{KEPT, EARLIER} & {*one["remarks"]} for one in grades_kept()]
-    assert remarks == [set(), {KEPT}, {EARLIER}, set()]
+    remarks = [{KEPT_REMARK, EARLIER_REMARK} & {*one["remarks"]} for one in grades_kept()]
+    assert remarks == [set(), {KEPT_REMARK}, {EARLIER_REMARK}, set()]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from desk.rows import counters, rows
+from desk.rows import counters, make_rows
 from desk.view import BatchView
 from grading.points import Grade, grade_submission
 from grading.prompts.answers import CriterionAnswer, ParsedAnswer
@@ -91,7 +91,7 @@ def test_only_what_a_person_must_decide_needs_review(course: Path, capsys: pytes
 def test_the_export_and_the_desk_use_the_same_two_words(course: Path) -> None:
     cli.run(["export", "out", "--format", "csv", "--to", "table.csv"])
     exported = table(Path("table.csv"))
-    desk = rows(BatchView(course / "out", request_of).refresh(), {})
+    desk = make_rows(BatchView(course / "out", request_of).refresh(), {})
 
     assert [name for name, row in exported.items() if row["needs_review"]] == [ATTACK]
     assert exported[LATE]["remarks"] == "handed in late"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from desk.decisions import Decisions, accepted, overrides, taken_over
-from desk.rounds import graded_class
-from desk.rows import counters, rows
+from desk.decisions import Decisions, accept_grade, make_overrides, round_overrides
+from desk.rounds import graded_class_of
+from desk.rows import counters, make_rows
 from desk.view import BatchView
 from grading.export import export_canvas, export_csv, export_feedback, export_moodle, export_moodle_feedback
 from grading.report.graded import save_graded
-from grading.reviews import Override, append_override, current, read_overrides, undo_override
+from grading.reviews import Override, append_override, current_decisions, read_overrides, undo_override
 from messages.errors import BatchError
 from tests.support.desk import answer, planned, request_of
 
@@ -36,7 +36,7 @@ def decision(points: float, version: str | None = None, name: str = NAME) -> Ove
 def standing(folder: Path) -> str:
     from grading.reviews import version_of  # late: the other tests can do without
 
-    return version_of(current(read_overrides(folder), ITEM).values())
+    return version_of(current_decisions(read_overrides(folder), ITEM).values())
 
 
 def test_a_decision_made_on_what_no_longer_stands_is_not_written(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_of_many_at_the_same_moment_one_is_kept_and_the_others_are_told(tmp_path
 
 def test_an_undo_lets_stand_what_stood_before_unless_somebody_has_decided_since(tmp_path: Path) -> None:
     append_override(tmp_path, decision(1))
-    before, seen = current(read_overrides(tmp_path), ITEM), standing(tmp_path)
+    before, seen = current_decisions(read_overrides(tmp_path), ITEM), standing(tmp_path)
     append_override(tmp_path, decision(2))
     undo_override(tmp_path, ITEM, standing(tmp_path), before.values(), NAME)
 
@@ -84,7 +84,7 @@ def test_an_undo_lets_stand_what_stood_before_unless_somebody_has_decided_since(
     append_override(tmp_path, decision(3))
     with pytest.raises(BatchError, match="decided on this submission meanwhile"):
         undo_override(tmp_path, ITEM, seen, [], NAME)
-    assert [each.points for each in current(read_overrides(tmp_path), ITEM).values()] == [3]
+    assert [each.points for each in current_decisions(read_overrides(tmp_path), ITEM).values()] == [3]
 
 
 def test_lines_of_before_are_read_and_new_ones_say_by_whom(tmp_path: Path) -> None:
@@ -111,18 +111,18 @@ def test_the_desk_reads_a_whole_review_on_one_line_as_exports_do(tmp_path: Path)
     for withdrawn, points in ((False, 5), (True, 4)):
         with (out / "reviews.jsonl").open("a") as file:
             file.write(json.dumps(line | {"withdrawn": withdrawn}) + "\n")
-        assert rows(view, decisions.refresh())[0].points == points
+        assert make_rows(view, decisions.refresh())[0].points == points
 
 
 def test_looking_at_a_grade_leaves_the_summary_that_somebody_wrote(tmp_path: Path) -> None:
     _, view, decisions = graded(tmp_path)
     grade = view.grades[0]
-    decisions.add(*overrides(grade, {}, {}, {}, "Well done.", "kinder", NAME))
+    decisions.add(*make_overrides(grade, {}, {}, {}, "Well done.", "kinder", NAME))
 
     whole = decisions.refresh()[grade.item_id].get(None)
-    decisions.add(accepted(grade, NAME, whole))
+    decisions.add(accept_grade(grade, NAME, whole))
 
-    assert rows(view, decisions.refresh())[0].final.summary == "Well done."
+    assert make_rows(view, decisions.refresh())[0].final.summary == "Well done."
 
 
 def test_feedback_without_points_is_a_change(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_feedback_without_points_is_a_change(tmp_path: Path) -> None:
     view = BatchView(out, request_of).refresh()
     grade = view.grades[1]
 
-    made = overrides(grade, {}, {}, {"works": "Hand it in again."}, grade.summary, "it was cut off")
+    made = make_overrides(grade, {}, {}, {"works": "Hand it in again."}, grade.summary, "it was cut off")
 
     assert [(each.points, each.feedback) for each in made] == [(None, "Hand it in again.")]
 
@@ -141,33 +141,33 @@ def test_a_round_replaces_what_rounds_gave_and_never_what_a_person_decided(tmp_p
     out, assignment = planned(tmp_path / "new")
     answer(out, assignment, [0, 1, 2], points=1)
     new = BatchView(out, request_of).refresh()
-    decisions.add(*overrides(old.grades[0], {}, {"works": 3}, {}, old.grades[0].summary, "I ran it", NAME))
+    decisions.add(*make_overrides(old.grades[0], {}, {"works": 3}, {}, old.grades[0].summary, "I ran it", NAME))
     decided = decisions.refresh()
 
     for number in (0, 1):
         stands = decided.get(old.grades[number].item_id, {})
-        decisions.add(*taken_over(old.grades[number], new.grades[number], "regraded in round 1", NAME, stands))
+        decisions.add(*round_overrides(old.grades[number], new.grades[number], "regraded in round 1", NAME, stands))
 
-    assert [row.points for row in rows(old, decisions.refresh())] == [5, 2, 4]
+    assert [row.points for row in make_rows(old, decisions.refresh())] == [5, 2, 4]
 
 
 def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: Path) -> None:
     _, view, decisions = graded(tmp_path, doubtful=2)
-    found = rows(view, decisions.refresh())
+    found = make_rows(view, decisions.refresh())
     assert [bool(row.needs_review) for row in found] == [True, True, False]
     assert counters(found).need_review == 2
 
-    decisions.add(*overrides(view.grades[0], {}, {"works": 1}, {}, view.grades[0].summary, "I ran it"))
-    assert rows(view, decisions.refresh())[0].needs_review == ("clear: evidence not found",)
-    decisions.add(accepted(view.grades[0]))
-    assert rows(view, decisions.refresh())[0].needs_review == ()
+    decisions.add(*make_overrides(view.grades[0], {}, {"works": 1}, {}, view.grades[0].summary, "I ran it"))
+    assert make_rows(view, decisions.refresh())[0].needs_review == ("clear: evidence not found",)
+    decisions.add(accept_grade(view.grades[0]))
+    assert make_rows(view, decisions.refresh())[0].needs_review == ()
 
 
 def test_a_reviewers_name_is_in_the_instructors_table_and_in_nothing_for_a_learning_platform(tmp_path: Path) -> None:
     out, view, decisions = graded(tmp_path)
     grade = view.grades[0]
-    decisions.add(*overrides(grade, {}, {"works": 1}, {"works": "Half."}, "Half of it.", "I ran it", NAME))
-    made = graded_class(view)
+    decisions.add(*make_overrides(grade, {}, {"works": 1}, {"works": "Half."}, "Half of it.", "I ran it", NAME))
+    made = graded_class_of(view)
     assert made
     save_graded(out, made)
 

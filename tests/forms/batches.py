@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from desk.assignments import Inputs, grading, read_inputs, save_inputs, save_rubric, save_submissions
-from grading.reviews import Override, append_override, current, read_overrides, undo_override, version_of
+from desk.assignments import Inputs, grading_work, read_inputs, save_inputs, save_rubric, save_submissions
+from grading.reviews import Override, append_override, current_decisions, read_overrides, undo_override, version_of
 from kvasir.cli import main
 from kvasir.compat import BusinessAnalyticsGraderV2, DisaggregatedClient, DisaggregatedInference
 from tests.support.waiting import wait_until
@@ -144,7 +144,7 @@ def _review(out: Path) -> None:
     }
     one = Override(items[ADA], "works", 1.5, "It does run.", "seen by me", "Ada", AT)
     append_override(out, one)
-    standing = current(read_overrides(out), items[ADA])
+    standing = current_decisions(read_overrides(out), items[ADA])
     two = replace(one, criterion_id=None, points=None, feedback=None, reason="looked at", time=AT + 1)
     append_override(out, replace(two, version=version_of(standing.values())))
     whole = Override(items[BO], None, 4, "Überarbeitet", "agreed", "Bo", AT + 2)
@@ -176,9 +176,9 @@ def _desk(folder: Path) -> None:
     paths = [str(path.resolve()) for path in (work, rubric)]
     save_inputs(folder, Inputs("Homework 4", *paths, "", "", MODEL, MODEL, AT, "criteria", 3))
     save_inputs(folder, read_inputs(folder))
-    process = grading(folder)
-    process.start([sys.executable, "-c", "print('{}')"], limit=5, only=[ADA])
-    wait_until(lambda: not process.alive and process.exit_code == 0, "the process has ended")
+    process = grading_work(folder)
+    process.start([sys.executable, "-c", "print('{}')"], limit=5, names=[ADA])
+    wait_until(lambda: not process.is_alive and process.exit_code == 0, "the process has ended")
 
 
 def _keys() -> Iterator[dict[str, Any]]:

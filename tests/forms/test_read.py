@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from desk.assignments import grading, read_inputs
+from desk.assignments import grading_work, read_inputs
 from desk.rounds import changes, rounds
 from grading.reviews import read_overrides
 from monitoring import logs
@@ -147,10 +147,10 @@ def test_an_assignment_of_the_desk_is_read(home: Path) -> None:
     assert (inputs.title, inputs.code_model, inputs.ask, inputs.samples) == ("Homework 4", MODEL, "criteria", 3)
     assert Path(inputs.rubric).is_file()
     assert Path(inputs.submissions).name == ADA
-    record = grading(Path("desk")).record()
+    record = grading_work(Path("desk")).record()
     assert record
     assert (record.kind, record.limit, record.only, record.stopped) == ("grade", 5, (ADA,), False)
-    assert grading(Path("desk")).exit_code == 0
+    assert grading_work(Path("desk")).exit_code == 0
 
 
 def one_clock(told: Any) -> Any:

@@ -158,7 +158,7 @@ def test_a_cache_with_nan_or_inf_is_a_failed_kv_transfer(dtype: str, wrong: floa
         info = prefill.engine.info
         assert info.layout
         prompt = prefill.engine.tokenize(job.prompt, 0.0)
-        shared = shared_boundary(info.layout, min(prompt.shared, len(prompt.ids) - 1))
+        shared = shared_boundary(info.layout, min(prompt.shared_tokens, len(prompt.ids) - 1))
         refs = block_refs(info.fingerprint, info.layout, prompt.ids, len(prompt.ids) - 1, shared, job.job_id)
         [block] = pipeline.kv.get(info.fingerprint, info.layout, refs[1:2])
         spoilt = np.array(block.data)

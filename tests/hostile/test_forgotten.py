@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from desk import assignments
-from desk.assignments import Inputs, grading
+from desk.assignments import Inputs, grading_work
 from desk.rounds import keep_version, start_round
 from desk.view import BatchView
 from grading.reviews import Override, append_override
@@ -40,7 +40,7 @@ def graded_at_the_desk(home: Path) -> Path:
         (f"{name}_{number}_1_homework.py", f"# {name.title()}\ndef mean(values):\n    return {number}\n".encode())
         for number, name in enumerate(("fairweatherada", "bramblebyivo"), 100)
     ]
-    folder = assignments.create(home, "Means")
+    folder = assignments.create_folder(home, "Means")
     rubric = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.encode())
     submissions = assignments.save_submissions(folder, work)
     solution = assignments.save_file(folder / "solution", "solution.py", b"# by Ada Fairweather\nprint(1)\n")
@@ -48,14 +48,14 @@ def graded_at_the_desk(home: Path) -> Path:
     assignments.save_inputs(folder, inputs)
     desk = DeskBackend(load_settings(), None, home)
     assert cli.run(assignments.grade_command(desk, inputs, folder)[3:]) == 0
-    grading(folder).start([sys.executable, "-c", "print('fairweatherada: 4 points')"])
-    wait_until(lambda: grading(folder).exit_code is not None, "its process has ended", 60)
+    grading_work(folder).start([sys.executable, "-c", "print('fairweatherada: 4 points')"])
+    wait_until(lambda: grading_work(folder).exit_code is not None, "its process has ended", 60)
     view = BatchView(folder, desk.request_of).refresh()
     append_override(folder, Override(view.grades[0].item_id, None, None, "Well done, Fairweather.", "read", "Ivo"))
     assert cli.run(["export", str(folder), "--format", "feedback", "--include-unreviewed"]) in (0, 1)
     other = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.replace("points: 3", "points: 4").encode())
     place = start_round(desk, folder, view, other)
-    wait_until(lambda: grading(place).exit_code is not None, "the class is regraded", 60)
+    wait_until(lambda: grading_work(place).exit_code is not None, "the class is regraded", 60)
     keep_version(folder, view)
     (folder / ".grades.csv.0123abcd").write_text("fairweatherada,4\n")
     (place / ".batch.json.0123abcd").write_text('{"name": "bramblebyivo"}')
@@ -91,7 +91,7 @@ def test_no_name_is_left_of_an_assignment_of_the_desk(
 
 
 def test_an_assignment_that_was_never_graded_is_forgotten_with_its_uploads(tmp_path: Path) -> None:
-    folder = assignments.create(tmp_path / "home", "Means")
+    folder = assignments.create_folder(tmp_path / "home", "Means")
     submissions = assignments.save_submissions(folder, [("fairweatherada_1_1_hw.py", b"x = 1\n")])
     assignments.save_inputs(folder, Inputs("Means", str(submissions), ""))
 

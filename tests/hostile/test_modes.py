@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from desk import assignments
-from desk.assignments import Inputs, grading
+from desk.assignments import Inputs, grading_work
 from desk.rounds import keep_version, start_round
 from desk.view import BatchView
 from engines.llamacpp.engine import LlamaCppEngine
@@ -73,7 +73,7 @@ def test_what_commands_write(tmp_path: Path, under: int) -> None:
 @pytest.mark.system  # two processes each
 def test_what_the_desk_writes(tmp_path: Path, under: int) -> None:
     desk = DeskBackend(load_settings(), None, tmp_path / "home")
-    folder = assignments.create(desk.home, "Means")
+    folder = assignments.create_folder(desk.home, "Means")
     rubric = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.encode())
     files = [(f"doe_{number}_1_hw.py", f"x = {number}\n".encode()) for number in range(2)]
     submissions = assignments.save_submissions(folder, files)
@@ -81,14 +81,14 @@ def test_what_the_desk_writes(tmp_path: Path, under: int) -> None:
     inputs = Inputs("Means", str(submissions), str(rubric), str(solution))
     assignments.save_inputs(folder, inputs)
     assert cli.run(assignments.grade_command(desk, inputs, folder)[3:]) == 0
-    grading(folder).start([sys.executable, "-c", "print('doe: 4 points'); open('report.txt', 'w')"])
-    wait_until(lambda: grading(folder).exit_code is not None, "its process has ended", 60)
+    grading_work(folder).start([sys.executable, "-c", "print('doe: 4 points'); open('report.txt', 'w')"])
+    wait_until(lambda: grading_work(folder).exit_code is not None, "its process has ended", 60)
     view = BatchView(folder, desk.request_of).refresh()
     append_override(folder, Override(view.grades[0].item_id, None, None, "Well done.", "read", "Ivo"))
     keep_version(folder, view)
     if not under:  # a process more
         place = start_round(desk, folder, view, rubric)
-        wait_until(lambda: grading(place).exit_code is not None, "the class is regraded", 60)
+        wait_until(lambda: grading_work(place).exit_code is not None, "the class is regraded", 60)
 
     assert open_to_others(desk.home) == []
 

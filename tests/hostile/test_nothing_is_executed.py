@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from desk.assignments import Inputs, grading, read_inputs, save_inputs
+from desk.assignments import Inputs, grading_work, read_inputs, save_inputs
 from desk.work import Work
 from kvasir import cli
 from messages.errors import BatchError
@@ -84,9 +84,9 @@ def test_below_home_the_command_is_made_anew_from_the_inputs(tmp_path: Path) -> 
 
     said = open_desk(tmp_path, "--home", str(tmp_path / "home"))
 
-    wait_until(lambda: grading(folder).exit_code is not None, "what was started has ended", 60)
+    wait_until(lambda: grading_work(folder).exit_code is not None, "what was started has ended", 60)
     assert not made.exists()
-    assert grading(folder).exit_code == 0, grading(folder).last_words()
+    assert grading_work(folder).exit_code == 0, grading_work(folder).last_words()
     assert (folder / "grades.csv").read_text("utf-8").count("student") == 2
     assert not made.exists()
     assert "it goes on where it stopped" in said
@@ -148,7 +148,7 @@ def test_a_planted_process_number_is_never_signalled(tmp_path: Path) -> None:
         with (tmp_path / "runs/grade/lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with suppress(BatchError):  # the sentence that says so
-                grading(tmp_path).stop()
+                grading_work(tmp_path).stop()
 
         time.sleep(0.2)
         assert victim.poll() is None
@@ -165,7 +165,7 @@ def test_what_the_desk_started_is_still_stopped_by_another_desk(tmp_path: Path) 
 
     Work(work.folder).stop()
 
-    wait_until(lambda: not work.alive, "it has ended")
+    wait_until(lambda: not work.is_alive, "it has ended")
     assert work.exit_code == 7
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from desk.assignments import grading, read_inputs
-from desk.dry_runs import found_by
+from desk.assignments import grading_work, read_inputs
+from desk.dry_runs import read_findings
 from grading.report.graded import load_graded
 from grading.rubric.rubric import load_rubric
 from kvasir import cli
@@ -73,15 +73,15 @@ def test_no_command_waits_for_a_pipe(batch: Path, name: str, command: str, capsy
 
 
 def test_the_desk_waits_for_none(batch: Path) -> None:
-    work = grading(batch)
+    work = grading_work(batch)
     for path in (work.log, work.out, *(work.folder / name for name in ("work.json", "lock", "exit"))):
         pipe(path)
 
     assert work.record() is None
     assert work.exit_code is None
     assert work.last_words() == ""
-    assert not work.alive
-    assert found_by(batch) == {}
+    assert not work.is_alive
+    assert read_findings(batch) == {}
     pipe(batch / "desk.json")
     assert read_inputs(batch).rubric  # as the batch was made
     pipe(batch / "grades.json")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import matrix_models
-from engines.base import Prefilled
+from engines.base import PrefillResult
 from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.sketch import compare
@@ -78,7 +78,7 @@ def test_the_state_goes_between_any_two_engines_and_one_token_is_evaluated(twins
         answer = twins.engines[taker].decode(twins.tokens, caches[giver], GREEDY)
 
         assert (answer.tokens, answer.evaluated_tokens) == (cold[taker], 1)
-        assert compare(sketches[taker], sketches[giver]).why == ""
+        assert compare(sketches[taker], sketches[giver]).problem == ""
 
 
 def test_a_cache_resumed_at_the_boundary_is_the_one_computed_in_one_go(twins: Twins) -> None:
@@ -123,7 +123,7 @@ def test_questions_forked_from_one_cache_are_answered_as_from_no_cache(twins: Tw
     for giver, taker in product(twins.engines, twins.engines):
         cold = [taker.decode(ask, None, GREEDY).tokens for ask in asks]
         cache = prefilled(giver, start)
-        with taker.imported(asks[0], cache), ThreadPoolExecutor(3) as pool:
+        with taker.pin_cache(asks[0], cache), ThreadPoolExecutor(3) as pool:
             answers = list(pool.map(lambda ask, take=taker, kv=cache: take.decode(ask, kv, GREEDY), [*asks, *asks]))
 
         assert [answer.tokens for answer in answers] == [*cold, *cold]
@@ -172,7 +172,7 @@ class Forgetful:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def prefill(self, tokens: Sequence[int], emit: Callable[[Record], None]) -> Prefilled:
+    def prefill(self, tokens: Sequence[int], emit: Callable[[Record], None]) -> PrefillResult:
         def forget(record: Record) -> None:
             emit(replace(record, data=np.zeros_like(record.data)) if isinstance(record, RecurrentState) else record)
 

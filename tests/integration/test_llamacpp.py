@@ -235,7 +235,7 @@ def test_what_is_expected_within_an_answer_is_read_in_the_slot_that_holds_it(
     begun = engine.tokenize(user_prompt(PROSE, ""), 0.0).ids
     cache = prefilled(engine, begun)
     asked = [(*begun, *begun[start : start + 40]) for start in (3, 60)]
-    with engine.imported(begun, cache):
+    with engine.pin_cache(begun, cache):
         answers = [engine.decode(tokens, cache, GREEDY) for tokens in asked]
         places = [(*tokens, *answer.tokens[:9]) for tokens, answer in zip(asked, answers, strict=True)]
         # When what may follow their beginnings is asked, and a little later
@@ -255,7 +255,7 @@ def test_a_cache_of_another_prompt_is_seen_beside_what_the_slot_held(engine: Eng
     """Else whoever compares a KV cache with one of the engine's own would compare that with itself."""
     first, second = (engine.tokenize(user_prompt(PROSE, own), 0.0).ids for own in ("aaaaaaa", "zzzzzzz"))
     own, foreign = prefilled(engine, first[:-1]), prefilled(engine, second[:-1])
-    with engine.imported(first, own):
+    with engine.pin_cache(first, own):
         engine.decode(first, own, GREEDY)
         right = engine.top_logprobs(first, own)
         wrong = engine.top_logprobs(first, foreign)
@@ -298,7 +298,7 @@ def test_a_model_with_sliding_windows_hands_its_last_rows_over(tmp_path: Path) -
     done = receiver.prefill(whole, lambda _: None, first=64, resume=half)
     assert (done.restored_tokens, done.computed_tokens) == (64, len(whole) - 64)
     # And so does each of the answers that are forked from there
-    with receiver.imported(whole, half):
+    with receiver.pin_cache(whole, half):
         for rest in (whole[80:81], whole[20:50], whole[70:75]):
             tokens = (*whole[:64], *rest)
             warm, cold = receiver.decode(tokens, half, GREEDY), receiver.decode(tokens, None, GREEDY)

@@ -246,7 +246,7 @@ def test_answers_forked_from_one_import_are_those_of_cold_runs(tmp_path: Path, b
     prompts = [(*whole[:begun], *whole[start : start + own]) for start, own in ((20, 1), (30, 30), (60, 5), (90, 2))]
     cold = [engine.decode(tokens, None, GREEDY) for tokens in prompts]
     # When they are decoded together, and once more
-    with engine.imported(whole, cache), ThreadPoolExecutor(4) as threads:
+    with engine.pin_cache(whole, cache), ThreadPoolExecutor(4) as threads:
         forked = list(threads.map(lambda tokens: engine.decode(tokens, cache, GREEDY), prompts * 2))
     # Then each is what a cold run says, and evaluated its own tokens only
     assert [answer.tokens for answer in forked] == [answer.tokens for answer in cold] * 2

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from engines.base import why_away
+from engines.base import outage_of
 from engines.llamacpp.server import Launch, LlamaServerProcess
 from engines.registry import EngineOptions, open_engine
 from messages.errors import EngineUnavailable
@@ -61,7 +61,7 @@ def test_jobs_wait_for_a_server_that_is_away(served: Any, caplog: pytest.LogCapt
         jobs = [pipeline.job(f"def f{number}(): ...") for number in range(16)]
         pipeline.submit(*jobs)
         # When it stays away for longer than a job's first retries
-        wait_until(lambda: why_away(engine), "its engine says so")
+        wait_until(lambda: outage_of(engine), "its engine says so")
         wait_until(lambda: pipeline.ready(work("decode")) == len(jobs), "all jobs wait for whoever is there")
         assert decode.worker.registration().off == ENGINE_AWAY
         assert "does not answer" in decode.worker.registration().notes
@@ -81,7 +81,7 @@ def test_a_server_that_only_closed_a_connection_is_not_away(served: Any, caplog:
     server.habits.hangs_up = 2
     with caplog.at_level(logging.WARNING), pytest.raises(EngineUnavailable):
         engine.decode_text(user_prompt("", "x"), SHORT)
-    wait_until(lambda: not why_away(engine), "it was looked at")
+    wait_until(lambda: not outage_of(engine), "it was looked at")
     assert "takes no jobs" not in caplog.text
     assert engine.decode_text(user_prompt("", "x"), SHORT).text
 
@@ -91,7 +91,7 @@ def test_what_a_server_refuses_is_no_absence(served: Any) -> None:
     server.habits.fails_with = (500, "out of memory")
     with pytest.raises(EngineUnavailable, match="out of memory"):
         engine.decode_text(user_prompt("", "x"), SHORT)
-    assert why_away(engine) == ""
+    assert outage_of(engine) == ""
 
 
 def test_a_llama_server_is_away_from_its_end_until_its_model_is_loaded(
@@ -106,14 +106,14 @@ def test_a_llama_server_is_away_from_its_end_until_its_model_is_loaded(
     engine = open_engine("llamacpp", EngineOptions(address, context=256, slots=1, threads=1))
     tokens = engine.tokenize(user_prompt("", "Who was Kvasir?"), 0.0).ids
     text = engine.decode(tokens, None, SHORT).text
-    assert why_away(engine) == process.server.away == ""
+    assert outage_of(engine) == process.server.outage == ""
     # When it dies, and is asked before anybody has looked
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable):
         engine.decode(tokens, None, SHORT)
     # Then it is away at once, and answers as before when it is there again
-    assert "does not answer" in why_away(engine)
-    wait_until(lambda: not why_away(engine), "it was started again", timeout_s=20)
+    assert "does not answer" in outage_of(engine)
+    wait_until(lambda: not outage_of(engine), "it was started again", timeout_s=20)
     assert engine.decode(tokens, None, SHORT).text == text
     engine.close()
     process.close()

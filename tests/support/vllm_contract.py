@@ -32,7 +32,7 @@ def answers(engine: VLLMEngine, cache: KVCache | None) -> tuple[str, int] | None
 
 def life(engine: VLLMEngine) -> object:
     """Another one each time its vLLM is started."""
-    return getattr(engine.host, "pid", None) or engine.host.loaded["instance"]
+    return getattr(engine.host, "pid", None) or engine.host.served_model["instance"]
 
 
 class VLLMContract:
@@ -71,7 +71,7 @@ class VLLMContract:
         # Given a job at work, and another whose cache is cut short in shared memory
         cache, long = prefilled(engine, TOKENS), Sampling(max_tokens=400, temperature=0)
         before = life(engine)
-        with ThreadPoolExecutor(1) as thread, engine.imported(TOKENS, cache):
+        with ThreadPoolExecutor(1) as thread, engine.pin_cache(TOKENS, cache):
             busy = thread.submit(engine.decode, TOKENS, None, long)
             (path,) = engine.host.folder.glob("*.kv")
             path.unlink()

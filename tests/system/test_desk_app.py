@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from desk.backend import Backend, FleetView
-from desk.decisions import accepted
+from desk.decisions import accept_grade
 from desk.fleet import FleetWatch
 from desk.view import Views
 from tests.support.desk import answer, planned, request_of
@@ -63,8 +63,8 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
     view, graded, _ = desk.rows(out)
     assert [row.state for row in graded] == ["waiting", "graded", "waiting"]
 
-    desk.decisions(out).add(accepted(view.grades[1]))
-    assert [row.reviewed for row in desk.rows(out)[1]] == [False, True, False]
+    desk.decisions(out).add(accept_grade(view.grades[1]))
+    assert [row.is_reviewed for row in desk.rows(out)[1]] == [False, True, False]
 
 
 def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> None:
@@ -85,16 +85,16 @@ def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> N
 
 
 def test_what_is_drawn_is_kept_until_what_it_shows_has_changed_and_only_the_latest() -> None:
-    from desk.pages.shared import KEPT, Desk
+    from desk.pages.shared import CACHE_SIZE, Desk
 
     desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
     made: list[str] = []
 
     def drawn(key: str, stamp: int) -> str:
-        return desk.kept(key, stamp, lambda: made.append(f"{key} {stamp}") or made[-1])  # type: ignore[func-returns-value]
+        return desk.get_or_make(key, stamp, lambda: made.append(f"{key} {stamp}") or made[-1])  # type: ignore[func-returns-value]
 
     assert [drawn("a", 1), drawn("a", 1), drawn("a", 2)] == ["a 1", "a 1", "a 2"]
-    for number in range(KEPT - 1):
+    for number in range(CACHE_SIZE - 1):
         drawn(f"other {number}", 0)
     assert drawn("a", 2) == "a 2"
     drawn("one more", 0)

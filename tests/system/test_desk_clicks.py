@@ -12,7 +12,7 @@ import pytest
 
 from desk.assignments import read_inputs, rubric_versions
 from desk.rounds import rounds
-from grading.hand_sample import drawn, is_drawn
+from grading.hand_sample import load_draw, is_drawn
 from tests.support.desk_page import DeskPage, graded_assignment, new_assignment, quick_model
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -90,7 +90,7 @@ def test_a_sample_is_drawn_by_what_was_typed_last(desk: DeskPage) -> None:
     click_and_leave(app, "Draw")
 
     assert is_drawn(folder)
-    assert (drawn(folder).plan.sizes, drawn(folder).plan.at_most) == ((15,), 0.4)
+    assert (load_draw(folder).plan.sizes, load_draw(folder).plan.at_most) == ((15,), 0.4)
 
 
 def test_an_assignment_is_made_and_its_reader_stays_where_they_went(desk: DeskPage, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from desk.rounds import changes
-from grading.hand_sample import drawn, give
+from grading.hand_sample import load_draw, enter_points
 from grading.reviews import read_overrides
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, choose_first, quick_model, type_key, wait_until_holds
@@ -57,9 +57,9 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
             type_key(browser, "2")
             wait_until_holds(browser, f"Points for {criterion}", "2")
         browser.wait_for("1 of ")
-        for item_id in [*drawn(folder).sampled()][1:]:
+        for item_id in [*load_draw(folder).sampled_members()][1:]:
             for criterion in CRITERIA:
-                give(folder, item_id, criterion, "2", "")
+                enter_points(folder, item_id, criterion, "2", "")
         browser.reload()
         browser.click("Show what they say")
         browser.wait_for("Agreement:")

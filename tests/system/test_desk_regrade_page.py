@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from desk.assignments import grading, read_inputs, rubric_versions, version_name
+from desk.assignments import grading_work, read_inputs, rubric_versions, version_name
 from desk.rounds import versions
 from tests.support.browser import Browser
 from tests.support.desk_page import GRADED_S, DeskPage, grade_all, new_assignment, quick_model, steps, wait_until_chosen
@@ -20,8 +20,8 @@ STRICTER = RUBRIC.replace("points: 3", "points: 4").replace("One point for each"
 
 def graded_with(folder: Path, rubric: Path) -> bool:
     """Whether the grading that was started last has this rubric, and is over."""
-    record = grading(folder).record()
-    return record is not None and str(rubric) in record.command and not grading(folder).alive
+    record = grading_work(folder).record()
+    return record is not None and str(rubric) in record.command and not grading_work(folder).is_alive
 
 
 def test_a_rubric_is_edited_tried_beside_the_grades_and_adopted(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_what_is_seen_through_is_seen_on_white() -> None:
 
 
 def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_table(tmp_path: Path) -> None:
-    from desk.pages.work import drawn_work
+    from desk.pages.work import draw_work
 
     cells = [
         text(f"## One\n{SCRIPT}"),
@@ -162,7 +162,7 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
     [submission] = read_submissions(tmp_path)
     quotes = {"works": "return sum(values) / len(values)", "clear": "Old Town 3.25"}
 
-    drawn = drawn_work(tmp_path, submission, quotes, 60_000)._repr_html_()
+    drawn = draw_work(tmp_path, submission, quotes, 60_000)._repr_html_()
 
     assert SCRIPT not in drawn
     assert drawn.count("<img ") == 1

@@ -42,7 +42,7 @@ def test_questions_forked_from_one_cache_are_answered_as_from_no_cache(engine: E
     cold = [engine.decode(ask, None, GREEDY).tokens for ask in asks]
     cache = prefilled(engine, start)
 
-    with engine.imported(asks[0], cache), ThreadPoolExecutor(3) as pool:
+    with engine.pin_cache(asks[0], cache), ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda ask: engine.decode(ask, cache, GREEDY), [*asks, *asks]))
 
     assert [answer.tokens for answer in answers] == [*cold, *cold]

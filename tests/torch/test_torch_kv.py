@@ -55,7 +55,7 @@ def random_rows(layout: KVLayout, num_tokens: int, seed: int) -> torch.Tensor:
 def export(past: DynamicCache, layout: KVLayout) -> KVCache:
     exporter = Exporter(layout, CPU)
     blocks = exporter.blocks(past, layout.block_spans(past.get_seq_length()))
-    return KVCache(layout, tuple(blocks.arrived()), exporter.window(past))
+    return KVCache(layout, tuple(blocks.wait_for_blocks()), exporter.window(past))
 
 
 def restored(cache: KVCache, layout: KVLayout) -> DynamicCache:
@@ -151,9 +151,9 @@ def test_blocks_exported_in_chunks_are_those_exported_at_once(layout: KVLayout, 
     for part in rows.split(steps, dim=3):
         feed(past, layout, part)
         ready = [span for span in spans[len(chunked) :] if span[1] <= past.get_seq_length()]
-        chunked += exporter.blocks(past, ready).arrived()
+        chunked += exporter.blocks(past, ready).wait_for_blocks()
 
-    whole = list(exporter.blocks(past, spans).arrived())
+    whole = list(exporter.blocks(past, spans).wait_for_blocks())
 
     assert [block.start for block in chunked] == [block.start for block in whole]
     for one, other in zip(chunked, whole, strict=True):
@@ -172,7 +172,7 @@ def cache() -> KVCache:
 
 def test_an_exported_block_stays_as_it_is_while_the_model_goes_on(cache: KVCache) -> None:
     past = restored(cache, LAYOUT)
-    blocks = list(Exporter(LAYOUT, CPU).blocks(past, LAYOUT.block_spans(40)).arrived())
+    blocks = list(Exporter(LAYOUT, CPU).blocks(past, LAYOUT.block_spans(40)).wait_for_blocks())
     before = [block.data.copy() for block in blocks]
 
     feed(past, LAYOUT, random_rows(LAYOUT, 5, seed=2))

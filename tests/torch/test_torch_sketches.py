@@ -21,8 +21,8 @@ def test_pytorch_computes_what_the_others_do_and_not_what_a_changed_model_does(m
     torch, mlx, llama = (sketch(engine, tmp_path, model) for engine in ("transformers", "mlx", "llamacpp"))
 
     whole, halved = compare(torch, mlx), compare(torch, llama)
-    assert (whole.why, whole.rounded) == ("", False)
-    assert (halved.why, halved.rounded) == ("", True)
+    assert (whole.problem, whole.formats_differ) == ("", False)
+    assert (halved.problem, halved.formats_differ) == ("", True)
     assert beyond(whole) < 0.5 > beyond(halved)
 
     if not model.startswith("qwen3-moe"):
@@ -37,4 +37,4 @@ def test_a_changed_model_in_pytorch_is_told_from_rounding(model: str, mutation: 
     for engine in ("llamacpp", "mlx"):
         found = compare(sketch(engine, tmp_path, model), changed)
         assert beyond(found) >= 3, engine
-        assert f"transformers and {engine} compute different KV caches: in layer " in found.why
+        assert f"transformers and {engine} compute different KV caches: in layer " in found.problem

@@ -156,7 +156,7 @@ def test_a_stop_takes_effect_between_two_layers() -> None:
     with pytest.raises(Cancelled):
         model.compute(run, [1, 2, 3], check)
     # Then the work ended there
-    assert (len(calls), run.fed) == (3, 0)
+    assert (len(calls), run.fed_tokens) == (3, 0)
 
 
 @pytest.mark.parametrize("resumed", [1, 32, 300, 500, 999])
@@ -248,7 +248,7 @@ def test_what_is_expected_within_an_answer_is_read_after_what_was_computed_for_i
     ids = engine.tokenize(user_prompt(QUESTION, ""), 0.0).ids
     cache = cache_of(engine, ids[:101])
     tokens = (*ids[:100], *ids[200:240])
-    with engine.imported(ids, cache):
+    with engine.pin_cache(ids, cache):
         answer = engine.decode(tokens, cache, GREEDY)
         monkeypatch.setattr(TorchModel, "scores", lambda *given: counted(scores, *given))
         monkeypatch.setattr(TorchModel, "compute", lambda *given: counted(compute, *given))
@@ -287,7 +287,7 @@ def test_answers_forked_from_a_window_leave_it_as_it_was(gpt_oss: Engine, begun:
     prompts = [(*ids[:begun], *ids[start : start + 30]) for start in (200, 240, 280)]
     sampling = Sampling(max_tokens=2 * WINDOW, temperature=0)
 
-    with gpt_oss.imported(ids, cache):
+    with gpt_oss.pin_cache(ids, cache):
         forked = [gpt_oss.decode(tokens, cache, sampling) for tokens in (*prompts, prompts[0])]
 
     assert [one.tokens for one in forked[:3]] == [gpt_oss.decode(one, None, sampling).tokens for one in prompts]

@@ -104,7 +104,7 @@ def test_a_kv_transfer_changes_no_answer_both_ways(engine: VLLMEngine, llamacpp:
 
 def test_sketches_hold_there_too(engine: VLLMEngine, llamacpp: Engine) -> None:
     made = [fresh_sketch(one, one.info.layout) for one in (engine, llamacpp) if one.info.layout]
-    assert not compare(*made).why
+    assert not compare(*made).problem
     assert difference(prefilled(engine, TOKENS), prefilled(llamacpp, TOKENS)) < 0.05  # llama.cpp keeps float16
 
 

@@ -33,7 +33,7 @@ WEIGHTS = {
     "transformers": f"{FOLDER}f32",
     "vllm": f"{FOLDER}float32",
 }
-OTHERS = [name for name in WEIGHTS if name != "vllm" and not BY_NAME[name].missing]
+OTHERS = [name for name in WEIGHTS if name != "vllm" and not BY_NAME[name].install_command]
 PAIRS = [*(("vllm", other) for other in OTHERS), *((other, "vllm") for other in OTHERS), ("vllm", "vllm")]
 CONTEXT = 16_384  # an answer may have 8,000 tokens
 RUBRIC = (EXAMPLE / "rubric.yaml").read_text()
@@ -104,7 +104,7 @@ def test_keys_values_and_sketches_are_the_other_engine_s_to_rounding(
     # llama.cpp keeps float16
     assert difference(prefilled(one, tokens), prefilled(two, tokens)) < (0.05 if other == "llamacpp" else 1e-3)
     made = [fresh_sketch(engine, engine.info.layout) for engine in (one, two) if engine.info.layout]
-    assert not compare(*made).why
+    assert not compare(*made).problem
     assert family_fingerprint("demo", ("vllm", other), one.info.layout)
 
 

@@ -26,7 +26,7 @@ from messages.kv import Block, KVCache, Record, Window, gathered
 
 pytestmark = pytest.mark.vllm
 
-OTHERS = [name for name in ("llamacpp", "mlx", "transformers") if not BY_NAME[name].missing]
+OTHERS = [name for name in ("llamacpp", "mlx", "transformers") if not BY_NAME[name].install_command]
 PAIRS = [*(("vllm", other) for other in OTHERS), *((other, "vllm") for other in OTHERS), ("vllm", "vllm")]
 WINDOW = 40  # of both models; a page of vLLM's and a block of ours have 32 tokens
 CONTEXT = 1024
@@ -92,7 +92,7 @@ def test_keys_values_and_sketches_are_the_other_engine_s_to_rounding(other: str,
         assert caches[0].window
         assert caches[0].window.data.shape[2] == min(WINDOW - 1, length - 1)
     made = [fresh_sketch(engine, engine.info.layout) for engine in (one, two) if engine.info.layout]
-    assert not compare(*made).why
+    assert not compare(*made).problem
 
 
 def test_its_transfer_is_proved(engines: dict[str, Engine]) -> None:
@@ -175,7 +175,7 @@ def test_a_cache_that_can_not_be_read_fails_its_job_and_no_other(engines: dict[s
     cache, long = prefilled(vllm, tokens), replace(GREEDY, max_tokens=400)
     cold = vllm.decode(tokens, None, long).text
     host = vllm.host.pid  # type: ignore[union-attr]
-    with ThreadPoolExecutor(1) as thread, vllm.imported(tokens, cache):
+    with ThreadPoolExecutor(1) as thread, vllm.pin_cache(tokens, cache):
         busy = thread.submit(vllm.decode, tokens, None, long)
         (path,) = vllm.host.folder.glob("*.kv")  # type: ignore[union-attr]
         path.unlink()
@@ -206,7 +206,7 @@ def test_several_answers_begin_from_one_import(engines: dict[str, Engine]) -> No
     vllm, begun = engines["vllm"], prompt(300)
     asked = [(*begun, *prompt(length, 1)) for length in (3, 50, 90)]
     cache: KVCache = prefilled(vllm, (*begun, 0))
-    with ThreadPoolExecutor(3) as threads, vllm.imported(begun, cache):
+    with ThreadPoolExecutor(3) as threads, vllm.pin_cache(begun, cache):
         answers = list(threads.map(lambda tokens: vllm.decode(tokens, cache, GREEDY), asked))
     assert [answer.evaluated_tokens for answer in answers] == [3, 50, 90]
     assert [answer.text for answer in answers] == [vllm.decode(tokens, None, GREEDY).text for tokens in asked]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engines.questions import tokenized
+from engines.questions import tokenize_job
 from engines.registry import EngineOptions
 from engines.simulated.engine import open_engine
 from messages.jobs import Part, PrefillJob, Question, Sampling, job_id, user_prompt
@@ -54,6 +54,6 @@ def expected_texts(made: list[JobSpec], questions: int = 0) -> Iterator[tuple[st
     engine = open_engine(EngineOptions(UNPACED, CONTEXT))
     for task in made:
         job = asking(PrefillJob(task.job_id, "batch", task.item_id, task.model, task.parts, task.sampling), questions)
-        asks = tokenized(engine, job).asks()
+        asks = tokenize_job(engine, job).asks()
         yield task.job_id, "\n".join(engine.decode(ask.tokens, None, ask.sampling).text for ask in asks)
     engine.close()

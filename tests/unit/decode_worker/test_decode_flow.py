@@ -14,7 +14,7 @@ from decode_worker.generate import DecodeAttempt, RunningJobs
 from decode_worker.stealing.forecast import FIRST_TOKENS_PER_S
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.stealing.thief import QueueChoice
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from infra.broker.base import Delivery
 from infra.broker.consume import JobSource, Slots
 from infra.broker.embedded.broker import EmbeddedBroker
@@ -65,7 +65,7 @@ class Bench:
         self.pipeline = pipeline
         self.broker = EmbeddedBroker(pipeline.server)
         self.slots, self.running = Slots(1), RunningJobs()
-        self.loaded = Loaded(WatchedEngine())
+        self.loaded = LoadedEngine(WatchedEngine())
         model_cache = ModelCache(CachedModel(MODEL, 0, self.loaded))
         choice = QueueChoice(self.broker, pipeline.cluster_state, model_cache, "me", pipeline.observe)
         self.throughput = choice.throughput

@@ -239,21 +239,21 @@ def test_of_an_engine_that_goes_away_the_begun_jobs_lose_one_attempt_and_the_oth
     engine = WatchedEngine()
 
     def goes_away(_tokens, _stop):
-        engine.away = "its program died"
-        raise EngineUnavailable(engine.away)
+        engine.outage = "its program died"
+        raise EngineUnavailable(engine.outage)
 
     engine.before_decode = goes_away
     decode = pipeline.start_decode(engine)
     pipeline.submit(*jobs)
     # When it stays away for longer than a job's second retry
-    wait_until(lambda: engine.away, "it is away")
+    wait_until(lambda: engine.outage, "it is away")
     wait_until(lambda: pipeline.ready(work("decode")) == len(jobs), "all jobs wait for whoever is there")
     assert decode.worker.registration().off == ENGINE_AWAY
     assert decode.worker.registration().notes == "its program died"
     begun = len(engine.decoded)
     # Then nothing more was asked of it, and once it is back all are answered
     assert begun <= 8  # those in hand when it went, of quick jobs more than there are slots
-    engine.before_decode, engine.away = fails(), ""
+    engine.before_decode, engine.outage = fails(), ""
     results = [pipeline.result(job) for job in jobs]
     assert {result.state for result in results} == {"succeeded"}
     assert sorted(result.attempts for result in results) == [1] * (len(jobs) - begun) + [2] * begun

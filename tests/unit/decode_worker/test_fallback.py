@@ -57,14 +57,14 @@ def test_a_prefill_worker_that_is_there_is_left_its_work(pipeline: Pipeline, imp
 def test_a_prefill_worker_whose_engine_is_away_is_not_waited_for(pipeline: Pipeline, impatient: None) -> None:
     # Given a prefill worker that takes nothing, since its engine's program is gone
     gone = WatchedEngine()
-    gone.away = "it is started again"
+    gone.outage = "it is started again"
     prefill = pipeline.start_prefill(gone)
     wait_until(lambda: prefill.worker.registration().off == ENGINE_AWAY, "it says so")
     pipeline.start_decode()
     # Then the class is graded all the same, and from a transferred cache again once it is back
     first, second = pipeline.job("def f(): ...\n" * 40), pipeline.job("def g(): ...\n" * 40)
     assert pipeline.run(first).decode.why_none == "no prefill worker serves this model"
-    gone.away = ""
+    gone.outage = ""
     wait_until(lambda: not any(one.off for one in pipeline.cluster_state.registrations()), "it is back")
     assert pipeline.run(second).decode.kv_transfer == "verified"
 

@@ -10,7 +10,7 @@ import pytest
 from decode_worker import worker as decode_module
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from infra.broker.base import Delivery
 from infra.broker.consume import HELD_IF_INSTANT, HELD_IF_QUICK, adaptive_prefetch, receive_group
 from infra.broker.embedded.broker import EmbeddedBroker
@@ -38,9 +38,9 @@ class Desk:
         args = (self.broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
         self.worker: PrefillWorker | DecodeWorker
         if kind is PrefillWorker:
-            self.worker = PrefillWorker(MODEL, Loaded(self.engine), *args)
+            self.worker = PrefillWorker(MODEL, LoadedEngine(self.engine), *args)
         else:
-            self.worker = DecodeWorker(ModelCache(CachedModel(MODEL, 0, Loaded(self.engine))), *args)
+            self.worker = DecodeWorker(ModelCache(CachedModel(MODEL, 0, LoadedEngine(self.engine))), *args)
         self._queue = work("prefill" if kind is PrefillWorker else "decode")
 
     def take(self, count: int) -> list[Delivery]:
@@ -234,7 +234,7 @@ def test_while_the_engine_is_away_a_job_goes_back_before_anything_is_done_for_it
     pipeline.submit(unprefilled)
 
     # When they come to workers whose engines are away
-    prefiller.engine.away = decoder.engine.away = "its program died"
+    prefiller.engine.outage = decoder.engine.outage = "its program died"
     pipeline.kv.away = {"get", "put", "missing"}  # whoever asks the store finds out, and goes on without
     prefiller.take(1)
     decoder.take(1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from decode_worker.stealing.models import CachedModel, Holding, LoadedModel, ModelCache, NotLoaded, Stealable, victims
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from messages.errors import ConfigError
 from tests.support.pipeline import WatchedEngine
 from tests.support.waiting import wait_until
@@ -45,7 +45,7 @@ class Shelf:
         self.closed: list[str] = []
         others = [Stealable(name, 10, self._loader(name)) for name in ("a", "b", "big")]
         others[-1] = Stealable("big", 1000, self._loader("big"))
-        home = CachedModel("home", 10, Loaded(self._engine("home")))
+        home = CachedModel("home", 10, LoadedEngine(self._engine("home")))
         self.model_cache = ModelCache(home, others, memory_bytes)
 
     def load(self, model: str, **waiting_s: float) -> bool:
@@ -59,7 +59,7 @@ class Shelf:
             self.loads.append(name)
             if name == "b" and self.loads.count("b") == 1 and self.fails:
                 raise ConfigError("the file is not there")
-            return Loaded(self._engine(name))
+            return LoadedEngine(self._engine(name))
 
         return load
 

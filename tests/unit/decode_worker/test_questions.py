@@ -9,8 +9,8 @@ import pytest
 
 from decode_worker import fallback
 from decode_worker.answers import Answers, Given
-from engines.base import Answer, Tokenized
-from engines.questions import tokenized
+from engines.base import Answer, TokenizedPrompt
+from engines.questions import tokenize_job
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
 from infra.broker.consume import Slots
@@ -31,7 +31,7 @@ def questions(answers: int = 1, texts: tuple[str, ...] = TEXTS, max_tokens: int 
 
 def asked(job: PrefillJob) -> PrefillJob:
     """The job with its ids."""
-    return tokenized(WatchedEngine(), job)
+    return tokenize_job(WatchedEngine(), job)
 
 
 def alone(job: PrefillJob) -> list[str]:
@@ -149,7 +149,7 @@ class TextEngine(WatchedEngine):
     """Renders and tokenizes by itself, and tells nobody the ids."""
 
     def tokenize(self, prompt, clock):
-        return Tokenized((), 0)
+        return TokenizedPrompt((), 0)
 
     def decode_text(self, prompt, sampling, on_text=None, stop=None):
         return super().decode(super().tokenize(prompt, 0.0).ids, None, sampling, on_text, stop)

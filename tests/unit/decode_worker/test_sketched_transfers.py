@@ -40,7 +40,7 @@ def test_a_producer_that_computes_the_same_is_believed_and_its_registration_name
     decode = pipeline.result(job).decode
     assert (decode.kv_transfer, decode.evaluated_tokens, decode.why_none) == ("verified", 1, "")
     assert of(pipeline, "prefill").sketch == OURS.name
-    assert pipeline.cluster_state.get_sketch(OURS.name) == OURS.encoded
+    assert pipeline.cluster_state.get_sketch(OURS.name) == OURS.body
 
 
 def test_a_producer_that_rounds_otherwise_is_believed_and_the_result_says_so(pipeline: Pipeline) -> None:

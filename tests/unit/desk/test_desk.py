@@ -14,12 +14,12 @@ import pytest
 from desk import assignments
 from desk.agreement import agreement, differences
 from desk.assignments import InputError, Inputs
-from desk.decisions import Decisions, ReviewError, accepted, overrides, taken_over
+from desk.decisions import Decisions, ReviewError, accept_grade, make_overrides, round_overrides
 from desk.estimate import duration, forecast_s, model_rates, remaining_s
 from desk.progress import Stages
-from desk.rows import QUEUES, Filter, counters, page_count, page_of, rows, select
+from desk.rows import QUEUES, Filter, counters, make_rows, page_count, page_of, select
 from desk.tail import LineTail
-from desk.text import escaped
+from desk.text import escape_markdown
 from desk.view import BatchView
 from grading.grade import AskForm
 from grading.report.grades import outcomes
@@ -143,10 +143,10 @@ def test_a_changed_grade_counts_and_leaves_the_results_as_they_were(tmp_path: Pa
     before = (out / "results.jsonl").read_bytes()
     grade = view.grades[0]
 
-    decisions.add(*overrides(grade, {}, {"works": 3}, {"works": "All of it runs."}, grade.summary, "I ran it"))
+    decisions.add(*make_overrides(grade, {}, {"works": 3}, {"works": "All of it runs."}, grade.summary, "I ran it"))
 
-    row = rows(view, decisions.refresh())[0]
-    assert (row.ai, row.points, row.reviewed) == (4, 5, True)
+    row = make_rows(view, decisions.refresh())[0]
+    assert (row.ai, row.points, row.is_reviewed) == (4, 5, True)
     assert row.final.criteria[0].feedback == "All of it runs."
     assert (out / "results.jsonl").read_bytes() == before
 
@@ -154,11 +154,11 @@ def test_a_changed_grade_counts_and_leaves_the_results_as_they_were(tmp_path: Pa
 def test_only_what_differs_from_what_stands_is_a_decision(tmp_path: Path) -> None:
     _, view, decisions = decided_class(tmp_path)
     grade = view.grades[0]
-    decisions.add(*overrides(grade, {}, {"works": 3}, {}, grade.summary, "I ran it"))
+    decisions.add(*make_overrides(grade, {}, {"works": 3}, {}, grade.summary, "I ran it"))
     decided = decisions.refresh()[grade.item_id]
 
-    assert overrides(grade, decided, {"works": 3, "clear": 2}, {}, grade.summary, "") == []
-    assert [each.points for each in overrides(grade, decided, {"works": 2}, {}, grade.summary, "back")] == [2]
+    assert make_overrides(grade, decided, {"works": 3, "clear": 2}, {}, grade.summary, "") == []
+    assert [each.points for each in make_overrides(grade, decided, {"works": 2}, {}, grade.summary, "back")] == [2]
 
 
 @pytest.mark.parametrize(("points", "reason", "said"), [(3, " ", "why you change"), (4, "so", "from 0 to 3")])
@@ -168,20 +168,26 @@ def test_a_change_without_a_reason_or_out_of_range_is_refused(
     _, view, _ = decided_class(tmp_path)
 
     with pytest.raises(ReviewError, match=said):
-        overrides(view.grades[0], {}, {"works": points}, {}, view.grades[0].summary, reason)
+        make_overrides(view.grades[0], {}, {"works": points}, {}, view.grades[0].summary, reason)
 
 
 def test_agreement_counts_accepted_grades_as_agreeing_and_unreviewed_ones_not_at_all(tmp_path: Path) -> None:
     _, view, decisions = decided_class(tmp_path)
     first, second, _ = view.grades
-    decisions.add(accepted(first))
-    decisions.add(*overrides(second, {}, {"works": 0}, {}, second.summary, "it does not run"))
+    decisions.add(accept_grade(first))
+    decisions.add(*make_overrides(second, {}, {"works": 0}, {}, second.summary, "it does not run"))
 
     assert view.rubric
     works, clear = agreement(view.rubric.criteria, view.grades, decisions.refresh())
 
-    assert (works.reviewed, works.same, works.near, works.mean_difference, works.largest) == (2, 1, 1, -1.0, 2.0)
-    assert (clear.reviewed, clear.same, clear.share) == (2, 2, 1.0)
+    assert (works.reviewed_count, works.same_count, works.near_count, works.mean_difference, works.largest) == (
+        2,
+        1,
+        1,
+        -1.0,
+        2.0,
+    )
+    assert (clear.reviewed_count, clear.same_count, clear.share) == (2, 2, 1.0)
 
 
 def test_a_regrade_is_compared_and_its_points_can_be_taken_over(tmp_path: Path) -> None:
@@ -190,11 +196,11 @@ def test_a_regrade_is_compared_and_its_points_can_be_taken_over(tmp_path: Path) 
     before = {grade.submission: grade for grade in old.grades}
 
     found = differences(before, new.grades)
-    decisions.add(*taken_over(old.grades[0], new.grades[0], "regraded"))
+    decisions.add(*round_overrides(old.grades[0], new.grades[0], "regraded"))
 
     assert [difference.change for difference in found] == [-2.0] * 3
     assert found[0].criteria == (("works", 2, 1), ("clear", 2, 1))
-    assert [row.points for row in rows(old, decisions.refresh())] == [2, 4, 4]
+    assert [row.points for row in make_rows(old, decisions.refresh())] == [2, 4, 4]
 
 
 # --- the table
@@ -209,7 +215,7 @@ def test_a_file_that_can_not_be_read_is_called_unreadable_as_in_the_terminal(tmp
     answer(out, assignment, [0, 1])
 
     # When the desk lists it
-    found = rows(BatchView(out, request_of).refresh(), {})
+    found = make_rows(BatchView(out, request_of).refresh(), {})
 
     # Then the word is the terminal's, a filter knows it, and nobody "failed"
     assert [row.state for row in found] == ["graded", "graded", "unreadable"]
@@ -221,11 +227,11 @@ def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> 
     out, assignment = planned(tmp_path, 4)
     answer(out, assignment, [1], points=1)
     answer(out, assignment, [2], points=2)
-    found = rows(BatchView(out, request_of).refresh(), {})
+    found = make_rows(BatchView(out, request_of).refresh(), {})
 
     counted = counters(found, total=9)
 
-    assert (counted.total, counted.graded, counted.ungraded) == (9, 2, 7)
+    assert (counted.total, counted.graded_count, counted.ungraded_count) == (9, 2, 7)
     assert [row.number for row in select(found, Filter(states=("graded",)))] == [1, 2]
     assert [row.number for row in select(found, Filter(order="points, highest first"))][:2] == [2, 1]
     assert [row.number for row in select(found, Filter(text="STUDENT3"))] == [3]
@@ -284,7 +290,7 @@ def test_rates_and_forecasts_come_from_results(tmp_path: Path) -> None:
 
     (coder, writer) = model_rates(view.results)
 
-    assert (coder.prefill_tokens_per_s, coder.decode_tokens_per_s, coder.transferred) == (500.0, 25.0, 3)
+    assert (coder.prefill_tokens_per_s, coder.decode_tokens_per_s, coder.transferred_answers) == (500.0, 25.0, 3)
     assert forecast_s(100_000, 10, 50_000, [coder, writer]) == 100.0
     assert forecast_s(1, 1, 0, []) is None
 
@@ -298,12 +304,12 @@ def test_durations_read_like_a_person_says_them() -> None:
 
 
 def test_an_assignment_is_kept_and_found_again(tmp_path: Path) -> None:
-    folder = assignments.create(tmp_path, "Homework 4!")
+    folder = assignments.create_folder(tmp_path, "Homework 4!")
     rubric = assignments.save_rubric(folder, "mine.yaml", RUBRIC.encode())
     assignments.save_inputs(folder, Inputs("Homework 4!", "/work", str(rubric)))
 
     assert folder.name == "homework-4"
-    assert assignments.create(tmp_path, "Homework 4").name == "homework-4-2"
+    assert assignments.create_folder(tmp_path, "Homework 4").name == "homework-4-2"
     assert assignments.find_folders(tmp_path) == [folder]
     assert assignments.read_inputs(folder).rubric == str(rubric)
 
@@ -343,7 +349,7 @@ def test_another_rubric_is_another_version_and_a_broken_one_none(tmp_path: Path)
 
 
 def test_a_version_is_used_from_the_start_or_by_a_round(tmp_path: Path) -> None:
-    folder = assignments.create(tmp_path, "Means")
+    folder = assignments.create_folder(tmp_path, "Means")
     first = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.encode())
     other = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.replace("points: 3", "points: 4").encode())
     assignments.save_inputs(folder, Inputs("Means", str(tmp_path), str(first)))
@@ -392,8 +398,8 @@ def test_submissions_that_are_missing_or_named_twice_are_refused(
     [("O'Brien's Übung 4", "o-brien-s-ubung-4"), ("Größe – 2. Teil", "grosse-2-teil"), ("作業", "assignment")],
 )
 def test_a_folder_is_named_after_its_title_without_accents(tmp_path: Path, title: str, name: str) -> None:
-    assert assignments.create(tmp_path, title).name == name
-    assert assignments.create(tmp_path, title).name == f"{name}-2"
+    assert assignments.create_folder(tmp_path, title).name == name
+    assert assignments.create_folder(tmp_path, title).name == f"{name}-2"
 
 
 def test_a_class_in_a_zip_that_was_cut_off_is_refused(tmp_path: Path) -> None:
@@ -417,7 +423,7 @@ def test_a_solution_that_cant_be_read_is_refused_by_its_own_name(data: bytes) ->
 
 def test_an_upload_that_is_not_there_yet_is_no_path_that_was_typed() -> None:
     with pytest.raises(InputError, match="nothing is uploaded yet"):
-        assignments.existing(" ")
+        assignments.find_submissions(" ")
 
 
 @pytest.mark.parametrize(
@@ -442,7 +448,7 @@ def test_two_uploads_that_would_be_one_file_are_refused_with_both_names(tmp_path
 def test_the_commands_carry_what_was_given_and_no_more() -> None:
     inputs = Inputs("T", "work", "r.yaml", solution="s.ipynb", code_model="m")
 
-    words = assignments.grade_command(Commands(), inputs, Path("out"), limit=5, only=["a", "b"])  # type: ignore[arg-type]
+    words = assignments.grade_command(Commands(), inputs, Path("out"), limit=5, names=["a", "b"])  # type: ignore[arg-type]
 
     assert words[words.index("grade") :] == [
         "grade", "work", "--rubric", "r.yaml", "--solution", "s.ipynb", "--code-model", "m",
@@ -453,10 +459,10 @@ def test_the_commands_carry_what_was_given_and_no_more() -> None:
 def test_names_are_passed_on_whatever_they_hold() -> None:
     names = ["Miller, Anna_12_3_hw.py", "b.py", 'said "x".py']
 
-    words = assignments.grade_command(Commands(), Inputs("T", "w", "r"), Path("out"), only=names)  # type: ignore[arg-type]
+    words = assignments.grade_command(Commands(), Inputs("T", "w", "r"), Path("out"), names=names)  # type: ignore[arg-type]
 
     assert list(names_in(words[-1])) == names
 
 
 def test_markdown_in_other_peoples_names_is_made_literal() -> None:
-    assert escaped("![x](http://a.b) :red[y]\n<b>") == r"\!\[x\]\(http\://a\.b\) \:red\[y\] \<b\>"
+    assert escape_markdown("![x](http://a.b) :red[y]\n<b>") == r"\!\[x\]\(http\://a\.b\) \:red\[y\] \<b\>"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from desk.decisions import Decisions
-from desk.pictures import BY_MODEL, NOW, of_class, of_criteria
-from desk.rows import rows
+from desk.pictures import BY_MODEL, NOW, draw_class, draw_criteria
+from desk.rows import make_rows
 from desk.view import BatchView
 from grading.reviews import Override, append_override
 from tests.support.desk import answer, planned, request_of
@@ -15,8 +15,10 @@ from tests.support.desk import answer, planned, request_of
 def drawn(folder: Path) -> tuple[list[str], list[str]]:
     view = BatchView(folder, request_of).refresh()
     assert view.rubric
-    found = rows(view, Decisions(folder).refresh())
-    return [one.words for one in of_class(view.rubric, found)], [one.words for one in of_criteria(view.rubric, found)]
+    found = make_rows(view, Decisions(folder).refresh())
+    return [one.words for one in draw_class(view.rubric, found)], [
+        one.words for one in draw_criteria(view.rubric, found)
+    ]
 
 
 def test_nothing_is_drawn_before_there_are_grades(tmp_path: Path) -> None:

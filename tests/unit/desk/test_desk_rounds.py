@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from desk.assignments import InputError, Inputs, grading, read_inputs, save_inputs
-from desk.rounds import adopt_round, go_on_with, rounds, start_round, versions
+from desk.assignments import InputError, Inputs, grading_work, read_inputs, save_inputs
+from desk.rounds import adopt_round, continue_round, rounds, start_round, versions
 from desk.view import BatchView
 from grading.report.graded import load_graded
 from messages.errors import BatchError
@@ -43,7 +43,7 @@ def graded(folder: Path) -> tuple[Path, BatchView, Path]:
 def finished(out: Path, rubric: Path, view: BatchView) -> Path:
     """A round that has graded everything with one point a criterion."""
     place = start_round(Program(), out, view, rubric)  # type: ignore[arg-type]
-    wait_until(lambda: not grading(place).alive, "the program has ended")
+    wait_until(lambda: not grading_work(place).is_alive, "the program has ended")
     assignment = plan(place, replace(request_for(out.parent), rubric=rubric))
     answer(place, assignment, [0, 1, 2], points=1)
     return place
@@ -67,7 +67,7 @@ def test_an_adopted_round_computes_nothing_twice_and_keeps_the_old_grades(tmp_pa
     place = finished(out, rubric, view)
 
     adopt_round(Program(), out, view, place, BatchView(place, request_of).refresh().results)  # type: ignore[arg-type]
-    wait_until(lambda: not grading(out).alive, "the program has ended")
+    wait_until(lambda: not grading_work(out).is_alive, "the program has ended")
     plan(out, replace(request_for(tmp_path), rubric=rubric))
 
     with Batch(out) as batch:
@@ -82,12 +82,12 @@ def test_a_round_that_ended_with_an_error_goes_on_in_its_place_with_whom_it_was_
     out, view, rubric = graded(tmp_path)
     name = "student0_100_1_homework.py"
     place = start_round(Program("raise SystemExit(3)"), out, view, rubric, [name])  # type: ignore[arg-type]
-    wait_until(lambda: not grading(place).alive, "the program has ended")
-    first = grading(place).record()
+    wait_until(lambda: not grading_work(place).is_alive, "the program has ended")
+    first = grading_work(place).record()
 
-    go_on_with(Program(), out, view, place)  # type: ignore[arg-type]
-    wait_until(lambda: not grading(place).alive, "the program has ended")
-    again = grading(place).record()
+    continue_round(Program(), out, view, place)  # type: ignore[arg-type]
+    wait_until(lambda: not grading_work(place).is_alive, "the program has ended")
+    again = grading_work(place).record()
 
     assert rounds(out) == [place]
     assert first
@@ -95,7 +95,7 @@ def test_a_round_that_ended_with_an_error_goes_on_in_its_place_with_whom_it_was_
     assert first.pid != again.pid
     assert again.only == first.only == (name,)
     assert again.command[3:] == first.command[3:]
-    assert grading(place).exit_code == 0
+    assert grading_work(place).exit_code == 0
 
 
 def test_a_class_that_is_not_done_is_not_regraded(tmp_path: Path) -> None:
@@ -117,4 +117,6 @@ def test_two_rounds_do_not_run_at_once(tmp_path: Path) -> None:
             start_round(waits, out, view, rubric)  # type: ignore[arg-type]
     finally:
         # Asked again and again: an interrupt that comes while Python starts may be lost.
-        wait_until(lambda: not grading(place).alive or grading(place).stop(), "the round has ended", poll_s=0.1)
+        wait_until(
+            lambda: not grading_work(place).is_alive or grading_work(place).stop(), "the round has ended", poll_s=0.1
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from desk.assignments import Inputs, grading, resume_interrupted, save_inputs
+from desk.assignments import Inputs, grading_work, resume_interrupted, save_inputs
 from desk.work import Work
 from messages.errors import BatchError
 from tests.support.waiting import wait_until
@@ -40,9 +40,9 @@ def work(tmp_path: Path) -> Iterator[Work]:
 def cut_off(work: Work) -> None:
     """As when the machine goes down."""
     record = work.record()
-    if record and work.alive:
+    if record and work.is_alive:
         os.killpg(record.pid, signal.SIGKILL)
-        wait_until(lambda: not work.alive, "the work is dead")
+        wait_until(lambda: not work.is_alive, "the work is dead")
 
 
 def ready(work: Work) -> bool:
@@ -51,9 +51,9 @@ def ready(work: Work) -> bool:
 
 def test_work_that_ended_says_how_and_what_it_said_last(work: Work) -> None:
     work.start(python("import sys; print('{\"event\": 1}\\nkvasir: no such rubric', file=sys.stderr); sys.exit(2)"))
-    wait_until(lambda: not work.alive, "the work has ended")
+    wait_until(lambda: not work.is_alive, "the work has ended")
 
-    assert (work.exit_code, work.interrupted, work.last_words()) == (2, False, "no such rubric")
+    assert (work.exit_code, work.is_interrupted, work.last_words()) == (2, False, "no such rubric")
 
 
 def test_another_desk_sees_that_work_is_alive_and_starts_no_second(work: Work) -> None:
@@ -61,7 +61,7 @@ def test_another_desk_sees_that_work_is_alive_and_starts_no_second(work: Work) -
 
     again = Work(work.folder)
 
-    assert again.alive
+    assert again.is_alive
     with pytest.raises(BatchError, match="running already"):
         again.start(python(WAITS))
 
@@ -72,8 +72,8 @@ def test_stopped_work_ends_as_at_ctrl_c_and_is_not_taken_up_by_itself(work: Work
 
     work.stop()
 
-    wait_until(lambda: not work.alive, "the work has ended")
-    assert (work.exit_code, work.interrupted) == (7, False)
+    wait_until(lambda: not work.is_alive, "the work has ended")
+    assert (work.exit_code, work.is_interrupted) == (7, False)
 
 
 def test_work_that_is_stopped_as_soon_as_it_starts_hears_it(work: Work) -> None:
@@ -81,7 +81,7 @@ def test_work_that_is_stopped_as_soon_as_it_starts_hears_it(work: Work) -> None:
 
     work.stop()
 
-    wait_until(lambda: not work.alive, "the work has ended")
+    wait_until(lambda: not work.is_alive, "the work has ended")
     assert work.exit_code == 7
 
 
@@ -99,17 +99,17 @@ def test_work_that_was_cut_off_is_taken_up_for_what_it_was_limited_to(tmp_path: 
     folder = tmp_path / "hw"
     folder.mkdir()
     save_inputs(folder, Inputs("T", "w", "r"))
-    work = grading(folder)
-    work.start(python(WAITS), limit=5, only=["a", "b"])
+    work = grading_work(folder)
+    work.start(python(WAITS), limit=5, names=["a", "b"])
     wait_until(lambda: ready(work), "it runs")
     cut_off(work)
-    assert work.interrupted
+    assert work.is_interrupted
 
     resumed = resume_interrupted(Waiting(tmp_path))  # type: ignore[arg-type]
 
     try:
         assert resumed == [(folder, "")]
-        assert grading(folder).alive
+        assert grading_work(folder).is_alive
         record = work.record()
         assert record
         assert (record.limit, record.only) == (5, ("a", "b"))
@@ -123,16 +123,16 @@ def test_work_that_ended_by_itself_is_not_taken_up(tmp_path: Path) -> None:
     folder = tmp_path / "hw"
     folder.mkdir()
     save_inputs(folder, Inputs("T", "w", "r"))
-    work = grading(folder)
+    work = grading_work(folder)
     work.start(python("pass"))
-    wait_until(lambda: not work.alive, "the work has ended")
+    wait_until(lambda: not work.is_alive, "the work has ended")
 
     assert resume_interrupted(Waiting(tmp_path)) == []  # type: ignore[arg-type]
 
 
 def test_a_program_that_is_not_there_ends_at_once_with_a_reason(work: Work) -> None:
     work.start(["/nonexistent/program"])
-    wait_until(lambda: not work.alive, "the work has ended")
+    wait_until(lambda: not work.is_alive, "the work has ended")
 
     assert work.exit_code == 127
     assert "nonexistent" in work.last_words()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from desk.highlight import highlighted
+from desk.highlight import highlight_code
 from desk.tables import Table, tables
 
 PANDAS = """\
@@ -106,24 +106,24 @@ HOSTILE = [
 @pytest.mark.parametrize("language", [*CODE, "Julia", "Bash", "JavaScript", "Stata", ""])
 def test_colours_change_no_letter(language: str) -> None:
     for code in (*CODE.values(), *HOSTILE):
-        lines = highlighted(code, language)
+        lines = highlight_code(code, language)
         assert ["".join(text for _, text in line) for line in lines] == code.split("\n")
 
 
 @pytest.mark.parametrize(("language", "kinds"), [("Python", "kscn"), ("R", "kcn"), ("SQL", "ksc")])
 def test_languages_are_coloured(language: str, kinds: str) -> None:
-    assert {kind for line in highlighted(CODE[language], language) for kind, _ in line} >= set(kinds)
+    assert {kind for line in highlight_code(CODE[language], language) for kind, _ in line} >= set(kinds)
 
 
 def test_a_string_over_two_lines_is_a_string_on_both() -> None:
-    lines = highlighted(CODE["Python"], "Python")
+    lines = highlight_code(CODE["Python"], "Python")
     assert lines[1][-1] == ("s", '"""Two')
     assert lines[2][-1] == ("s", '    lines."""')
 
 
 def test_what_takes_a_lexer_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("desk.highlight._MOST_S", 0.0)
-    assert highlighted("x = 1", "Python") == ((("", "x = 1"),),)
+    assert highlight_code("x = 1", "Python") == ((("", "x = 1"),),)
 
 
 def test_no_text_of_the_length_that_is_shown_keeps_the_desk_busy() -> None:
@@ -132,5 +132,5 @@ def test_no_text_of_the_length_that_is_shown_keeps_the_desk_busy() -> None:
         for piece in pieces:
             text = "\n".join([piece * (900 // len(piece))] * 22)
             before = time.thread_time()
-            highlighted(text, language)
+            highlight_code(text, language)
             assert time.thread_time() - before < 3, (language, piece)

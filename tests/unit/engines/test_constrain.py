@@ -44,7 +44,7 @@ def answer(constraint: Constraint, prompt: HFPrompt, seed: int) -> str:
     """What a model that likes all tokens equally says under a constraint."""
     source, stream = np.random.default_rng(seed), TextStream(token_bytes(prompt))
     for _ in range(500):
-        token = int(source.choice(np.flatnonzero(constraint.allowed())))
+        token = int(source.choice(np.flatnonzero(constraint.compute_mask())))
         constraint.accept(token)
         if token in prompt.end_ids:
             stream.finish()
@@ -71,7 +71,7 @@ def test_white_space_is_one_space_and_no_line_breaks(constrainer: Constrainer, p
 def test_a_mask_is_as_wide_as_the_models_logits_and_rules_out_what_has_no_text(
     constrainer: Constrainer, prompt: HFPrompt
 ) -> None:
-    allowed = constrainer.start(json.dumps(GRADE)).allowed()
+    allowed = constrainer.start(json.dumps(GRADE)).compute_mask()
     assert allowed.shape == (WIDTH,)
     assert allowed.any()
     assert not allowed[2560:].any()
@@ -83,7 +83,7 @@ def test_after_its_end_an_answer_may_go_on_with_nothing_but_an_end(constrainer: 
     for token in (*prompt.plain_ids("true"), prompt.control_id("<|im_end|>")):
         assert token is not None
         constraint.accept(token)
-    assert set(np.flatnonzero(constraint.allowed())) == prompt.end_ids
+    assert set(np.flatnonzero(constraint.compute_mask())) == prompt.end_ids
 
 
 def test_a_token_that_was_not_allowed_is_reported(constrainer: Constrainer, prompt: HFPrompt) -> None:
@@ -121,7 +121,7 @@ def test_a_model_that_thinks_aloud_is_constrained_when_its_final_channel_opens(t
     constraint = Constrainer(prompt, WIDTH).start(json.dumps(GRADE))
     # When it thinks, then everything is allowed but to end
     for token in (channel, *prompt.plain_ids("analysis"), message, *prompt.plain_ids("so final it is")):
-        allowed = constraint.allowed()
+        allowed = constraint.compute_mask()
         assert set(np.flatnonzero(~allowed)) == prompt.end_ids
         constraint.accept(token)
     # And when it opens its final channel, then the answer fits the schema

@@ -83,10 +83,10 @@ def test_the_ids_of_a_harmless_prompt_are_those_of_its_whole_text(demo: HFPrompt
 
 def test_the_first_shared_ids_are_those_of_every_prompt_with_this_prefix(demo: HFPrompt) -> None:
     prompts = [demo.tokenize(user_prompt(CLASS, own), 0.0) for own in ("x", " x", "\n\nx", "42", "", "é", ".", "reads")]
-    (shared,) = {prompt.shared for prompt in prompts}
+    (shared,) = {prompt.shared_tokens for prompt in prompts}
     assert len({prompt.ids[:shared] for prompt in prompts}) == 1
     assert shared > 0.9 * min(len(prompt.ids) for prompt in prompts)
-    assert demo.tokenize(user_prompt("", "x"), 0.0).shared == 0
+    assert demo.tokenize(user_prompt("", "x"), 0.0).shared_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,11 @@ def test_the_class_wide_part_may_end_with_a_message_or_within_one(demo: HFPrompt
     ends = [demo.tokenize((system, Part("user", own)), 0.0) for own in ("x", " x", "\n\nx", "<|im_end|>", "42")]
     within = [demo.tokenize((system, before, Part("user", own)), 0.0) for own in ("x", " x", "\n\nx", "", "42") if own]
     for prompts in (ends, within):
-        (shared,) = {prompt.shared for prompt in prompts}
+        (shared,) = {prompt.shared_tokens for prompt in prompts}
         assert len({prompt.ids[:shared] for prompt in prompts}) == 1
         assert CLASS in spelled(demo, prompts[0].ids[:shared])
-    assert "Grade this" in spelled(demo, within[0].ids[: within[0].shared])
-    assert demo.tokenize((Part("system", CLASS), Part("user", "x")), 0.0).shared == 0
+    assert "Grade this" in spelled(demo, within[0].ids[: within[0].shared_tokens])
+    assert demo.tokenize((Part("system", CLASS), Part("user", "x")), 0.0).shared_tokens == 0
 
 
 @pytest.mark.parametrize(

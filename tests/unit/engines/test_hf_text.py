@@ -45,12 +45,12 @@ def test_an_answer_ends_before_its_first_stop_word(text: str, words: list[str], 
     stream = TextStream(tokens, words)
     # When it streams until it stops
     for number in range(len(tokens)):
-        if not stream.stopped:
+        if not stream.has_stopped:
             stream.push(number)
     stream.finish()
     # Then what came out is the text before the first end of a stop word, and nothing after it
     ends = [(end, text[:end].find(word)) for end in range(len(text) + 1) for word in words if text[:end].endswith(word)]
-    assert stream.stopped == bool(ends)
+    assert stream.has_stopped == bool(ends)
     if not ends:
         assert stream.text == text
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engines.base import Capabilities, EngineInfo, Tokenized
+from engines.base import Capabilities, EngineInfo, TokenizedPrompt
 from engines.proof import prove
 from messages.errors import KVTransferFailed
 from messages.jobs import Part
@@ -23,8 +23,8 @@ class Listening:
         self.info = EngineInfo("mlx", "cpu", 8192, 1, "family", "t", layout, can, chars_per_token=1.0)
         self.asked: Sequence[int] = ()
 
-    def tokenize(self, prompt: Sequence[Part], clock: float) -> Tokenized:
-        return Tokenized(tuple(range(sum(len(part.text) for part in prompt))), 0)
+    def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
+        return TokenizedPrompt(tuple(range(sum(len(part.text) for part in prompt))), 0)
 
     def prefill(self, tokens: Sequence[int], emit: Any) -> None:
         self.asked = tokens

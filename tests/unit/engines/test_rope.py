@@ -34,7 +34,7 @@ LAYOUT = KVLayout(2, 2, 16, "f16")
 def write_folder(path: Path, config: dict[str, Any]) -> HFFolder:
     """A folder with random weights under mlx-lm's own names."""
     module = CLASSES[config["model_type"]]
-    model = module.Model(module.ModelArgs.from_dict(config | mlx_folder.told(config)))
+    model = module.Model(module.ModelArgs.from_dict(config | mlx_folder.config_changes(config)))
     path.mkdir()
     mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (path / "config.json").write_text(json.dumps(config))
@@ -58,9 +58,9 @@ def test_mlx_turns_keys_as_either_version_of_a_folder_states(case: str, version:
     # Then each layer turns its keys by the formula
     for layer in model.layers:
         kind = SLIDING if getattr(layer.self_attn, "is_sliding", False) else FULL
-        assert difference([mlx_rope.measured(layer.self_attn.rope, 16)], [stated_rope(config, kind)]) == ""
+        assert difference([mlx_rope.measure_rope(layer.self_attn.rope, 16)], [stated_rope(config, kind)]) == ""
         if kind == FULL and CASES[case][2].get("rope_type", "linear") == "linear":
-            np.testing.assert_allclose(mlx_rope.measured(layer.self_attn.rope, 16).frequencies, by_hand(case), 1e-5)
+            np.testing.assert_allclose(mlx_rope.measure_rope(layer.self_attn.rope, 16).frequencies, by_hand(case), 1e-5)
     assert json.loads((tmp_path / "model" / "config.json").read_text()) == config
 
 

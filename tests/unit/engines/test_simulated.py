@@ -142,8 +142,8 @@ def test_a_conversation_has_a_mark_for_each_role_and_shares_what_is_the_class_s(
     one, other = (machine.tokenize((system, replace(own, text=text)), 0.0) for text in ("12345678", "x"))
     # Begin, a mark and two ids of each message, and the mark of the answer; the next message's mark is everybody's
     assert len(one.ids) == 1 + 3 + 3 + 1
-    assert one.shared == other.shared == 1 + 3 + 1
-    assert one.ids[: one.shared] == other.ids[: other.shared]
+    assert one.shared_tokens == other.shared_tokens == 1 + 3 + 1
+    assert one.ids[: one.shared_tokens] == other.ids[: other.shared_tokens]
     # Other roles, or another end of a message, are another prompt; another end of a part is not
     texts = [
         (system, own),
@@ -153,7 +153,7 @@ def test_a_conversation_has_a_mark_for_each_role_and_shares_what_is_the_class_s(
     ids = [machine.tokenize(prompt, 0.0).ids for prompt in texts]
     assert ids[0] == ids[2] != ids[1]
     whole = machine.tokenize((Part("user", "abcdefg", "class"), Part("user", "12345678", "class")), 0.0)
-    assert (len(whole.ids), whole.shared) == (1 + 1 + 4 + 1, 2 + 15 // 4)
+    assert (len(whole.ids), whole.shared_tokens) == (1 + 1 + 4 + 1, 2 + 15 // 4)
 
 
 def test_a_lone_surrogate_in_the_text_is_tokenized_like_any_other() -> None:

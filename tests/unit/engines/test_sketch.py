@@ -15,12 +15,12 @@ from engines.sketch import (
     Sketch,
     Sketches,
     compare,
-    named,
     positions,
     prompt,
-    read,
+    read_sketch,
+    sketch_name,
 )
-from engines.sketching import computed, sketch_of
+from engines.sketching import compute_numbers, sketch_of
 from messages.errors import KVTransferFailed
 from messages.kv import Block, KVLayout, Window
 from tests.support.sketches import LAYOUT, a_sketch, off_by
@@ -32,7 +32,7 @@ class Shelf:
     """A store of sketches."""
 
     def __init__(self, *sketches: Sketch) -> None:
-        self.bodies = {sketch.name: sketch.encoded for sketch in sketches}
+        self.bodies = {sketch.name: sketch.body for sketch in sketches}
         self.asked = 0
 
     def put_sketch(self, name: str, body: bytes) -> None:
@@ -78,7 +78,7 @@ def test_the_numbers_are_the_projections_and_norms_of_keys_and_values_at_their_p
                 emit(Block(start, full[:, :, start : start + 32]))
             emit(Window(tokens, window))
 
-    numbers = computed(Engine(), layout, range(tokens))  # type: ignore[arg-type]
+    numbers = compute_numbers(Engine(), layout, range(tokens))  # type: ignore[arg-type]
 
     # Then norms are exact, and distances between any two rows nearly so
     for layer, data, first in ((1, full[0], 0), (3, full[1], 0), (0, window[0], 37), (2, window[1], 37)):
@@ -102,21 +102,21 @@ def test_prompts_of_two_lengths_are_compared_where_both_were_looked_at() -> None
             emit(Block(0, data[:, :, : len(ids)]))
 
     def of(tokens: int) -> Sketch:
-        return a_sketch(layout=layout, tokens=tokens, numbers=computed(Engine(), layout, range(tokens)))  # type: ignore[arg-type]
+        return a_sketch(layout=layout, tokens=tokens, numbers=compute_numbers(Engine(), layout, range(tokens)))  # type: ignore[arg-type]
 
     # Then they agree, and a difference is told by its position in both
     assert compare(of(400), of(100)).layers == ((0, 0, 1e-4), (0, 0, 1e-3))
     long = of(400)
     data[1, 1, 81:] *= 2
-    assert "in layer 1, from position 81 on, V differs" in compare(of(100), long).why
+    assert "in layer 1, from position 81 on, V differs" in compare(of(100), long).problem
 
 
 def test_a_sketch_goes_through_bytes_unchanged_and_is_named_by_them() -> None:
     made = a_sketch(layout=SLIDING)
 
-    found = read(made.encoded, made.name)
+    found = read_sketch(made.body, made.name)
 
-    assert (found.encoded, found.name, found.layout, found.ropes) == (made.encoded, made.name, SLIDING, made.ropes)
+    assert (found.body, found.name, found.layout, found.ropes) == (made.body, made.name, SLIDING, made.ropes)
     assert np.array_equal(found.numbers, made.numbers)
     assert a_sketch(1, layout=SLIDING).name != made.name
 
@@ -124,25 +124,25 @@ def test_a_sketch_goes_through_bytes_unchanged_and_is_named_by_them() -> None:
 def test_bytes_from_anybody_are_refused_and_nothing_else_happens() -> None:
     good = a_sketch()
     with pytest.raises(KVTransferFailed, match="is another"):
-        read(good.encoded, a_sketch(1).name)
-    head, _, rest = good.encoded.partition(b"\n")
+        read_sketch(good.body, a_sketch(1).name)
+    head, _, rest = good.body.partition(b"\n")
     damaged = [
         b"", b"\n", b"[]\n", b"null\n" + rest, b"{}\n" + rest, head, head + b"\n" + rest[:-4], b"\xff\n" + rest,
         head.replace(b'"v":1', b'"v":2') + b"\n" + rest, head.replace(b'"f32"', b'"q1"') + b"\n" + rest,
         head.replace(b'"num_layers":3', b'"num_layers":-3') + b"\n" + rest, b"[" * 100_000 + b"\n" + rest,
         head.replace(b'"tokens":2047', b'"tokens":"2047"') + b"\n" + rest, b"x" * (5 << 20),
-        head.replace(b'"tokens":2047', b'"tokens":0') + b"\n" + rest, good.encoded[:-4] + b"\0\0\xc0\x7f",
+        head.replace(b'"tokens":2047', b'"tokens":0') + b"\n" + rest, good.body[:-4] + b"\0\0\xc0\x7f",
         head.replace(b'"num_layers":3', b'"num_layers":3.0') + b"\n" + rest,
     ]  # fmt: skip
     for body in damaged:
         with pytest.raises(KVTransferFailed, match="sketch"):
-            read(body, named(body))
+            read_sketch(body, sketch_name(body))
 
 
 def test_equal_numbers_agree_and_are_not_called_rounded() -> None:
     found = compare(a_sketch(), a_sketch())
 
-    assert (found.why, found.rounded) == ("", False)
+    assert (found.problem, found.formats_differ) == ("", False)
     assert [(keys, values) for keys, values, _ in found.layers] == [(0, 0)] * 3
 
 
@@ -154,9 +154,9 @@ def test_what_rounding_makes_is_accepted_and_three_times_that_is_not(rounding: s
     for layer, share in ((0, first), (1, later)):
         accepted = compare(ours, off_by(ours, share, layer, 1, rounding=rounding, weights="weights-2"))
         refused = compare(ours, off_by(ours, 3 * share, layer, 1, rounding=rounding, weights="weights-2"))
-        assert (accepted.why, accepted.rounded) == ("", True)
-        assert f"in layer {layer}, from position 0 on, V differs" in refused.why
-        assert refused.why.endswith("likely because they hold other weights")
+        assert (accepted.problem, accepted.formats_differ) == ("", True)
+        assert f"in layer {layer}, from position 0 on, V differs" in refused.problem
+        assert refused.problem.endswith("likely because they hold other weights")
         assert len(refused.layers) == 3
 
 
@@ -164,15 +164,15 @@ def test_the_same_file_is_rounded_alike_so_less_is_allowed() -> None:
     ours = a_sketch(rounding="q4")
     theirs = off_by(ours, 0.3, 0, 1)
 
-    assert "rounding makes 5.00% at most" in compare(ours, theirs).why
-    assert compare(ours, replace(theirs, weights="weights-2")).why == ""
+    assert "rounding makes 5.00% at most" in compare(ours, theirs).problem
+    assert compare(ours, replace(theirs, weights="weights-2")).problem == ""
 
 
 def test_two_positions_of_sixteen_may_be_off_where_an_expert_was_chosen_otherwise() -> None:
     ours = a_sketch()
 
-    assert compare(ours, off_by(ours, 0.5, 1, 0, slice(3, 5))).why == ""
-    assert "from position 81 on" in compare(ours, off_by(ours, 0.5, 1, 0, slice(3, 6))).why
+    assert compare(ours, off_by(ours, 0.5, 1, 0, slice(3, 5))).problem == ""
+    assert "from position 81 on" in compare(ours, off_by(ours, 0.5, 1, 0, slice(3, 6))).problem
 
 
 def test_nothing_that_is_no_number_is_accepted() -> None:
@@ -180,7 +180,7 @@ def test_nothing_that_is_no_number_is_accepted() -> None:
     numbers = ours.numbers.copy()
     numbers[1, 0] = np.nan
 
-    assert "in layer 1" in compare(ours, replace(ours, numbers=numbers)).why
+    assert "in layer 1" in compare(ours, replace(ours, numbers=numbers)).problem
 
 
 def test_other_words_shapes_lengths_and_ropes_are_told_before_numbers_are_looked_at() -> None:
@@ -192,7 +192,7 @@ def test_other_words_shapes_lengths_and_ropes_are_told_before_numbers_are_looked
         ({"ropes": turned}, "compute different keys, RoPE base 500,000 and 10,000"),
         ({"tokens": 255}, "give both the same context"),
     ]:
-        assert reason in compare(ours, replace(ours, **change)).why
+        assert reason in compare(ours, replace(ours, **change)).problem
 
 
 def test_a_worker_compares_each_sketch_once_and_only_what_it_can_find() -> None:
@@ -201,27 +201,27 @@ def test_a_worker_compares_each_sketch_once_and_only_what_it_can_find() -> None:
     sketches = Sketches(ours, shelf)
     sketches.keep()
 
-    assert shelf.bodies[ours.name] == ours.encoded
-    assert sketches.agreement(ours.name).why == ""
+    assert shelf.bodies[ours.name] == ours.body
+    assert sketches.agreement(ours.name).problem == ""
     assert shelf.asked == 0
     for _ in range(2):
-        assert sketches.agreement(alike.name).why == ""
+        assert sketches.agreement(alike.name).problem == ""
     assert shelf.asked == 1
-    assert "is not in the store" in sketches.agreement(other.name).why
-    assert sketches.refused == {}  # it may come yet
-    shelf.put_sketch(other.name, other.encoded)
-    assert "different KV caches" in sketches.agreement(other.name).why
-    assert sketches.refused == {other.name: sketches.agreement(other.name).why}
-    shelf.put_sketch("5e7c40", other.encoded)
-    assert "is another" in sketches.agreement("5e7c40").why
+    assert "is not in the store" in sketches.agreement(other.name).problem
+    assert sketches.refusals == {}  # it may come yet
+    shelf.put_sketch(other.name, other.body)
+    assert "different KV caches" in sketches.agreement(other.name).problem
+    assert sketches.refusals == {other.name: sketches.agreement(other.name).problem}
+    shelf.put_sketch("5e7c40", other.body)
+    assert "is another" in sketches.agreement("5e7c40").problem
 
 
 def test_without_a_sketch_on_one_side_nothing_is_transferred_and_without_both_it_is() -> None:
     own = a_sketch()
 
-    assert Sketches().agreement("").why == ""
-    assert "did not both leave a sketch" in Sketches().agreement(own.name).why
-    assert "did not both leave a sketch" in Sketches(own, Shelf()).agreement("").why
+    assert Sketches().agreement("").problem == ""
+    assert "did not both leave a sketch" in Sketches().agreement(own.name).problem
+    assert "did not both leave a sketch" in Sketches(own, Shelf()).agreement("").problem
 
 
 def test_an_engine_that_tells_no_vocabulary_makes_none() -> None:

@@ -143,7 +143,7 @@ def test_another_release_than_the_tested_one_is_said(a_release: Path, capsys: py
     assert (found.release, found.cpu) == ("0.31.7", True)
     assert cli.run(["engines", "install", "vllm"]) == 0
     said = capsys.readouterr()
-    assert f"{environment.TESTED} was" in said.out + said.err
+    assert f"{environment.TESTED_RELEASE} was" in said.out + said.err
     assert cli.run(["engines", "install", "mlx"]) == 2
 
 
@@ -161,13 +161,18 @@ def test_the_host_gets_no_secret_and_tells_nobody_anything() -> None:
 
 def test_messages_survive_the_wire_and_nothing_else_is_taken_for_one() -> None:
     message = {"op": "tokens", "id": "a", "tokens": [1, 2], "logprobs": None}
-    stream = io.BytesIO(wire.packed(message) * 2 + b"\x01\x00")
-    assert [wire.received(stream.read) for _ in range(3)] == [message, message, None]
-    cut = io.BytesIO(wire.packed(message)[:-1])
-    assert wire.received(cut.read) is None
-    for garbled in (b"\xff\xff\xff\xff", wire.LENGTH.pack(1) + b"\xc1", wire.LENGTH.pack(1) + b"\x05", wire.packed({})):
-        with pytest.raises(wire.Garbled):
-            wire.received(io.BytesIO(garbled).read)
+    stream = io.BytesIO(wire.pack_message(message) * 2 + b"\x01\x00")
+    assert [wire.read_message(stream.read) for _ in range(3)] == [message, message, None]
+    cut = io.BytesIO(wire.pack_message(message)[:-1])
+    assert wire.read_message(cut.read) is None
+    for garbled in (
+        b"\xff\xff\xff\xff",
+        wire.LENGTH.pack(1) + b"\xc1",
+        wire.LENGTH.pack(1) + b"\x05",
+        wire.pack_message({}),
+    ):
+        with pytest.raises(wire.GarbledMessage):
+            wire.read_message(io.BytesIO(garbled).read)
 
 
 def test_a_block_that_got_lost_is_noticed() -> None:

@@ -54,7 +54,7 @@ class StandIn(ThreadingHTTPServer):
     def tell(self, given: dict[str, Any], **message: Any) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             place = self.shared / given["folder"] / events.SOCKET
-            sender.sendto(events.packed(message | {"id": given["key"]}), str(place))
+            sender.sendto(events.pack_datagram(message | {"id": given["key"]}), str(place))
 
     def computed(self, given: dict[str, Any], count: int) -> None:
         """What the connector does for a prompt of so many tokens."""
@@ -236,20 +236,20 @@ def test_while_a_server_is_away_its_engine_says_so_the_log_once_and_it_is_found_
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert reached.away == ""
+    assert reached.outage == ""
     looks: list[None] = []
-    greeted = reached._greeted
-    monkeypatch.setattr(reached, "_greeted", lambda: (looks.append(None), greeted())[1])
+    greeted = reached._greet
+    monkeypatch.setattr(reached, "_greet", lambda: (looks.append(None), greeted())[1])
     port = server.server_address[1]
     server.end()
     evaluated(reached)
     wait_until(lambda: len(looks) >= 4, "it has looked four times")
     said = [record.message for record in caplog.records if "is looked for again" in record.message]
     assert len(said) == len(set(said)) <= 2
-    assert reached.away in said
+    assert reached.outage in said
     another = StandIn(tmp_path, port)
     try:
-        wait_until(lambda: not reached.away, "it is there again", attached._LONGEST_PAUSE_S + 5)
+        wait_until(lambda: not reached.outage, "it is there again", attached._LONGEST_PAUSE_S + 5)
         assert evaluated(reached) == 3
     finally:
         another.end()

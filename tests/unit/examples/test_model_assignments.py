@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from examples.model import corpus
-from examples.model.assignments import PREFIXES, GradedClass, Labelled, attack, make_class
+from examples.model.assignments import PREFIXES, LabelledClass, Labelled, attack, make_class
 from examples.model.evaluate import make_exam
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, handed_in, write_class
 from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, HELD_OUT_WORDS, TRAINING, World
 from grading.prompts.answers import parse_answer
-from grading.quotes import evidence_state, shown_texts
+from grading.quotes import evidence_state, submission_texts
 from grading.rubric.rubric import ROLES, load_rubric
 from grading.submissions.reading import read_document, read_submissions
 
@@ -26,12 +26,12 @@ FENCE = "0123456789ab"
 
 
 @pytest.fixture(params=WORLDS.values(), ids=list(WORLDS), scope="module")
-def classes(request: pytest.FixtureRequest) -> list[GradedClass]:
+def classes(request: pytest.FixtureRequest) -> list[LabelledClass]:
     world: World = request.param
     return [make_class(world, seed, size=8) for seed in SEEDS]
 
 
-def every(classes: list[GradedClass]) -> list[tuple[GradedClass, Labelled]]:
+def every(classes: list[LabelledClass]) -> list[tuple[LabelledClass, Labelled]]:
     return [(made, labelled) for made in classes for labelled in made.submissions]
 
 
@@ -56,16 +56,16 @@ def test_the_same_seed_gives_the_same_class_and_another_one_another() -> None:
     assert make_class(TRAINING, 7, size=5) != make_class(TRAINING, 8, size=5)
 
 
-def test_the_evidence_of_every_label_stands_in_its_submission_once_as_a_report(classes: list[GradedClass]) -> None:
+def test_the_evidence_of_every_label_stands_in_its_submission_once_as_a_report(classes: list[LabelledClass]) -> None:
     for _made, labelled in every(classes):
         for label in labelled.labels.values():
             if label.evidence:
                 found = re.findall(rf"(?<!\w){re.escape(label.evidence)}(?![\d\w])", text_of(labelled))
                 assert len(found) == 1
-                assert evidence_state(label.evidence, shown_texts(labelled.submission)) == "found"
+                assert evidence_state(label.evidence, submission_texts(labelled.submission)) == "found"
 
 
-def test_a_label_is_full_for_the_asked_value_half_for_another_and_0_without_report(classes: list[GradedClass]) -> None:
+def test_a_label_is_full_for_the_asked_value_half_for_another_and_0_without_report(classes: list[LabelledClass]) -> None:
     for made, labelled in every(classes):
         for asked in made.asked:
             reports = re.findall(rf"(?<!\w){asked.variable}=(\w+)", text_of(labelled))
@@ -75,14 +75,14 @@ def test_a_label_is_full_for_the_asked_value_half_for_another_and_0_without_repo
             assert labelled.labels[asked.variable].points == expected
 
 
-def test_right_wrong_and_missing_answers_are_all_common(classes: list[GradedClass]) -> None:
+def test_right_wrong_and_missing_answers_are_all_common(classes: list[LabelledClass]) -> None:
     outcomes = [label.outcome for _made, labelled in every(classes) for label in labelled.labels.values()]
 
     for outcome in ("right", "wrong", "missing"):
         assert outcomes.count(outcome) > len(outcomes) / 6
 
 
-def test_names_and_right_values_also_stand_where_they_earn_nothing(classes: list[GradedClass]) -> None:
+def test_names_and_right_values_also_stand_where_they_earn_nothing(classes: list[LabelledClass]) -> None:
     unreported = [
         (asked, text_of(labelled))
         for made, labelled in every(classes)
@@ -94,13 +94,13 @@ def test_names_and_right_values_also_stand_where_they_earn_nothing(classes: list
     assert sum(asked.value in text for asked, text in unreported) > len(unreported) / 5
 
 
-def test_rubrics_have_three_to_six_criteria_for_both_roles(classes: list[GradedClass]) -> None:
+def test_rubrics_have_three_to_six_criteria_for_both_roles(classes: list[LabelledClass]) -> None:
     for made in classes:
         assert 3 <= len(made.rubric.criteria) <= 6
         assert all(made.rubric.for_model(role) for role in ROLES)
 
 
-def test_a_message_to_the_grader_is_added_and_changes_neither_labels_nor_outputs(classes: list[GradedClass]) -> None:
+def test_a_message_to_the_grader_is_added_and_changes_neither_labels_nor_outputs(classes: list[LabelledClass]) -> None:
     for made, labelled in every(classes):
         attacked = attack(labelled, HELD_OUT, random.Random(1), made.asked)
 
@@ -110,7 +110,7 @@ def test_a_message_to_the_grader_is_added_and_changes_neither_labels_nor_outputs
         assert kept[0] == kept[1]
 
 
-def test_varied_classes_report_what_their_labels_say_and_nothing_else(classes: list[GradedClass]) -> None:
+def test_varied_classes_report_what_their_labels_say_and_nothing_else(classes: list[LabelledClass]) -> None:
     for seed, plain in enumerate(classes):
         for asked in plain.asked:
             for labelled in vary(plain, random.Random(seed)).submissions:
@@ -118,7 +118,7 @@ def test_varied_classes_report_what_their_labels_say_and_nothing_else(classes: l
                 assert found == [label for label in [labelled.labels[asked.variable].evidence] if label]
 
 
-def test_varied_classes_are_longer_and_some_have_a_template(classes: list[GradedClass]) -> None:
+def test_varied_classes_are_longer_and_some_have_a_template(classes: list[LabelledClass]) -> None:
     varied = [vary(plain, random.Random(seed)) for seed, plain in enumerate(classes)]
 
     lengths = [sum(len(text_of(labelled)) for _made, labelled in every(some)) for some in (classes, varied)]
@@ -130,7 +130,7 @@ def test_varied_classes_are_longer_and_some_have_a_template(classes: list[Graded
 
 
 def test_the_answer_to_every_prompt_is_one_that_the_project_reads_with_the_label_s_points(
-    classes: list[GradedClass],
+    classes: list[LabelledClass],
 ) -> None:
     for made, labelled in every(classes):
         for role in ROLES:
@@ -141,7 +141,7 @@ def test_the_answer_to_every_prompt_is_one_that_the_project_reads_with_the_label
             assert given == {name: (label.points, label.evidence) for name, label in labels.items()}
 
 
-def test_what_is_written_to_disk_is_read_back_as_the_same_class(tmp_path: Path, classes: list[GradedClass]) -> None:
+def test_what_is_written_to_disk_is_read_back_as_the_same_class(tmp_path: Path, classes: list[LabelledClass]) -> None:
     for number, made in enumerate(classes):
         write_class(tmp_path / str(number), made, made.submissions)
 
@@ -177,15 +177,15 @@ def test_held_out_classes_share_no_variable_title_or_sentence_with_training_clas
     taught = [make_class(TRAINING, seed, size=3) for seed in range(200)]
     exams = [make_exam(seed).made for seed in range(30)]
 
-    def names(classes: list[GradedClass]) -> set[str]:
+    def names(classes: list[LabelledClass]) -> set[str]:
         return {asked.variable for made in classes for asked in made.asked}
 
-    def titles(classes: list[GradedClass]) -> set[str]:
+    def titles(classes: list[LabelledClass]) -> set[str]:
         return {
             title for made in classes for title in (made.rubric.title, *(one.title for one in made.rubric.criteria))
         }
 
-    def lines(classes: list[GradedClass]) -> set[str]:
+    def lines(classes: list[LabelledClass]) -> set[str]:
         return {line for _made, one in every(classes) for line in text_of(one).split("\n") if len(words_of(line)) > 3}
 
     assert not names(taught) & names(exams)

@@ -11,7 +11,7 @@ from grading.alarms import class_alarms
 from grading.points import Grade, grade_submission
 from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer
 from grading.prompts.prompt import build_prompt, prefix
-from grading.quotes import leaks, private, shown_texts
+from grading.quotes import leaks, private_texts, submission_texts
 from grading.rubric.checks import Check, CheckFinding, run_checks
 from grading.rubric.rubric import Criterion, Rubric
 from grading.samples import parse_samples
@@ -136,7 +136,7 @@ def test_answers_that_disagree_wait_for_a_person(sampled: tuple[int, ...], doubt
 
 # --- leaks
 
-HIDDEN = private([LOOPS.guidance, *(part.text for part in SOLUTION.parts)], [RUBRIC.instructions])
+HIDDEN = private_texts([LOOPS.guidance, *(part.text for part in SOLUTION.parts)], [RUBRIC.instructions])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ HIDDEN = private([LOOPS.guidance, *(part.text for part in SOLUTION.parts)], [RUB
     ],
 )
 def test_feedback_that_repeats_notes_or_solution_is_found(text: str) -> None:
-    made = grade_submission("s1", RUBRIC, answered(2, text), WORK, hidden=HIDDEN)  # type: ignore[arg-type]
+    made = grade_submission("s1", RUBRIC, answered(2, text), WORK, private_texts=HIDDEN)  # type: ignore[arg-type]
 
     assert made.criteria[0].leaks
     assert made.needs_review
@@ -156,16 +156,16 @@ def test_feedback_that_repeats_notes_or_solution_is_found(text: str) -> None:
 def test_what_the_student_wrote_or_was_given_is_no_leak() -> None:
     own = Submission("s", "R", SOLUTION.parts)
 
-    assert not leaks(SOLUTION.parts[0].text, HIDDEN, shown_texts(own))
-    assert not leaks("Say what the loop does. " * 3, HIDDEN, shown_texts(WORK))
-    assert not leaks("The loop ends well; award-winning points.", HIDDEN, shown_texts(WORK))
+    assert not leaks(SOLUTION.parts[0].text, HIDDEN, submission_texts(own))
+    assert not leaks("Say what the loop does. " * 3, HIDDEN, submission_texts(WORK))
+    assert not leaks("The loop ends well; award-winning points.", HIDDEN, submission_texts(WORK))
 
 
 def test_a_summary_that_leaks_is_withheld() -> None:
     answers = answered(2)
     answers["feedback"] = replace(answers["feedback"], summary=LOOPS.guidance)
 
-    made = grade_submission("s1", RUBRIC, answers, WORK, hidden=HIDDEN)  # type: ignore[arg-type]
+    made = grade_submission("s1", RUBRIC, answers, WORK, private_texts=HIDDEN)  # type: ignore[arg-type]
 
     assert made.summary == ""
     assert any("summary withheld" in doubt.why for doubt in made.doubts)

@@ -11,11 +11,11 @@ from sklearn.metrics import cohen_kappa_score
 from grading.error_bound import (
     BoundError,
     SamplingUnit,
-    allowed,
+    percent_without_error,
     check_plan,
-    chosen,
+    best_release,
     compare,
-    corrected,
+    bonferroni_confidence,
     most_off,
     no_promise,
     percent,
@@ -24,14 +24,14 @@ from grading.error_bound import (
     releases,
     share_off,
     uniform_sample,
-    unlike,
+    same_distribution_p,
 )
 
 
 def test_no_error_in_30_still_allows_seven_percent_and_in_15_fourteen() -> None:
     assert share_off(0, 30) == pytest.approx(1 - 0.1 ** (1 / 30))
-    assert allowed(30) == "7.4%"
-    assert allowed(15) == "14.3%"
+    assert percent_without_error(30) == "7.4%"
+    assert percent_without_error(15) == "14.3%"
     assert share_off(30, 30) == 1.0
 
 
@@ -81,13 +81,13 @@ def units(doubts: list[float], off: list[bool | None]) -> list[SamplingUnit]:
 
 def test_a_bound_is_about_the_grades_up_to_a_threshold_that_nobody_graded() -> None:
     everybody = units([0.0] * 60 + [2.0] * 40, [False] * 20 + [None] * 40 + [True] * 10 + [None] * 30)
-    low, high = releases(everybody, [0.0, 2.0], corrected(0.9, 2))
-    assert (low.released, low.sampled, low.off, low.unseen) == (60, 20, 0, 40)
-    assert (high.released, high.sampled, high.off, high.unseen) == (100, 30, 10, 70)
-    assert low.at_most == (most_off(0, 20, 60, corrected(0.9, 2))) / 40
-    assert chosen([low, high], 0.2) is low
-    assert chosen([low, high], 0.9) is high
-    assert chosen([low, high], 0.01) is None
+    low, high = releases(everybody, [0.0, 2.0], bonferroni_confidence(0.9, 2))
+    assert (low.released, low.sampled, low.off, low.unseen_count) == (60, 20, 0, 40)
+    assert (high.released, high.sampled, high.off, high.unseen_count) == (100, 30, 10, 70)
+    assert low.at_most == (most_off(0, 20, 60, bonferroni_confidence(0.9, 2))) / 40
+    assert best_release([low, high], 0.2) is low
+    assert best_release([low, high], 0.9) is high
+    assert best_release([low, high], 0.01) is None
 
 
 def test_sentences_name_the_bound_or_the_sample_that_could() -> None:
@@ -117,8 +117,8 @@ def test_a_smaller_sample_is_the_beginning_of_a_larger_one() -> None:
 def test_a_shift_is_seen_and_sameness_is_not() -> None:
     draw = random.Random(3)
     same = [[draw.random() for _ in range(60)] for _ in range(2)]
-    assert unlike(*same) > 0.01
-    assert unlike(same[0], [value + 0.5 for value in same[1]]) < 0.001
+    assert same_distribution_p(*same) > 0.01
+    assert same_distribution_p(same[0], [value + 0.5 for value in same[1]]) < 0.001
 
 
 @pytest.mark.parametrize(

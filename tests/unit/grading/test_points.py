@@ -26,7 +26,7 @@ from grading.prompts.answers import (
     parse_answer,
 )
 from grading.prompts.repetition import is_repetition
-from grading.quotes import evidence_state, quoted_lines, shown_texts
+from grading.quotes import evidence_state, quoted_lines, submission_texts
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Part, Submission
 from grading.submissions.truncation import Cut
@@ -205,7 +205,7 @@ def test_no_text_makes_it_raise_anything_else(text: str) -> None:
     ],
 )
 def test_evidence_is_found_whatever_its_case_and_spacing_but_short_quotes_only_exactly(quote: str, found: bool) -> None:
-    assert (evidence_state(quote, shown_texts(WORK)) == "found") is found
+    assert (evidence_state(quote, submission_texts(WORK)) == "found") is found
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_lines_are_quoted_where_the_quote_would_be_found(quote: str, lines: set[
 def test_evidence_is_compared_with_what_the_model_was_shown() -> None:
     submission = replace(WORK, parts=(Part("text", "see <|im_end|> there", "cell 1"),))
 
-    shown = shown_texts(submission)
+    shown = submission_texts(submission)
     assert evidence_state("see ‹|im_end|› there", shown) == "found"
     assert evidence_state("see <|im_end|> there", shown) == "found"
 
@@ -267,14 +267,14 @@ def test_a_complete_grade_is_the_sum_in_the_rubrics_order() -> None:
         ("words", 4, "found"),
         ("runs", 3, "found"),
     ]
-    assert (grade.summary, grade.remarks, grade.missing) == ("Keep on.", (), ())
+    assert (grade.summary, grade.remarks, grade.missing_criteria) == ("Keep on.", (), ())
 
 
 def test_without_one_answer_there_is_no_total_and_it_says_what_is_missing_and_why() -> None:
     grade = grade_submission("s1", RUBRIC, {"code": "the deadline passed", "feedback": FEEDBACK}, WORK)
 
     assert (grade.state, grade.points) == ("incomplete", None)
-    assert [item.id for item in grade.missing] == ["loops", "runs"]
+    assert [item.id for item in grade.missing_criteria] == ["loops", "runs"]
     assert grade.reason == "no points for loops, runs: the deadline passed"
     assert grade.criteria[1].points == 4
 

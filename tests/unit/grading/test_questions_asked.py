@@ -67,7 +67,7 @@ def answer(
     """
     for task in tasks:
         texts = []
-        for key in task.asked:
+        for key in task.question_keys:
             name, answers, _ = key.split(":")
             made = instead.get(name.strip("."), said_of(key))
             if isinstance(made, dict) and "points" in made and not nameless:
@@ -80,7 +80,7 @@ def answer(
 
 def prepared(batch: Batch, request: GradeRequest) -> Assignment:
     succeeded = {job for job, state in batch.states.items() if state == "succeeded"}
-    made = grade.prepare(request, batch.batch_id, batch.secret, planned=batch.entries, succeeded=succeeded)
+    made = grade.prepare(request, batch.batch_id, batch.secret, planned_entries=batch.entries, succeeded_ids=succeeded)
     grade.plan(batch, made)
     return made
 
@@ -90,7 +90,7 @@ def graded(batch: Batch, request: GradeRequest) -> list[Grade]:
 
 
 def names(task: Task) -> list[str]:
-    return [key.partition(":")[0] for key in task.asked]
+    return [key.partition(":")[0] for key in task.question_keys]
 
 
 def test_a_job_asks_all_of_a_roles_questions_after_a_prompt_without_criteria(

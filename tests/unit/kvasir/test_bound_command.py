@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grading import grade
-from grading.hand_sample import BoundError, Plan, draw, drawn
+from grading.hand_sample import BoundError, SamplePlan, draw_sample, load_draw
 from grading.report.graded import load_graded, save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
@@ -85,10 +85,10 @@ def test_too_many_differences_promise_nothing_and_say_so(capsys: pytest.CaptureF
 
 def test_a_sample_is_drawn_once_and_may_grow_only_while_nobody_has_graded(capsys: pytest.CaptureFixture[str]) -> None:
     bound("--draw", "15")
-    seed = drawn(OUT).seed
+    seed = load_draw(OUT).seed
     first = [row["submission"] for row in rows()]
     assert bound("--draw", "30") == 0
-    assert drawn(OUT).seed == seed
+    assert load_draw(OUT).seed == seed
     assert [row["submission"] for row in rows()][:15] == first
 
     fill()
@@ -118,13 +118,13 @@ def test_a_draw_that_is_refused_leaves_the_one_before() -> None:
 
 def test_other_grades_draw_another_sample() -> None:
     bound("--draw", "15")
-    seed = drawn(OUT).seed
+    seed = load_draw(OUT).seed
     grades = OUT / "grades.json"
     kept = json.loads(grades.read_text("utf-8"))
     kept["grades"][0]["points"] = 0
     grades.write_text(json.dumps(kept), "utf-8")
     assert bound("--draw", "15") == 0
-    assert drawn(OUT).seed != seed
+    assert load_draw(OUT).seed != seed
 
 
 def test_what_a_person_has_decided_on_is_neither_drawn_nor_promised(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_what_a_person_has_decided_on_is_neither_drawn_nor_promised(capsys: pyte
     append_override(OUT, *[Override(id, None, None, None, "looked at", "Ada") for id in ids])
     assert bound("--draw", "60") == 0
     assert len(rows()) == 60
-    assert not drawn(OUT).sampled().keys() & set(ids)
+    assert not load_draw(OUT).sampled_members().keys() & set(ids)
     fill()
     capsys.readouterr()
     bound()
@@ -143,7 +143,7 @@ def test_what_a_person_has_decided_on_is_neither_drawn_nor_promised(capsys: pyte
 
 def test_looks_that_were_planned_cost_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     bound("--draw", "15,30")
-    assert drawn(OUT).confidence == pytest.approx(0.95)
+    assert load_draw(OUT).confidence == pytest.approx(0.95)
     fill()
     assert bound("--more") == 0
     assert len(rows()) == 30
@@ -212,11 +212,11 @@ def test_grades_that_changed_need_another_sample(tmp_path: Path, capsys: pytest.
 
 
 def test_a_record_that_was_changed_is_refused() -> None:
-    made = draw(OUT, Plan((15,)), "Ada")
+    made = draw_sample(OUT, SamplePlan((15,)), "Ada")
     path = OUT / "bound.json"
     path.write_text(path.read_text("utf-8").replace(made.seed, "0" * 16), "utf-8")
     with pytest.raises(BoundError, match="not the one that its seed draws"):
-        drawn(OUT)
+        load_draw(OUT)
 
 
 def test_parts_have_a_sample_and_a_bound_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_parts_have_a_sample_and_a_bound_each(capsys: pytest.CaptureFixture[str]
     )
     assert bound("--draw", "15", "--strata", "parts.csv") == 0
     assert len(rows()) == 30
-    assert drawn(OUT).confidence == pytest.approx(0.95)
+    assert load_draw(OUT).confidence == pytest.approx(0.95)
     fill()
     bound("--json")
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -239,9 +239,9 @@ def test_parts_have_a_sample_and_a_bound_each(capsys: pytest.CaptureFixture[str]
 def test_reviews_since_the_draw_may_stand_in_for_the_sheet_but_are_not_blind(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made = draw(OUT, Plan((30,)), "Ada")  # at least 20 of them with little doubt, which is enough, whoever is drawn
+    made = draw_sample(OUT, SamplePlan((30,)), "Ada")  # at least 20 of them with little doubt, which is enough, whoever is drawn
     assert bound("--reviews") == 2
-    append_override(OUT, *[Override(id, None, None, None, "looked at", "Ada") for id in made.sampled()])
+    append_override(OUT, *[Override(id, None, None, None, "looked at", "Ada") for id in made.sampled_members()])
     capsys.readouterr()
     assert bound("--reviews") == 0
     assert "with the model's points in sight" in " ".join(capsys.readouterr().out.split())

@@ -85,14 +85,14 @@ def test_ollama_declares_what_it_does() -> None:
 
 def test_what_is_not_installed_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = EngineEntry("other", CAPABILITIES, ("json", "no_such_package"), "other", "FILE", "")
-    assert absent.missing == "pip install 'kvasir-inference[other]'"
-    assert replace(absent, extra="").missing == "pip install no_such_package"
+    assert absent.install_command == "pip install 'kvasir-inference[other]'"
+    assert replace(absent, extra="").install_command == "pip install no_such_package"
     # And llamacpp runs with its package or with the program
     monkeypatch.setitem(__import__("sys").modules, "xllamacpp", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert BY_NAME["llamacpp"].missing == "pip install 'kvasir-inference[llamacpp]'"
+    assert BY_NAME["llamacpp"].install_command == "pip install 'kvasir-inference[llamacpp]'"
     install(tmp_path)
-    assert BY_NAME["llamacpp"].missing == ""
+    assert BY_NAME["llamacpp"].install_command == ""
 
 
 def test_engines_prints_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +157,7 @@ def test_a_pair_is_judged_by_what_both_compute_and_agreement_is_told_by_layer(tm
     rounded = off_by(ours, 0.001, 2, 1, engine="mlx", rounding="f16", weights="weights-2")
     other = off_by(ours, 0.05, 1, 1, slice(4, None), engine="mlx", weights="weights-2")
     for sketch in (ours, rounded, other):
-        cluster_state.put_sketch(sketch.name, sketch.encoded)
+        cluster_state.put_sketch(sketch.name, sketch.body)
 
     def found(prefill: str, decode: str, **more: Any) -> Finding:
         pair = [registration("prefill", engine="mlx", sketch=prefill), registration("decode", sketch=decode, **more)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from engines.registry import Engine
 from infra.config.settings import ModelSettings, Settings, load_settings
 from kvasir.worker.stealables import memory_bytes, stealables, weights_bytes
@@ -39,10 +39,10 @@ def offered(settings: Settings, *wanted: str) -> dict[str, tuple[str, str]]:
     """Model: (engine, file) of what would be loaded."""
     loaded: dict[str, tuple[str, str]] = {}
 
-    def load(model: ModelSettings, engine: str, weights: str) -> Loaded[Engine]:
+    def load(model: ModelSettings, engine: str, weights: str) -> LoadedEngine[Engine]:
         loaded[model.name] = (engine, Path(weights).name)
         nothing: Any = None
-        return Loaded(nothing)
+        return LoadedEngine(nothing)
 
     for stealable in stealables(settings, "home", "simulated", wanted, load):
         stealable.load()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.base import Loaded
+from engines.base import LoadedEngine
 from engines.proof import prove
 from infra.broker import topology
 from infra.broker.base import Address, Delivery
@@ -321,7 +321,7 @@ def test_a_short_prompt_goes_on_without_its_kv_cache_and_a_longer_one_with_it(pi
     # Given a prefill worker that leaves prompts of up to 50 tokens to decode
     engine, broker = WatchedEngine(), EmbeddedBroker(pipeline.server)
     short, long = pipeline.job("short " * 20, shared=""), pipeline.job("long " * 80, shared="")
-    args = (MODEL, Loaded(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
+    args = (MODEL, LoadedEngine(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
     pipeline.workers.append(Started(lambda: PrefillWorker(*args, short_tokens=50), engine, broker))
     pipeline.start_decode()
 

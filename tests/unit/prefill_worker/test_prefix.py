@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import matrix_models
-from engines.base import Loaded, PrefillEngine
+from engines.base import LoadedEngine, PrefillEngine
 from engines.registry import Engine, EngineOptions, open_engine
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
 from kvstore.heartbeat import CLAIM_TTL_S
@@ -43,7 +43,7 @@ class Class:
 
     def worker(self, name: str = "worker-1", engine: PrefillEngine | None = None) -> KVWriter:
         refusals = Refusals(self.cluster_state, "m", "")
-        return KVWriter(Loaded(engine or self.engine), self.kv, self.cluster_state, name, lambda: False, refusals)
+        return KVWriter(LoadedEngine(engine or self.engine), self.kv, self.cluster_state, name, lambda: False, refusals)
 
     def job(self, own: str, shared: str = RUBRIC) -> PrefillJob:
         prompt = self.engine.tokenize(user_prompt(shared, own), 0.0)

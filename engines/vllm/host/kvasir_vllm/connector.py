@@ -40,28 +40,28 @@ _PATIENCE_S = 10.0  # for a host that is slow to read; one that is gone is notic
 
 
 @dataclass
-class Asked:
+class TransferRequest:
     """One request, beside the scheduler."""
 
     key: str
     folder: str
     length: int  # of its prompt
     block: int
-    sent: int | None  # up to where blocks were given out; None: none are wanted
+    emitted_until: int | None  # up to where blocks were given out; None: none are wanted
     inject: tuple[str, int] | None
-    evaluated: int = 0  # tokens of the prompt that were scheduled
+    evaluated_tokens: int = 0  # tokens of the prompt that were scheduled
     loading: bool = False
 
 
 @dataclass
 class Load:
-    """The first `used` positions of a file of `tokens`, to put into a request's pages."""
+    """The first `prefix_length` positions of a file of `tokens`, to put into a request's pages."""
 
     key: str
     folder: str
     name: str
     tokens: int
-    used: int
+    prefix_length: int
     blocks: tuple[list[int], ...]  # of each group of layers
 
 
@@ -79,7 +79,7 @@ class Save:
 
 
 @dataclass
-class Step(KVConnectorMetadata):  # type: ignore[misc]
+class TransferPlan(KVConnectorMetadata):  # type: ignore[misc]
     """What the worker is to do in one step."""
 
     loads: list[Load] = field(default_factory=list)
@@ -98,45 +98,51 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._events.settimeout(_PATIENCE_S)
         self._instance = uuid.uuid4().hex
-        self._asked: dict[str, Asked] = {}
+        self._transfer_requests: dict[str, TransferRequest] = {}
         self._caches: dict[str, torch.Tensor] = {}
         self._pages: Pages | None = None
-        self._spoiled: set[int] = set()
+        self._spoiled_blocks: set[int] = set()
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
 
     # Beside the scheduler
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """How many tokens the request's file adds; the prompt's last one is always computed."""
-        asked = self._of(request)
-        if asked is None or asked.inject is None or self._would_stay(request):
+        transfer = self._transfer_of(request)
+        if transfer is None or transfer.inject is None or self._would_stay(request):
             return 0, False
-        usable = min(asked.inject[1], request.num_prompt_tokens - 1)
+        usable = min(transfer.inject[1], request.num_prompt_tokens - 1)
         return max(0, usable - num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Load in the step that comes."""
-        asked = self._of(request)
-        if asked is not None and num_external_tokens > 0:
-            asked.loading = True
+        transfer = self._transfer_of(request)
+        if transfer is not None and num_external_tokens > 0:
+            transfer.loading = True
 
-    def build_connector_meta(self, scheduler_output: Any) -> Step:
+    def build_connector_meta(self, scheduler_output: Any) -> TransferPlan:
         """What the worker is to do, and count what is scheduled."""
-        step = Step()
+        step = TransferPlan()
         cached = scheduler_output.scheduled_cached_reqs
-        before = {one.req_id: one.num_computed_tokens for one in scheduler_output.scheduled_new_reqs}
-        before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
-            asked = self._asked.get(request_id)
-            if asked is not None and before[request_id] < asked.length:  # else each step of an answer would copy lists
+        computed_tokens = {
+            request.req_id: request.num_computed_tokens for request in scheduler_output.scheduled_new_reqs
+        }
+        computed_tokens |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
+            transfer = self._transfer_requests.get(request_id)
+            if (
+                transfer is not None and computed_tokens[request_id] < transfer.length
+            ):  # else each step of an answer would copy lists
                 blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
-                self._plan(step, asked, before[request_id], scheduled, tuple(list(group) for group in blocks))
+                self._plan(
+                    step, transfer, computed_tokens[request_id], num_scheduled, tuple(list(group) for group in blocks)
+                )
         return step
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Its pages are free at once: all was copied. Who asked learns what answers, also if it can't be given more."""
-        self._asked.pop(request.request_id, None)
-        return False, {events.NAME: self._described()} if _given(request) else None
+        self._transfer_requests.pop(request.request_id, None)
+        return False, {events.NAME: self._description()} if _transfer_params(request) else None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -144,21 +150,21 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """See request_finished."""
         return self.request_finished(request, [])
 
-    def _of(self, request: Any) -> Asked | None:
+    def _transfer_of(self, request: Any) -> TransferRequest | None:
         """What is known of a request; None: it is none of ours."""
-        if request.request_id not in self._asked:
-            asked = _read(_given(request), request.num_prompt_tokens)
-            if asked is None:
+        if request.request_id not in self._transfer_requests:
+            transfer = _parse_request(_transfer_params(request), request.num_prompt_tokens)
+            if transfer is None:
                 return None
-            self._asked[request.request_id] = asked
-        return self._asked[request.request_id]
+            self._transfer_requests[request.request_id] = transfer
+        return self._transfer_requests[request.request_id]
 
     def _would_stay(self, request: Any) -> bool:
         """Whether what can't be put in would be found by others: vLLM can't be told of it where there are groups."""
-        shared = self._vllm_config.cache_config.enable_prefix_caching and not request.cache_salt
-        return len(self._groups) > 1 and bool(shared)
+        is_shared = self._vllm_config.cache_config.enable_prefix_caching and not request.cache_salt
+        return len(self._groups) > 1 and bool(is_shared)
 
-    def _described(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         model = self._vllm_config.model_config
         return {
             "version": events.VERSION,
@@ -170,19 +176,28 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             "sizes": {name: getattr(model.hf_text_config, name, None) for name in _SIZES},
         }
 
-    def _plan(self, step: Step, asked: Asked, before: int, scheduled: int, blocks: tuple[list[int], ...]) -> None:
-        if asked.loading and asked.inject is not None:
-            asked.loading = False
-            step.loads.append(Load(asked.key, asked.folder, *asked.inject, before, blocks))
-        done = min(before + scheduled, asked.length)
-        asked.evaluated += done - before
-        self._tell(asked, op="evaluated", tokens=asked.evaluated, instance=self._instance)
+    def _plan(
+        self,
+        step: TransferPlan,
+        transfer: TransferRequest,
+        start: int,
+        num_scheduled: int,
+        blocks: tuple[list[int], ...],
+    ) -> None:
+        if transfer.loading and transfer.inject is not None:
+            transfer.loading = False
+            step.loads.append(Load(transfer.key, transfer.folder, *transfer.inject, start, blocks))
+        position = min(start + num_scheduled, transfer.length)
+        transfer.evaluated_tokens += position - start
+        self._tell(transfer, op="evaluated", tokens=transfer.evaluated_tokens, instance=self._instance)
         # Whole blocks only, but for the prompt's last one.
-        end = done if done == asked.length else done // asked.block * asked.block
-        last = done == asked.length
-        if asked.sent is not None and (end > asked.sent or last):
-            step.saves.append(Save(asked.key, asked.folder, asked.sent, end, asked.block, blocks, last))
-            asked.sent = max(end, asked.sent)
+        end = position if position == transfer.length else position // transfer.block * transfer.block
+        last = position == transfer.length
+        if transfer.emitted_until is not None and (end > transfer.emitted_until or last):
+            step.saves.append(
+                Save(transfer.key, transfer.folder, transfer.emitted_until, end, transfer.block, blocks, last)
+            )
+            transfer.emitted_until = max(end, transfer.emitted_until)
 
     # In the worker
 
@@ -215,13 +230,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Of what could not be put in: vLLM ends these requests, and no other. It asks this of one group only."""
-        spoiled, self._spoiled = self._spoiled, set()
-        return spoiled
+        blocks, self._spoiled_blocks = self._spoiled_blocks, set()
+        return blocks
 
     @property
-    def _step(self) -> Step:
+    def _step(self) -> TransferPlan:
         step = self._connector_metadata
-        return step if isinstance(step, Step) else Step()
+        return step if isinstance(step, TransferPlan) else TransferPlan()
 
     def _known_pages(self) -> Pages:
         """Raises UnknownPages."""
@@ -232,23 +247,23 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _load(self, load: Load) -> None:
         pages = self._known_pages()
-        if pages.window and load.used < load.tokens:
+        if pages.window and load.prefix_length < load.tokens:
             raise ValueError("a sliding window can't be moved back")
         rows = pages.window_rows(load.tokens)
         full = (len(pages.full_layers), 2, load.tokens, pages.heads, pages.dim)
         windows = (len(pages.window_layers), 2, rows, pages.heads, pages.dim)
-        with open(self._opened(load, load.name, os.O_RDONLY), "rb") as file:
+        with open(self._open(load, load.name, os.O_RDONLY), "rb") as file:
             # Copied on write, so that PyTorch may have it; nothing is written.
             data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c")
-        begun, ended = np.split(data, [math.prod(full)])
-        pages.write(pages.full_layers, load.blocks, 0, begun.reshape(full)[:, :, : load.used])
+        full_data, window_data = np.split(data, [math.prod(full)])
+        pages.write(pages.full_layers, load.blocks, 0, full_data.reshape(full)[:, :, : load.prefix_length])
         if pages.window:
-            pages.write(pages.window_layers, load.blocks, load.tokens - rows, ended.reshape(windows))
+            pages.write(pages.window_layers, load.blocks, load.tokens - rows, window_data.reshape(windows))
 
     def _spoil(self, load: Load) -> None:
         """Have its request ended; where vLLM can't, whoever asks has been told, and the pages hold nobody's text."""
         if len(self._groups) == 1:
-            self._spoiled.update(load.blocks[0])
+            self._spoiled_blocks.update(load.blocks[0])
         else:
             self._known_pages().clear(load.blocks)
 
@@ -265,60 +280,60 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._give_out(save, [data], f"{save.key}-window.kv", op="window", position=save.end)
 
     def _give_out(self, save: Save, arrays: Sequence[NDArray[Any]], name: str, **message: Any) -> None:
-        with open(self._opened(save, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        with open(self._open(save, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             for array in arrays:
                 file.write(np.ascontiguousarray(array).data)
         if not self._tell(save, **message, file=name, shape=self._known_pages().shape):
             (self._root / save.folder / name).unlink()  # nobody will fetch it
 
-    def _opened(self, of: Load | Save, name: str, flags: int) -> int:
+    def _open(self, transfer: Load | Save, name: str, flags: int) -> int:
         """A file of a request's folder. Links are not followed: we may be root, and others write to shared memory."""
-        folder = os.open(self._root / of.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        folder = os.open(self._root / transfer.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            found = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
             owner = os.fstat(folder)
             if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # root in a container
-                os.fchown(found, owner.st_uid, owner.st_gid)
-            return found
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            return descriptor
         finally:
             os.close(folder)
 
-    def _tell(self, whom: Asked | Load | Save, **message: Any) -> bool:
+    def _tell(self, recipient: TransferRequest | Load | Save, **message: Any) -> bool:
         """Whether it was heard."""
-        address = self._root / whom.folder / events.SOCKET
+        address = self._root / recipient.folder / events.SOCKET
         try:
-            self._events.sendto(events.packed(message | {"id": whom.key}), str(address))
+            self._events.sendto(events.pack_datagram(message | {"id": recipient.key}), str(address))
         except OSError:  # nobody asks any more
             return False
         return True
 
 
-def _given(request: Any) -> Any:
+def _transfer_params(request: Any) -> Any:
     """What a request says to us; None: nothing."""
     transfer = request.kv_transfer_params
     return transfer.get(events.NAME) if isinstance(transfer, dict) else None
 
 
-def _read(given: Any, length: int) -> Asked | None:
+def _parse_request(params: Any, length: int) -> TransferRequest | None:
     """What a request of `length` tokens is to do; None: it is none of ours, of another version, or garbled."""
     try:
-        words = [given["key"], given["folder"]]
-        inject = given["inject"]
+        words = [params["key"], params["folder"]]
+        inject = params["inject"]
         if inject is not None:
             name, tokens = inject
             inject = (name, int(tokens))
             words.append(name.removesuffix(".kv"))
-        emit = None if given["emit"] is None else int(given["emit"])
-        asked = Asked(given["key"], given["folder"], length, int(given["block"]), emit, inject)
+        emit = None if params["emit"] is None else int(params["emit"])
+        transfer = TransferRequest(params["key"], params["folder"], length, int(params["block"]), emit, inject)
         fits = (
-            given["version"] == events.VERSION
-            and asked.block > 0
+            params["version"] == events.VERSION
+            and transfer.block > 0
             and (emit or 0) >= 0
             and all(map(_WORD.fullmatch, words))
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return None
-    return asked if fits else None
+    return transfer if fits else None
 
 
 def require_one_rank(parallel: Any) -> None:
@@ -333,7 +348,7 @@ def require_one_rank(parallel: Any) -> None:
 def require_settings(config: Any) -> None:
     """Raises ValueError where vLLM would not answer as Kvasir's other engines do: a server has flags of its own."""
     model, schema = config.model_config, config.structured_outputs_config
-    wanted = {
+    flags = {
         f"--logits-processors {SAMPLER}": SAMPLER in (model.logits_processors or ()),
         "--generation-config vllm": model.generation_config == "vllm" and not model.override_generation_config,
         '--structured-outputs-config \'{"backend": "guidance", "disable_any_whitespace": true}\'': (
@@ -341,5 +356,5 @@ def require_settings(config: Any) -> None:
         ),
         "kv_load_failure_policy fail": config.kv_transfer_config.kv_load_failure_policy == "fail",
     }
-    if missing := [flag for flag, given in wanted.items() if not given]:
-        raise ValueError(f"Kvasir's connector needs vLLM to be started with {', '.join(missing)}")
+    if missing_flags := [flag for flag, is_set in flags.items() if not is_set]:
+        raise ValueError(f"Kvasir's connector needs vLLM to be started with {', '.join(missing_flags)}")

@@ -36,12 +36,12 @@ LARGEST = 1 << 16
 NAME = "kvasir"
 
 
-def packed(message: dict[str, Any]) -> bytes:
+def pack_datagram(message: dict[str, Any]) -> bytes:
     """A datagram."""
     return json.dumps(message).encode()
 
 
-def unpacked(datagram: bytes) -> dict[str, Any]:
+def unpack_datagram(datagram: bytes) -> dict[str, Any]:
     """The message of a datagram. Raises ValueError."""
     message = json.loads(datagram)
     if not isinstance(message, dict) or not {"op", "id"} <= message.keys():

@@ -36,11 +36,11 @@ class Host:
     def __init__(self, path: Path, writer: asyncio.StreamWriter) -> None:
         self._folder = path.parent
         self._writer = writer
-        self._unsent: list[bytes] = []
-        self._evaluated: dict[str, int] = {}
-        self._failed: set[str] = set()
+        self._outbox: list[bytes] = []
+        self._evaluated_tokens: dict[str, int] = {}
+        self._failed_keys: set[str] = set()
         self._shape: dict[str, Any] = {}
-        self._why = ""
+        self._probe_problem = ""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         address = self._folder / events.SOCKET
         address.unlink(missing_ok=True)
@@ -50,10 +50,10 @@ class Host:
         self._events.setblocking(False)
         self._block = 1
 
-    async def load(self, asked: wire.Message) -> None:
+    async def load(self, request: wire.Message) -> None:
         """Load the model, and see how it keeps its KV cache. Raises RuntimeError in a sentence."""
-        if asked.get("version") != wire.VERSION:
-            raise RuntimeError(f"Kvasir speaks version {asked.get('version')} of this protocol, not {wire.VERSION}")
+        if request.get("version") != wire.VERSION:
+            raise RuntimeError(f"Kvasir speaks version {request.get('version')} of this protocol, not {wire.VERSION}")
         connector = KVTransferConfig(
             kv_connector="KvasirConnector",
             kv_connector_module_path=f"{__package__}.connector",
@@ -61,8 +61,8 @@ class Host:
             kv_load_failure_policy="fail",
             kv_connector_extra_config={"folder": str(self._folder.parent)},
         )
-        self._block = asked["block"]
-        arguments = AsyncEngineArgs(**asked["arguments"], kv_transfer_config=connector, logits_processors=[SAMPLER])
+        self._block = request["block"]
+        arguments = AsyncEngineArgs(**request["arguments"], kv_transfer_config=connector, logits_processors=[SAMPLER])
         require_one_rank(arguments)  # here, too: what the connector says there is not what vLLM gives as its reason
         self._engine = AsyncLLM.from_engine_args(arguments)
         asyncio.get_running_loop().add_reader(self._events, self._drain)
@@ -91,116 +91,118 @@ class Host:
             pass
         self._drain()
         if not self._shape:
-            raise RuntimeError(self._why or "vLLM gave no KV cache out")
+            raise RuntimeError(self._probe_problem or "vLLM gave no KV cache out")
 
-    async def _generate(self, asked: wire.Message) -> None:
-        key = asked["id"]
+    async def _generate(self, request: wire.Message) -> None:
+        key = request["id"]
         try:
-            await self._answer(key, asked)
+            await self._answer(key, request)
         except EngineDeadError:
             self._say(op="failed", id=key, kind="engine", why="vLLM's engine died")
             self._send()
             self._writer.close()  # which ends this process: Kvasir starts another
         except ValueError as error:  # what vLLM refuses in a request
-            self._say(op="failed", id=key, kind="schema" if asked["constraint"] else "engine", why=f"{error}"[:500])
+            self._say(op="failed", id=key, kind="schema" if request["constraint"] else "engine", why=f"{error}"[:500])
         except Exception as error:  # noqa: BLE001
             self._say(op="failed", id=key, kind="engine", why=repr(error)[:500])
         finally:
             self._tasks.pop(key, None)
-            self._evaluated.pop(key, None)
-            self._failed.discard(key)
+            self._evaluated_tokens.pop(key, None)
+            self._failed_keys.discard(key)
 
-    async def _answer(self, key: str, asked: wire.Message) -> None:
-        prompt = {"prompt_token_ids": asked["tokens"]}
-        async for output in self._engine.generate(prompt, self._parameters(asked), key):
+    async def _answer(self, key: str, request: wire.Message) -> None:
+        prompt = {"prompt_token_ids": request["tokens"]}
+        async for output in self._engine.generate(prompt, self._parameters(request), key):
             self._drain()  # what the connector said before this
-            if key in self._failed:
+            if key in self._failed_keys:
                 await self._engine.abort(key)  # a model of several groups it would answer from what is not there
                 return
-            (one,) = output.outputs
-            if one.finish_reason == "error":
+            (completion,) = output.outputs
+            if completion.finish_reason == "error":
                 self._say(op="failed", id=key, kind="kv", why="vLLM could not use the KV cache")
                 return
-            likely = _likely(one.logprobs) if asked["logprobs"] else None
-            evaluated = self._evaluated.get(key, 0)
-            self._say(op="tokens", id=key, tokens=list(one.token_ids), logprobs=likely, evaluated=evaluated)
+            likely = _likely(completion.logprobs) if request["logprobs"] else None
+            evaluated_tokens = self._evaluated_tokens.get(key, 0)
+            self._say(
+                op="tokens", id=key, tokens=list(completion.token_ids), logprobs=likely, evaluated=evaluated_tokens
+            )
         self._drain()
-        self._say(op="done", id=key, evaluated=self._evaluated.get(key, 0))
+        self._say(op="done", id=key, evaluated=self._evaluated_tokens.get(key, 0))
 
-    def _parameters(self, asked: wire.Message) -> SamplingParams:
+    def _parameters(self, request: wire.Message) -> SamplingParams:
         return SamplingParams(
             temperature=0,
-            max_tokens=asked["max_tokens"],
-            stop_token_ids=asked["ends"],
+            max_tokens=request["max_tokens"],
+            stop_token_ids=request["ends"],
             detokenize=False,
-            logprobs=asked["logprobs"] or None,
-            structured_outputs=StructuredOutputsParams(**asked["constraint"]) if asked["constraint"] else None,
+            logprobs=request["logprobs"] or None,
+            structured_outputs=StructuredOutputsParams(**request["constraint"]) if request["constraint"] else None,
             output_kind=RequestOutputKind.DELTA,
-            **({"stream_interval": asked["interval"]} if _INTERVALS else {}),
+            **({"stream_interval": request["interval"]} if _INTERVALS else {}),
             extra_args=self._transfer(
-                key=asked["id"], **{name: asked[name] for name in ("emit", "inject", "sampling")}
+                key=request["id"], **{name: request[name] for name in ("emit", "inject", "sampling")}
             ),
         )
 
-    def _transfer(self, **what: Any) -> dict[str, Any]:
-        asked = {"version": events.VERSION, "folder": self._folder.name, "block": self._block} | what
-        return {"kv_transfer_params": {events.NAME: asked}}
+    def _transfer(self, **settings: Any) -> dict[str, Any]:
+        transfer = {"version": events.VERSION, "folder": self._folder.name, "block": self._block} | settings
+        return {"kv_transfer_params": {events.NAME: transfer}}
 
     def _drain(self) -> None:
         """Take what the connector said."""
         with suppress(BlockingIOError):
             while True:
-                message = events.unpacked(self._events.recv(events.LARGEST))
+                message = events.unpack_datagram(self._events.recv(events.LARGEST))
                 if message["op"] == "evaluated":
-                    self._evaluated[message["id"]] = message["tokens"]
+                    self._evaluated_tokens[message["id"]] = message["tokens"]
                     self._say(op="step", id=message["id"])
                 elif message["id"] == _PROBE:
-                    self._probed(message)
+                    self._note_probe(message)
                 else:
                     if message["op"] == "failed":
-                        self._failed.add(message["id"])
+                        self._failed_keys.add(message["id"])
                     self._say(**message)
 
-    def _probed(self, message: wire.Message) -> None:
-        self._why = message.get("why", "")
+    def _note_probe(self, message: wire.Message) -> None:
+        self._probe_problem = message.get("why", "")
         self._shape = message.get("shape", {})
         if "file" in message:
             (self._folder / message["file"]).unlink()
 
     def _say(self, **message: Any) -> None:
         """Together with what else one step of vLLM's brings: each write wakes Kvasir."""
-        if not self._unsent:
+        if not self._outbox:
             asyncio.get_running_loop().call_soon(self._send)
-        self._unsent.append(wire.packed(message))
+        self._outbox.append(wire.pack_message(message))
 
     def _send(self) -> None:
-        self._writer.write(b"".join(self._unsent))
-        self._unsent.clear()
+        self._writer.write(b"".join(self._outbox))
+        self._outbox.clear()
 
 
-def _likely(found: Any) -> list[tuple[int, float]]:
-    first = found[0] if found else {}
-    return [(int(token), float(one.logprob)) for token, one in first.items()]
+def _likely(logprobs: Any) -> list[tuple[int, float]]:
+    first = logprobs[0] if logprobs else {}
+    return [(int(token), float(logprob.logprob)) for token, logprob in first.items()]
 
 
 async def _next(reader: asyncio.StreamReader) -> wire.Message | None:
     try:
         head = await reader.readexactly(wire.LENGTH.size)
-        return wire.unpacked(await reader.readexactly(wire.length_of(head)))
+        return wire.unpack_message(await reader.readexactly(wire.length_of(head)))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
 
 async def _run(path: Path) -> int:
     reader, writer = await asyncio.open_unix_connection(path)
-    asked = await _next(reader)
-    if asked is None:
+    request = await _next(reader)
+    if request is None:
         return 0
     host = Host(path, writer)
     try:
-        await host.load(asked)
+        await host.load(request)
     except Exception as error:  # noqa: BLE001  vLLM raises what it likes
-        writer.write(wire.packed({"op": "refused", "why": " ".join(str(error).split())[:1000] or repr(error)}))
+        writer.write(wire.pack_message({"op": "refused", "why": " ".join(str(error).split())[:1000] or repr(error)}))
         await writer.drain()
         return 1
     try:

@@ -47,8 +47,8 @@ class Pages:
         _require_plain(self._caches)
         self.tokens = int(first.shape[2])
         self.heads, self.dim, self.dtype = int(first.shape[1]), int(first.shape[3]) // 2, DTYPES[first.dtype]
-        self._where = self._probed(first, layer)
-        if len(names) > 1 and not torch.equal(self._where, self._probed(self._caches[-1], layers[names[-1]])):
+        self._positions = self._probe(first, layer)
+        if len(names) > 1 and not torch.equal(self._positions, self._probe(self._caches[-1], layers[names[-1]])):
             raise UnknownPages("its layers keep keys and values in different orders")
 
     @property
@@ -64,11 +64,13 @@ class Pages:
     def read(self, layers: Sequence[int], blocks: Sequence[Sequence[int]], begin: int, end: int) -> NDArray[Any]:
         """Positions of a sequence in its groups' blocks: (layers, 2, tokens, heads, dim); bfloat16 as bit patterns."""
         first = begin // self.tokens
-        found = []
+        layer_rows = []
         for layer in layers:
-            ids = torch.tensor(blocks[self._groups[layer]][first : -(-end // self.tokens)], device=self._where.device)
-            found.append(self._rows(self._caches[layer][ids]))  # (tokens, 2, heads, dim)
-        rows = torch.stack(found)[:, begin - first * self.tokens : end - first * self.tokens]
+            ids = torch.tensor(
+                blocks[self._groups[layer]][first : -(-end // self.tokens)], device=self._positions.device
+            )
+            layer_rows.append(self._rows(self._caches[layer][ids]))  # (tokens, 2, heads, dim)
+        rows = torch.stack(layer_rows)[:, begin - first * self.tokens : end - first * self.tokens]
         rows = rows.transpose(1, 2).contiguous().cpu()
         array: NDArray[Any] = (rows.view(torch.uint16) if rows.dtype is torch.bfloat16 else rows).numpy()
         return array
@@ -78,17 +80,17 @@ class Pages:
         count = data.shape[2]
         first, last = begin // self.tokens, -(-(begin + count) // self.tokens)
         offset = begin - first * self.tokens
-        pages = torch.arange(last - first, device=self._where.device)[:, None] * self._where.numel()
+        pages = torch.arange(last - first, device=self._positions.device)[:, None] * self._positions.numel()
         # (tokens of all pages, numbers of a token), cut to those that there are
-        places = (pages + self._where[None]).reshape((last - first) * self.tokens, -1)[offset : offset + count]
-        for layer, given in zip(layers, data, strict=True):
+        places = (pages + self._positions[None]).reshape((last - first) * self.tokens, -1)[offset : offset + count]
+        for layer, layer_data in zip(layers, data, strict=True):
             cache = self._caches[layer]
             ids = torch.tensor(blocks[self._groups[layer]][first:last], device=cache.device)
-            rows = torch.from_numpy(given).to(cache.device)
+            rows = torch.from_numpy(layer_data).to(cache.device)
             rows = rows.view(torch.bfloat16) if self.dtype == "bf16" else rows
-            there = cache[ids].contiguous()
-            there.view(-1)[places] = rows.transpose(0, 1).reshape(count, -1)
-            cache[ids] = there
+            contents = cache[ids].contiguous()
+            contents.view(-1)[places] = rows.transpose(0, 1).reshape(count, -1)
+            cache[ids] = contents
 
     def clear(self, blocks: Sequence[Sequence[int]]) -> None:
         """Leave nothing of whoever had these blocks before."""
@@ -96,15 +98,15 @@ class Pages:
             cache[torch.tensor(blocks[group], device=cache.device)] = 0
 
     def _rows(self, pages: torch.Tensor) -> torch.Tensor:
-        flat = pages.reshape(pages.shape[0], -1)[:, self._where]
+        flat = pages.reshape(pages.shape[0], -1)[:, self._positions]
         return flat.reshape(-1, 2, self.heads, self.dim)
 
-    def _probed(self, cache: torch.Tensor, layer: Any) -> torch.Tensor:
+    def _probe(self, cache: torch.Tensor, layer: Any) -> torch.Tensor:
         """For each number of a page's tokens, in the order (token, K or V, head, dim), where in the page it lies."""
         count = cache[0].numel()
         page = torch.empty_strided((1, *cache.shape[1:]), cache.stride(), dtype=cache.dtype, device=cache.device)
         slots = torch.arange(self.tokens, device=cache.device)
-        found = torch.zeros(count, dtype=torch.int64, device=cache.device)
+        number_at = torch.zeros(count, dtype=torch.int64, device=cache.device)
         place = 1
         while place < count:
             digits = torch.arange(count, device=cache.device) // place % _DIGIT
@@ -115,13 +117,13 @@ class Pages:
                 layer.impl.do_kv_cache_update(layer, keys, values, page, slots)
             except Exception as error:
                 raise UnknownPages(f"{type(layer.impl).__name__} did not take a probe: {error!r:.200}") from error
-            found += page.reshape(-1).to(torch.int64) * place
+            number_at += page.reshape(-1).to(torch.int64) * place
             place *= _DIGIT
-        where = torch.empty_like(found)
-        if not torch.equal(found.sort().values, torch.arange(count, device=cache.device)):
+        positions = torch.empty_like(number_at)
+        if not torch.equal(number_at.sort().values, torch.arange(count, device=cache.device)):
             raise UnknownPages(f"{type(layer.impl).__name__} does not keep each number of K and V once, as it came")
-        where[found] = torch.arange(count, device=cache.device)
-        return where
+        positions[number_at] = torch.arange(count, device=cache.device)
+        return positions
 
 
 def _number(name: str) -> int:

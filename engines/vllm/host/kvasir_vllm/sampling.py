@@ -29,40 +29,40 @@ class KvasirSampler(AdapterLogitsProcessor):  # type: ignore[misc]
 
     def new_req_logits_processor(self, params: Any) -> Draw | None:
         """None for a job that takes the likeliest."""
-        asked = _asked(params)
-        return _draw(**asked) if asked else None
+        settings = _sampling_of(params)
+        return _draw(**settings) if settings else None
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         """Refuse what can't be drawn from before it reaches the engine, which an error would end. Raises ValueError."""
-        asked = _asked(sampling_params)
-        if asked is None:
+        settings = _sampling_of(sampling_params)
+        if settings is None:
             return
         try:
-            wanted = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
-            numbers = {name: kind(asked[name]) for name, kind in wanted.items()}
-            fits = len(asked) == len(wanted) and numbers["temperature"] > 0 and numbers["seed"] >= 0
+            types = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
+            numbers = {name: kind(settings[name]) for name, kind in types.items()}
+            fits = len(settings) == len(types) and numbers["temperature"] > 0 and numbers["seed"] >= 0
         except (KeyError, TypeError, ValueError, OverflowError):
             fits = False
         if not fits:
             raise ValueError("Kvasir's sampling has temperature (above 0), top_p, top_k and seed (0 or more)")
 
 
-def _asked(params: Any) -> Any:
+def _sampling_of(params: Any) -> Any:
     """How a request is sampled; None: not by us."""
     transfer = (params.extra_args or {}).get("kv_transfer_params")
-    asked = transfer.get(NAME) if isinstance(transfer, dict) else None
-    return asked.get("sampling") if isinstance(asked, dict) else None
+    transfer_params = transfer.get(NAME) if isinstance(transfer, dict) else None
+    return transfer_params.get("sampling") if isinstance(transfer_params, dict) else None
 
 
 def _draw(temperature: float, top_p: float, top_k: int, seed: int) -> Draw:
-    def draw(before: list[int], logits: torch.Tensor) -> torch.Tensor:
+    def draw(previous_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
         ids, scores = _candidates(logits.float(), top_k, top_p)
-        noise = np.random.default_rng((seed, len(before))).gumbel(size=len(ids))
-        chosen = ids[int(np.argmax(scores / temperature + noise))]
-        left = torch.full_like(logits, -torch.inf)
-        left[chosen] = 0
-        return left
+        noise = np.random.default_rng((seed, len(previous_ids))).gumbel(size=len(ids))
+        token = ids[int(np.argmax(scores / temperature + noise))]
+        result = torch.full_like(logits, -torch.inf)
+        result[token] = 0
+        return result
 
     return draw
 
@@ -70,10 +70,10 @@ def _draw(temperature: float, top_p: float, top_k: int, seed: int) -> Draw:
 def _candidates(scores: torch.Tensor, top_k: int, top_p: float) -> tuple[NDArray[Any], NDArray[Any]]:
     """Ids that may be drawn, likeliest first, and their scores."""
     count = top_k if 0 < top_k < len(scores) else len(scores)
-    found, ids = torch.topk(scores, count)
-    before = found.softmax(-1).cumsum(-1).roll(1)
-    before[0] = 0
-    allowed = torch.isfinite(found) & (before < max(top_p, torch.finfo(torch.float32).tiny))
+    top_scores, ids = torch.topk(scores, count)
+    preceding_mass = top_scores.softmax(-1).cumsum(-1).roll(1)
+    preceding_mass[0] = 0
+    is_allowed = torch.isfinite(top_scores) & (preceding_mass < max(top_p, torch.finfo(torch.float32).tiny))
     if top_p >= 1:
-        allowed = torch.isfinite(found)
-    return ids[allowed].cpu().numpy(), found[allowed].double().cpu().numpy()
+        is_allowed = torch.isfinite(top_scores)
+    return ids[is_allowed].cpu().numpy(), top_scores[is_allowed].double().cpu().numpy()

@@ -40,11 +40,11 @@ MAX_BYTES = 64 << 20
 Message = dict[str, Any]
 
 
-class Garbled(Exception):
+class GarbledMessage(Exception):
     """What came is no message of this protocol."""
 
 
-def packed(message: Message) -> bytes:
+def pack_message(message: Message) -> bytes:
     """A message with its length in front."""
     body: bytes = msgpack.packb(message)
     return LENGTH.pack(len(body)) + body
@@ -54,26 +54,26 @@ def length_of(head: bytes) -> int:
     """Bytes that follow these four. Raises Garbled."""
     length: int = LENGTH.unpack(head)[0]
     if length > MAX_BYTES:
-        raise Garbled(f"a message of {length:,} bytes")
+        raise GarbledMessage(f"a message of {length:,} bytes")
     return length
 
 
-def unpacked(body: bytes) -> Message:
+def unpack_message(body: bytes) -> Message:
     """The message in these bytes. Raises Garbled."""
     try:
         message = msgpack.unpackb(body)
     except ValueError as error:
-        raise Garbled(f"no msgpack: {error}") from None
+        raise GarbledMessage(f"no msgpack: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-        raise Garbled("no map with an op")
+        raise GarbledMessage("no map with an op")
     return message
 
 
-def received(read: Callable[[int], bytes]) -> Message | None:
-    """The next message of a stream; None at its end. `read` gives as many bytes as asked for, fewer at the end."""
-    head = read(LENGTH.size)
+def read_message(read_bytes: Callable[[int], bytes]) -> Message | None:
+    """The next message of a stream; None at its end. `read_bytes` gives as many as asked for, fewer at the end."""
+    head = read_bytes(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
     length = length_of(head)
-    body = read(length)
-    return unpacked(body) if len(body) == length else None
+    body = read_bytes(length)
+    return unpack_message(body) if len(body) == length else None

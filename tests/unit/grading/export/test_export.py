@@ -12,7 +12,7 @@ import pytest
 
 from grading.cells import safe_cell
 from grading.export import (
-    Exported,
+    ExportFile,
     ExportError,
     assignment_columns,
     export_canvas,
@@ -109,8 +109,8 @@ def moodle(tmp_path: Path) -> Path:
     return batch(tmp_path, four_grades(MOODLE))
 
 
-def reasons(made: Exported) -> dict[str, str]:
-    return {blank.submission: blank.why for blank in made.left_blank}
+def reasons(made: ExportFile) -> dict[str, str]:
+    return {blank.submission: blank.reason for blank in made.left_blank}
 
 
 # --- what is final
@@ -305,7 +305,7 @@ def test_moodle_takes_the_feedback_zip(moodle: Path) -> None:
 # --- feedback and the table
 
 
-def unpacked(made: Exported) -> dict[str, str]:
+def unpacked(made: ExportFile) -> dict[str, str]:
     with zipfile.ZipFile(io.BytesIO(made.data)) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
@@ -345,7 +345,7 @@ def test_feedback_that_repeats_what_only_graders_see_is_withheld_and_listed(tmp_
     ],
 )
 def test_who_is_left_out_stands_there_once_on_one_line_with_every_reason(
-    tmp_path: Path, export: Callable[[Path], Exported]
+    tmp_path: Path, export: Callable[[Path], ExportFile]
 ) -> None:
     leaking = (criterion("loops", 2, 2, leaks=True), criterion("words", 4, 4))
     unfinished = grade("nobody\nknown.R", words=None, reason="no points\nfor words: late")
@@ -355,10 +355,10 @@ def test_who_is_left_out_stands_there_once_on_one_line_with_every_reason(
     listed = export(tmp_path).left_blank
 
     assert [blank.submission for blank in listed] == ["nobody known.R", "seen.R"]
-    assert [line for blank in listed for line in blank.why.splitlines()] == [blank.why for blank in listed]
-    assert listed[0].why.startswith("incomplete: no points for words: late")
-    assert listed[1].why.startswith("needs review: words: evidence not found")
-    assert "feedback withheld" not in listed[1].why  # there is no file that it could be withheld from
+    assert [line for blank in listed for line in blank.reason.splitlines()] == [blank.reason for blank in listed]
+    assert listed[0].reason.startswith("incomplete: no points for words: late")
+    assert listed[1].reason.startswith("needs review: words: evidence not found")
+    assert "feedback withheld" not in listed[1].reason  # there is no file that it could be withheld from
 
 
 def test_a_reason_to_be_blank_and_one_to_be_left_out_are_joined(tmp_path: Path) -> None:

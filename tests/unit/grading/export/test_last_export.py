@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grading.export import held_by_canvas, held_by_moodle, note_given, since_last
-from grading.export.final import apply, final_grades
+from grading.export import held_by_canvas, held_by_moodle, record_export, since_last
+from grading.export.final import apply_decisions, final_grades
 from grading.export.last import FILE
 from grading.points import CriterionGrade, Grade
 from grading.report.graded import GradedClass, save_graded
@@ -28,37 +28,37 @@ CLASS = [grade("ada", 4), grade("benno", 5)]
 
 
 def finals(*decided: Override) -> list:  # type: ignore[type-arg]
-    return [apply(one, {each.criterion_id: each for each in decided if each.item_id == one.item_id}) for one in CLASS]
+    return [apply_decisions(one, {each.criterion_id: each for each in decided if each.item_id == one.item_id}) for one in CLASS]
 
 
 def test_the_first_export_has_nothing_before_it(tmp_path: Path) -> None:
-    assert since_last(tmp_path, "csv", finals()).said() == "This would be the first export of this kind."
+    assert since_last(tmp_path, "csv", finals()).summary() == "This would be the first export of this kind."
 
 
 def test_only_what_differs_is_named_and_kinds_are_kept_apart(tmp_path: Path) -> None:
-    note_given(tmp_path, since_last(tmp_path, "canvas", finals()).now)
+    record_export(tmp_path, since_last(tmp_path, "canvas", finals()).now)
     ada = Override("item-ada", "loops", 6, None, "I ran it", "eve")
 
     since = since_last(tmp_path, "canvas", finals(ada))
 
-    assert since.said().startswith("1 grade would differ from the last export of this kind (")
+    assert since.summary().startswith("1 grade would differ from the last export of this kind (")
     assert since.lines() == ["ada: 4 → 6"]
     assert since_last(tmp_path, "moodle", finals(ada)).last is None
-    note_given(tmp_path, since.now)
-    assert since_last(tmp_path, "canvas", finals(ada)).said().startswith("Nothing would differ")
+    record_export(tmp_path, since.now)
+    assert since_last(tmp_path, "canvas", finals(ada)).summary().startswith("Nothing would differ")
     assert since_last(tmp_path, "canvas", finals()).lines() == ["ada: 6 → 4"]
 
 
 def test_what_is_blank_or_gone_by_now_is_told(tmp_path: Path) -> None:
-    note_given(tmp_path, since_last(tmp_path, "csv", finals()).now)
+    record_export(tmp_path, since_last(tmp_path, "csv", finals()).now)
     failed = Grade("ada", "failed", None, 6, (), reason="not a notebook", item_id="item-ada")
 
-    assert since_last(tmp_path, "csv", [apply(failed, {})]).lines() == ["ada: 4 → blank", "item-benno: 5 → blank"]
+    assert since_last(tmp_path, "csv", [apply_decisions(failed, {})]).lines() == ["ada: 4 → blank", "item-benno: 5 → blank"]
 
 
 def test_of_what_the_file_does_not_hold_nothing_is_said_or_noted(tmp_path: Path) -> None:
     ada, benno = finals()
-    note_given(tmp_path, since_last(tmp_path, "canvas", finals(), [ada]).now)
+    record_export(tmp_path, since_last(tmp_path, "canvas", finals(), [ada]).now)
     both_changed = finals(
         Override("item-ada", "loops", 6, None, "I ran it", "eve"), Override("item-benno", "loops", 6, None, "so", "eve")
     )
@@ -67,7 +67,7 @@ def test_of_what_the_file_does_not_hold_nothing_is_said_or_noted(tmp_path: Path)
 
     assert since.lines() == ["benno: blank → 6"]
     assert since.now.points == {"item-benno": 6}
-    note_given(tmp_path, since.now)
+    record_export(tmp_path, since.now)
     # Ada's section was the last export but one: her grade is compared with that.
     assert since_last(tmp_path, "canvas", both_changed).lines() == ["ada: 4 → 6"]
     assert since_last(tmp_path, "canvas", [ada, benno], [ada]).lines() == []
@@ -102,7 +102,7 @@ def test_a_gradebook_holds_whom_it_lists_and_neither_excuses_nor_grades_that_sta
 def test_a_worksheet_holds_whom_it_lists_and_no_grade_that_is_locked_or_stays(tmp_path: Path) -> None:
     names = [f"{name}_{number}_assignsubmission_file_" for number, name in enumerate(("ada", "benno", "cato", "dora"))]
     failed = Grade(names[3], "failed", None, 6, (), reason="not a notebook")
-    grades = [apply(one, {}) for one in (*(grade(name, 4) for name in names[:3]), failed, grade("eve.py", 4))]
+    grades = [apply_decisions(one, {}) for one in (*(grade(name, 4) for name in names[:3]), failed, grade("eve.py", 4))]
     worksheet = b"""Identifier,Grade,Last modified (grade),Grade can be changed
 Participant 0,,-,Yes
 Participant 1,,-,No
@@ -136,7 +136,7 @@ def test_the_command_compares_and_notes_what_the_file_holds(tmp_path: Path, caps
 
 
 def test_the_file_names_nobody_and_is_forgotten_with_the_batch(tmp_path: Path) -> None:
-    note_given(tmp_path, since_last(tmp_path, "csv", finals()).now)
+    record_export(tmp_path, since_last(tmp_path, "csv", finals()).now)
 
     assert '"ada"' not in (tmp_path / FILE).read_text("utf-8")
     assert tmp_path / FILE in kept_in(tmp_path)

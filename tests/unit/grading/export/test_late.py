@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from desk.rounds import graded_class
-from desk.rows import rows
+from desk.rounds import graded_class_of
+from desk.rows import make_rows
 from desk.view import BatchView
 from grading.export import ExportError, export_csv, export_feedback, final_grades, keep_times
 from grading.points import CriterionGrade, Grade
@@ -242,13 +242,13 @@ def test_the_desk_and_the_report_show_it(tmp_path: Path) -> None:
     view.assignment = replace(view.assignment, rubric=replace(assignment.rubric, late=RULE))
     name = view.grades[0].submission
     table = f"submission,submitted_at\n{name},{(DUE + timedelta(hours=2)).isoformat()}"
-    made = graded_class(view)
+    made = graded_class_of(view)
     assert made
     keep_times(folder, table.encode(), made)
 
-    (row,) = rows(view, {})
+    (row,) = make_rows(view, {})
     assert row.final.penalty
     assert row.final.penalty.words.startswith("late, 1 day begun: 10 % of")
-    assert row.ai == view.grades[0].points == row.final.earned
+    assert row.ai == view.grades[0].points == row.final.earned_points
     page = render_page(view.grades, assignment.rubric, (), late={name: row.final.penalty.words})
     assert f"Taken off: {row.final.penalty.words}" in page

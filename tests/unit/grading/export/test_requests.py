@@ -14,7 +14,7 @@ from grading.export import (
     FinalGrade,
     Request,
     add_requests,
-    answer,
+    save_reply,
     export_replies,
     final_grades,
     points_of,
@@ -128,13 +128,13 @@ def test_an_answer_keeps_the_points_then_and_now_and_the_last_one_counts(out: Pa
     add_requests(out, [asked])
     before = (out / FILE).read_bytes()
     with pytest.raises(ExportError, match="write a reply"):
-        answer(out, asked, " ", 2)
+        save_reply(out, asked, " ", 2)
 
     append_override(out, Override(final.grade.item_id, final.criteria[0].id, 3, "You did.", "asked"))
-    answer(out, asked, "You did; sorry.", points_of(grades(out)[0], asked.criterion_id), "Bob")
+    save_reply(out, asked, "You did; sorry.", points_of(grades(out)[0], asked.criterion_id), "Bob")
     with pytest.raises(ExportError, match=r"somebody has replied meanwhile \(Bob\); read that reply first"):
-        answer(out, asked, "No.", 2, "Ann")
-    answer(out, read_requests(out)[0], "You did. Thank you for asking.", 3, "Bob")
+        save_reply(out, asked, "No.", 2, "Ann")
+    save_reply(out, read_requests(out)[0], "You did. Thank you for asking.", 3, "Bob")
 
     [found] = read_requests(out)
     assert found.answer

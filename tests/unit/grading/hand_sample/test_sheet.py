@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grading import grade
-from grading.hand_sample import SHEET, BoundError, Draw, Plan, SheetConflict, bound_of, draw, give, given, more
+from grading.hand_sample import SHEET, BoundError, Draw, SamplePlan, SheetConflict, bound_of, draw_sample, enter_points, entered_points, draw_more
 from grading.report.graded import load_graded, save_graded
 from producers.batch.batch import Batch
 from tests.support.desk import answer, planned
@@ -29,18 +29,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def held(folder: Path, made: Draw) -> dict[str, dict[str, str]]:
-    return given(folder, made, load_graded(folder))
+    return entered_points(folder, made, load_graded(folder))
 
 
 def test_points_are_kept_one_by_one_until_the_sheet_can_be_read(folder: Path) -> None:
-    made = draw(folder, Plan((3,)), "Ada")
+    made = draw_sample(folder, SamplePlan((3,)), "Ada")
     with pytest.raises(BoundError, match="3 of 3 submissions have no points yet"):
         bound_of(folder)
-    for item_id in made.sampled():
-        give(folder, item_id, "works", "2", "")
+    for item_id in made.sampled_members():
+        enter_points(folder, item_id, "works", "2", "")
         with pytest.raises(BoundError):
             bound_of(folder)
-        give(folder, item_id, "clear", "1.0", "")
+        enter_points(folder, item_id, "clear", "1.0", "")
     assert set(map(tuple, (cells.values() for cells in held(folder, made).values()))) == {("2", "1")}
     (part,) = bound_of(folder).parts
     assert [(one.criterion, one.same, one.bias) for one in part.agreement] == [
@@ -51,25 +51,25 @@ def test_points_are_kept_one_by_one_until_the_sheet_can_be_read(folder: Path) ->
 
 
 def test_what_somebody_entered_meanwhile_is_not_overwritten(folder: Path) -> None:
-    made = draw(folder, Plan((3,)), "Ada")
-    item_id = next(iter(made.sampled()))
-    give(folder, item_id, "works", "2", "")
+    made = draw_sample(folder, SamplePlan((3,)), "Ada")
+    item_id = next(iter(made.sampled_members()))
+    enter_points(folder, item_id, "works", "2", "")
     with pytest.raises(SheetConflict) as conflict:
-        give(folder, item_id, "works", "3", "")
+        enter_points(folder, item_id, "works", "3", "")
     assert conflict.value.stands == "2"
     assert held(folder, made)[item_id] == {"works": "2", "clear": ""}
-    give(folder, item_id, "works", "2", "")  # the same is none
-    give(folder, item_id, "works", "3", "2")
-    give(folder, item_id, "works", "", "3")
+    enter_points(folder, item_id, "works", "2", "")  # the same is none
+    enter_points(folder, item_id, "works", "3", "2")
+    enter_points(folder, item_id, "works", "", "3")
     assert held(folder, made)[item_id] == {"works": "", "clear": ""}
 
 
 def test_of_many_who_write_at_once_none_loses_anything(folder: Path) -> None:
-    made = draw(folder, Plan((SIZE - 2, SIZE)), "Ada")
-    cells = [(item_id, criterion) for item_id in made.sampled() for criterion in ("works", "clear")]
+    made = draw_sample(folder, SamplePlan((SIZE - 2, SIZE)), "Ada")
+    cells = [(item_id, criterion) for item_id in made.sampled_members() for criterion in ("works", "clear")]
     with ThreadPoolExecutor(6) as pool:
-        writers = [pool.submit(give, folder, item_id, criterion, "1", "") for item_id, criterion in cells]
-        extended = pool.submit(more, folder)
+        writers = [pool.submit(enter_points, folder, item_id, criterion, "1", "") for item_id, criterion in cells]
+        extended = pool.submit(draw_more, folder)
         for each in (*writers, extended):
             each.result()
     made = extended.result()
@@ -89,21 +89,21 @@ def test_of_many_who_write_at_once_none_loses_anything(folder: Path) -> None:
 def test_what_cannot_be_entered_leaves_the_sheet_as_it_was(
     folder: Path, criterion: str, points: str, said: str
 ) -> None:
-    made = draw(folder, Plan((3,)), "Ada")
+    made = draw_sample(folder, SamplePlan((3,)), "Ada")
     before = (folder / SHEET).read_bytes()
     with pytest.raises(BoundError, match=said):
-        give(folder, next(iter(made.sampled())), criterion, points, "")
-    others = {one.item_id for stratum in made.strata for one in stratum.members} - made.sampled().keys()
+        enter_points(folder, next(iter(made.sampled_members())), criterion, points, "")
+    others = {one.item_id for stratum in made.strata for one in stratum.members} - made.sampled_members().keys()
     with pytest.raises(BoundError, match="not drawn"):
-        give(folder, min(others), "works", "1", "")
+        enter_points(folder, min(others), "works", "1", "")
     assert (folder / SHEET).read_bytes() == before
 
 
 def test_a_remark_that_was_written_elsewhere_and_a_spreadsheets_semicolons_stay(folder: Path) -> None:
-    made = draw(folder, Plan((3,)), "Ada")
+    made = draw_sample(folder, SamplePlan((3,)), "Ada")
     rows = list(csv.reader((folder / SHEET).read_text("utf-8").splitlines()))
     rows[1][-1] = "ask her"
     (folder / SHEET).write_text("".join(";".join(row) + "\n" for row in rows), "utf-8")
-    give(folder, next(iter(made.sampled())), "clear", "0,5", "")
+    enter_points(folder, next(iter(made.sampled_members())), "clear", "0,5", "")
     line = (folder / SHEET).read_text("utf-8").splitlines()[1]
     assert line.split(";")[2:] == ['"0.5"', '"ask her"']
