@@ -144,7 +144,7 @@ def _prefill_model(task: ChildTask, store: RedisKVStore, model: str) -> Row:
             start = prompts["long"][: BOUNDARY + 1]
             place.put(store, "start", start, prefilled(engine, start))
         sketches = task.sketches(engine)
-        sketches.keep()
+        sketches.publish()
         return {"layout": asdict(cache.layout), "said": kv_text(engine.info), "sketch": sketches.name}
 
 

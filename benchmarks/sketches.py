@@ -37,7 +37,7 @@ from benchmarks import harness, matrix_models
 from engines.catalogue import BY_NAME
 from engines.huggingface.weights import layout_of, open_folder
 from engines.registry import EngineOptions, open_engine
-from engines.sketch import TOKENS, Sketch, SketchAgreement, compare, prompt
+from engines.sketch import TOKENS, Sketch, SketchAgreement, compare, prompt_ids
 from engines.sketching import compute_numbers
 from messages.kv import KVLayout
 
@@ -67,7 +67,7 @@ def sketch(engine: str, folder: Path, model: str, weights: Path | str = "", layo
         shape = layout or info.layout
         assert shape is not None
         tokens = min(TOKENS, context) - 1
-        numbers = compute_numbers(opened, shape, prompt(info.vocabulary, tokens))
+        numbers = compute_numbers(opened, shape, prompt_ids(info.vocabulary, tokens))
         return Sketch(engine, info.rounding, info.fingerprint, info.tokenizer, tokens, shape, (), numbers)
 
 

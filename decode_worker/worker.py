@@ -189,7 +189,7 @@ class DecodeWorker:
 
     def _renew(self) -> None:
         """Our sketch, and all claims in one round trip; those that have their results need no claim any more."""
-        self._model_cache.home.loaded.sketches.keep()
+        self._model_cache.home.loaded.sketches.publish()
         self._cluster_state.take_up(self.worker_id, [attempt.key for attempt in self._running.all()], CLAIM_TTL_S)
 
     def _decode(self, attempt: DecodeAttempt) -> None:

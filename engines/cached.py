@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def note_of(kind: str, identity: str) -> Path:
+def note_path(kind: str, identity: str) -> Path:
     """Where the note of this kind is, if it was made."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "kvasir" / kind / hashlib.sha256(identity.encode()).hexdigest()
 
 
-def keep(note: Path, body: bytes) -> None:
+def write_note(note: Path, body: bytes) -> None:
     """Write a note, whole or not at all: where the folder takes none, it is found out again next time."""
     draft = note.with_name(f"{note.name}.{os.getpid()}")
     with suppress(OSError):
@@ -27,11 +27,11 @@ def keep(note: Path, body: bytes) -> None:
 
 def weights_digest(identity: str, compute: Callable[[], str]) -> str:
     """The SHA-256 of weights, as 64 hexadecimal digits; `identity`: paths, sizes and times of their files."""
-    note = note_of("weights", identity)
+    note = note_path("weights", identity)
     with suppress(OSError):
         cached_digest = note.read_text()
         if len(cached_digest) == 64:
             return cached_digest
     digest = compute()
-    keep(note, digest.encode())
+    write_note(note, digest.encode())
     return digest

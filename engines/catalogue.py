@@ -33,7 +33,7 @@ class EngineEntry:
         """What has to be installed before it runs here, as a command; "": nothing."""
         absent = [package for package in self.packages if importlib.util.find_spec(package) is None]
         if not absent or (self.name == "llamacpp" and find_program()):
-            return environment.COMMAND if self.name == "vllm" and not environment.is_there() else ""
+            return environment.COMMAND if self.name == "vllm" and not environment.is_installed() else ""
         return f"pip install 'kvasir-inference[{self.extra}]'" if self.extra else f"pip install {' '.join(absent)}"
 
     def partners(self) -> tuple[str, ...]:

@@ -107,11 +107,11 @@ class Calls:
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-http", daemon=True)
         self._thread.start()
 
-    def call(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def call(self, send: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """The one thing that comes back. Raises what `translate_error` gives, and EngineUnavailable once closed."""
 
         async def produce_one() -> AsyncIterator[Any]:
-            yield await ask()
+            yield await send()
 
         with closing(self.receive(produce_one, None)) as pieces:
             return next(pieces)

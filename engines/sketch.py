@@ -117,7 +117,7 @@ def read_sketch(body: bytes, name: str) -> Sketch:
         checks.whole("tokens", fields["tokens"], 1, TOKENS)
         for name_of in ("engine", "weights", "tokenizer"):
             checks.text(name_of, fields[name_of], 255)
-        sketch = Sketch(**fields, numbers=np.frombuffer(rest, "<f4").reshape(shape(layout)))
+        sketch = Sketch(**fields, numbers=np.frombuffer(rest, "<f4").reshape(numbers_shape(layout)))
         if not np.isfinite(sketch.numbers).all():
             raise KVTransferFailed(f"sketch {name:.12} holds inf or nan")
     except KVTransferFailed:
@@ -127,7 +127,7 @@ def read_sketch(body: bytes, name: str) -> Sketch:
     return sketch
 
 
-def prompt(vocabulary: int, tokens: int) -> tuple[int, ...]:
+def prompt_ids(vocabulary: int, tokens: int) -> tuple[int, ...]:
     """The ids that every engine with this many gets, a shorter prompt the first of them.
 
     Control tokens lie at either end of nearly every vocabulary, so the first and the last eighth are left out.
@@ -137,7 +137,7 @@ def prompt(vocabulary: int, tokens: int) -> tuple[int, ...]:
     return tuple((margin + numbers % (vocabulary - 2 * margin)).tolist())
 
 
-def shape(layout: KVLayout) -> tuple[int, int, int, int]:
+def numbers_shape(layout: KVLayout) -> tuple[int, int, int, int]:
     """Of a sketch's numbers."""
     return (layout.num_layers + len(layout.state_layers), 2, POSITIONS, WIDTH + 1)
 
@@ -275,7 +275,7 @@ class Sketches:
         self._store = store
         self._agreements = {self.name: SketchAgreement("")}
 
-    def keep(self) -> None:
+    def publish(self) -> None:
         """Have our own lie in the store, for those who are to compare theirs with it."""
         if self._sketch and self._store:
             self._store.put_sketch(self.name, self._sketch.body)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engines.base import EngineInfo, PrefillEngine
-from engines.cached import keep, note_of
-from engines.sketch import TOKENS, VERSION, Sketch, positions, project, prompt, read_sketch, shape, sketch_name
+from engines.cached import write_note, note_path
+from engines.sketch import TOKENS, VERSION, Sketch, positions, project, prompt_ids, read_sketch, numbers_shape, sketch_name
 from messages.errors import KVTransferFailed
 from messages.kv import Array, KVLayout, Record, RecurrentState, Window, cast
 
@@ -24,21 +24,21 @@ def sketch_of(engine: PrefillEngine) -> Sketch | None:
         return None
     weights, tokens = info.weights or info.fingerprint, _num_tokens(info)
     made_by = (VERSION, weights, info.engine, info.build, info.device, info.layout, info.rounding, info.ropes, tokens)
-    note = note_of("sketches", repr(made_by))
+    note = note_path("sketches", repr(made_by))
     try:
         body = note.read_bytes()
         return read_sketch(body, sketch_name(body))
     except (OSError, KVTransferFailed):
         pass  # the first time, or a damaged file
     sketch = fresh_sketch(engine, info.layout)
-    keep(note, sketch.body)
+    write_note(note, sketch.body)
     return sketch
 
 
 def fresh_sketch(engine: PrefillEngine, layout: KVLayout) -> Sketch:
     """The engine's own, computed now and kept nowhere. Raises what the engine raises."""
     info, tokens = engine.info, _num_tokens(engine.info)
-    numbers = compute_numbers(engine, layout, prompt(info.vocabulary, tokens))
+    numbers = compute_numbers(engine, layout, prompt_ids(info.vocabulary, tokens))
     weights = info.weights or info.fingerprint
     return Sketch(info.engine, info.rounding, weights, info.tokenizer, tokens, layout, info.ropes, numbers)
 
@@ -49,7 +49,7 @@ def _num_tokens(info: EngineInfo) -> int:
 
 def compute_numbers(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:
     """The numbers of a sketch, by a prefill of `ids`. Raises what that raises, and KVTransferFailed for inf or nan."""
-    numbers = np.zeros(shape(layout), np.float32)
+    numbers = np.zeros(numbers_shape(layout), np.float32)
 
     def see(record: Record) -> None:
         if isinstance(record, RecurrentState):

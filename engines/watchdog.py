@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 
-def outlived_by_nobody(pid: int, end: str) -> subprocess.Popen[bytes]:
+def start_watchdog(pid: int, end: str) -> subprocess.Popen[bytes]:
     """A process that has a shell run `end`, in which "$1" is `pid`, when we die without telling it.
 
     It waits for a line (all is well) or for the end of its input: we are gone.

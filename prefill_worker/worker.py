@@ -105,7 +105,7 @@ class PrefillWorker:
 
     def _renew(self) -> None:
         """What lies in the store under our name: our sketch, so that decoders can compare theirs, and leases."""
-        self._loaded.sketches.keep()
+        self._loaded.sketches.publish()
         self._kv_writer.leases.renew()
 
     def stop(self, abort: bool = False) -> None:

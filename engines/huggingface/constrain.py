@@ -83,9 +83,9 @@ class Constrainer:
 
 
 def _grammar(schema: str) -> str:
-    value = guidance_schema(schema)
+    guided_schema = guidance_schema(schema)
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema(value)
+        grammar: str = LLMatcher.grammar_from_json_schema(guided_schema)
     except ValueError as error:
         raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
     return grammar

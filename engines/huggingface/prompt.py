@@ -192,11 +192,11 @@ def _template_text(folder: Path, settings: dict[str, Any]) -> str:
     return template
 
 
-def _token_text(value: Any) -> str:
+def _token_text(token: Any) -> str:
     """A token named in a configuration as text, or as an object with its text."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else ""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:

@@ -70,7 +70,7 @@ class TextStream:
         if self.has_stopped:
             return ""
         text = self._buffer + new
-        positions = [at for word in self._stop if (at := text.find(word)) >= 0]
+        positions = [position for word in self._stop if (position := text.find(word)) >= 0]
         if positions:
             self.has_stopped = True
             piece, self._buffer = text[: min(positions)], ""

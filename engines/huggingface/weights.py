@@ -88,7 +88,7 @@ def open_folder(weights: str) -> HFFolder:
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     """A JSON object from a model folder; {} where an optional one is missing. Raises ConfigError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if optional:
             return {}
@@ -97,9 +97,9 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         raise ConfigError(f"{path.parent} is not a complete Hugging Face model folder: it has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
-    if not isinstance(value, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{path} does not hold a JSON object")
-    return value
+    return content
 
 
 def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:

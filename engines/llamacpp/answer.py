@@ -141,10 +141,10 @@ class Completions:
             raise InvalidSchema("the JSON schema can't be made a constraint: the llama.cpp server does not enforce it")
         self._enforced_schemas.add(schema)
 
-    def _read_stream(self, ask: AnswerRequest, cache_prompt: bool) -> _StreamResult:
+    def _read_stream(self, request: AnswerRequest, cache_prompt: bool) -> _StreamResult:
         """The whole stream of one request."""
-        result = _StreamResult(ask.start, ask.on_text)
-        for event in self._events(_request(ask) | {"cache_prompt": cache_prompt}, ask.stop):
+        result = _StreamResult(request.start, request.on_text)
+        for event in self._events(_request(request) | {"cache_prompt": cache_prompt}, request.stop):
             result.consume_event(event)
         return result
 
@@ -196,11 +196,11 @@ class Completions:
             raise EngineUnavailable("the llama.cpp server ended its answer without saying why")
 
 
-def _request(ask: AnswerRequest) -> dict[str, Any]:
-    sampling = ask.sampling
+def _request(request: AnswerRequest) -> dict[str, Any]:
+    sampling = request.sampling
     body: dict[str, Any] = {
-        "prompt": list(ask.tokens),
-        "id_slot": ask.slot,
+        "prompt": list(request.tokens),
+        "id_slot": request.slot,
         "n_predict": sampling.max_tokens,
         "stream": True,
         "return_tokens": True,
@@ -238,11 +238,11 @@ def _answer(result: _StreamResult, sampling: Sampling) -> Answer:
     )
 
 
-def _thoughts_only(thoughts: _StreamResult, ask: AnswerRequest, channel: FinalChannel) -> Answer:
+def _thoughts_only(thoughts: _StreamResult, request: AnswerRequest, channel: FinalChannel) -> Answer:
     """An answer that never came to its final channel is shown whole, so that a reader sees what went on."""
     if channel.is_open:  # and no token is left
         thoughts.finish = "limit"
-        return replace(_answer(thoughts, replace(ask.sampling, max_tokens=thoughts.count)), text="")
-    if thoughts.text and ask.on_text:
-        ask.on_text(thoughts.text)
-    return _answer(thoughts, ask.sampling)
+        return replace(_answer(thoughts, replace(request.sampling, max_tokens=thoughts.count)), text="")
+    if thoughts.text and request.on_text:
+        request.on_text(thoughts.text)
+    return _answer(thoughts, request.sampling)

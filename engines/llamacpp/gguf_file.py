@@ -92,13 +92,13 @@ class _GGUFReader:
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self._data = data
         self._size = size
-        self.at = 0
+        self.position = 0
 
     def read_bytes(self, size: int) -> bytes:
-        if size > self._size - self.at:
+        if size > self._size - self.position:
             raise _DamagedFile("it ends inside its header")
-        self.at += size
-        return self._data[self.at - size : self.at]
+        self.position += size
+        return self._data[self.position - size : self.position]
 
     def scalar(self, form: str) -> Any:
         return struct.unpack(form, self.read_bytes(struct.calcsize(form)))[0]
@@ -155,7 +155,7 @@ def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise _DamagedFile(f"an alignment of {alignment!r}")
-    data_start = -(-reader.at // alignment) * alignment
+    data_start = -(-reader.position // alignment) * alignment
     if data_start + end > size:
         raise _DamagedFile(f"{data_start + end - size:,} bytes are missing at its end")
     if "general.architecture" not in metadata or not num_tensors:
@@ -163,7 +163,7 @@ def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
     factors: tuple[float, ...] = ()
     for tensor in tensors:
         if tensor.name == _ROPE_FACTORS and tensor.kind == _F32:
-            reader.at = data_start + tensor.start
+            reader.position = data_start + tensor.start
             factors = struct.unpack(f"<{tensor.values}f", reader.read_bytes(4 * tensor.values))
     long_rope = any(tensor.name == _LONG_ROPE_FACTORS for tensor in tensors)
     values: Counter[int] = Counter()

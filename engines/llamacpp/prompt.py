@@ -65,14 +65,14 @@ class LlamaPrompt(ChatPrompt):
 
     def control_span(self, text: str) -> tuple[int, int]:
         """See ChatPrompt."""
-        start, end, at = len(text), 0, 0
+        start, end, position = len(text), 0, 0
         for piece in self._pieces(text):
-            start_of_piece = text.find(piece, at)
+            start_of_piece = text.find(piece, position)
             if start_of_piece < 0 or not piece:
                 continue
-            at = start_of_piece + len(piece)
+            position = start_of_piece + len(piece)
             if self.control_id(piece) is not None:
-                start, end = min(start, start_of_piece), at
+                start, end = min(start, start_of_piece), position
         return start, end
 
     def _pieces(self, text: str) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engines.llamacpp.health import PATIENCE_S, HealthWatch
 from engines.llamacpp.http import LlamaServer
-from engines.watchdog import outlived_by_nobody
+from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class LlamaServerProcess:
     def _listen_to_its_end(self) -> int:
         process = self._process
         assert process.stdout is not None
-        with outlived_by_nobody(process.pid, _KILL) as watchdog, process.stdout:
+        with start_watchdog(process.pid, _KILL) as watchdog, process.stdout:
             for line in process.stdout:
                 self._last_words.append(line.rstrip())
                 _log.debug("%s: %s", PROGRAM, line.rstrip())

@@ -196,19 +196,19 @@ class _SlotFileReader:
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._at = 0
+        self._position = 0
 
     @property
     def bytes_left(self) -> int:
-        return len(self._data) - self._at
+        return len(self._data) - self._position
 
     def read_bytes(self, size: int, field: str) -> memoryview:
         if size > self.bytes_left:
             raise KVTransferFailed(
                 f"slot file ends inside its {field}: {size:,} bytes wanted, {self.bytes_left:,} left"
             )
-        self._at += size
-        return self._data[self._at - size : self._at]
+        self._position += size
+        return self._data[self._position - size : self._position]
 
     def u32(self, field: str) -> int:
         return int.from_bytes(self.read_bytes(4, field), "little")

@@ -95,7 +95,7 @@ class MLXEngine(FolderEngine):
             resume.require_layout(layout)
             resume.require_part_of(len(tokens), left=0)
         work = PrefillWork(tokens, resume, layout, first)
-        with self._under_way(work):
+        with self._submit(work):
             while not isinstance(output := self._take(work, stop), PrefillResult):
                 assert isinstance(output, Block | Window | RecurrentState)
                 emit(output)
@@ -116,7 +116,7 @@ class MLXEngine(FolderEngine):
         eager = on_text is not None or bool(sampling.stop)
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
         work.fork = self._pinned_states.get(id(cache))
-        with self._under_way(work):
+        with self._submit(work):
             answer = self._collect_answer(self._sample_ids(work, stop), sampling, on_text, start)
             return replace(answer, evaluated_tokens=work.evaluated_tokens)
 
@@ -136,12 +136,12 @@ class MLXEngine(FolderEngine):
         self._check_call(tokens, cache, 1)
         observer = Observer()
         work = DecodeWork(tokens, cache, 1, observer, None, eager=True)
-        with self._under_way(work):
+        with self._submit(work):
             self._take(work, stop)
         return top_logprobs(observer.scores[0])
 
     @contextmanager
-    def _under_way(self, work: PromptWork) -> Iterator[None]:
+    def _submit(self, work: PromptWork) -> Iterator[None]:
         """The loop computes it, for as long as somebody listens."""
         self._loop.submit(work)
         try:

@@ -184,12 +184,12 @@ def _ring_rows(data: mx.array, layout: KVLayout, num_tokens: int) -> mx.array:
 
 def _in_order(ring: Any, buffer: mx.array, layout: KVLayout) -> mx.array:
     """(kv_heads, rows, head_dim), oldest row first."""
-    size, at = buffer.shape[2], ring._idx
-    filled_rows = buffer if size >= ring.max_size or at == size else buffer[:, :, :at]
+    size, next_row = buffer.shape[2], ring._idx
+    filled_rows = buffer if size >= ring.max_size or next_row == size else buffer[:, :, :next_row]
     sorted_rows = (
         filled_rows
-        if at >= filled_rows.shape[2]
-        else mx.concatenate([filled_rows[:, :, at:], filled_rows[:, :, :at]], axis=2)
+        if next_row >= filled_rows.shape[2]
+        else mx.concatenate([filled_rows[:, :, next_row:], filled_rows[:, :, :next_row]], axis=2)
     )
     keep = min(layout.window, ring.offset)
     return sorted_rows[0, :, sorted_rows.shape[2] - keep :]

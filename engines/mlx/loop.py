@@ -91,7 +91,7 @@ class ModelLoop:
         stream = mx.new_stream(mx.default_device())
         with mx.stream(stream):
             loaded_model = load()
-            turns = _Turns(loaded_model, stream, end_ids, slots, self._inbox)
+            turns = _Scheduler(loaded_model, stream, end_ids, slots, self._inbox)
             ready.put(loaded_model)
             try:
                 turns.run()
@@ -103,7 +103,7 @@ class ModelLoop:
                 turns.end()
 
 
-class _Turns:
+class _Scheduler:
     """What the loop does, turn by turn, in its thread."""
 
     def __init__(

@@ -75,8 +75,8 @@ def measure_rope(rope: nn.Module, size: int) -> Rope:
     pairs = np.arange(partner)
     frequencies = np.zeros(partner)
     for offset in _OFFSETS:
-        at = _rotate_units(rope, size, offset)
-        angles = np.arctan2(at[pairs, pairs + partner], at[pairs, pairs])
+        rotated_rows = _rotate_units(rope, size, offset)
+        angles = np.arctan2(rotated_rows[pairs, pairs + partner], rotated_rows[pairs, pairs])
         frequencies = np.where(frequencies * offset < _MAX_ANGLE, angles / offset, frequencies)
     return Rope(tuple(frequencies.tolist()), float(np.hypot(unit_rows[0, 0], unit_rows[0, partner])))
 

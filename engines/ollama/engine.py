@@ -240,8 +240,8 @@ def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
 
     def break_up(text: str) -> str:
         def break_if_mark(match: re.Match[str]) -> str:
-            at = match.start()
-            return break_mark(match) if any(text[at : at + length] in marks for length in lengths) else match[0]
+            start = match.start()
+            return break_mark(match) if any(text[start : start + length] in marks for length in lengths) else match[0]
 
         return starts.sub(break_if_mark, text)
 

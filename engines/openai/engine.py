@@ -46,7 +46,7 @@ def open_engine(options: EngineOptions) -> OpenAIEngine:
         return OpenAIEngine(server, model, find_model(server, model), options)
     except EngineUnavailable as error:
         server.close()
-        raise why_not(error, bool(options.api_key)) from None
+        raise startup_error(error, bool(options.api_key)) from None
     except DeadLetter as error:
         server.close()
         raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
@@ -65,7 +65,7 @@ def look_up(options: EngineOptions) -> tuple[str, bool]:
     try:
         entry = find_model(server, model)
     except EngineUnavailable as error:
-        raise why_not(error, bool(options.api_key)) from None
+        raise startup_error(error, bool(options.api_key)) from None
     finally:
         server.close()
     return outside(base), bool(entry)
@@ -83,7 +83,7 @@ def parse_weights(weights: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def why_not(error: EngineUnavailable, with_key: bool) -> ConfigError:
+def startup_error(error: EngineUnavailable, with_key: bool) -> ConfigError:
     """The error of an engine that can't start, with what to do."""
     if isinstance(error, Outside):
         return ConfigError(f"{error} in the model's table")
@@ -199,13 +199,13 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
                 for event in self._server.chat(request):
                     reading.consume_event(event)
             except RequestRefused as refusal:
-                self._do_without(refusal, request)
+                self._drop_field(refusal, request)
                 continue
             if reading.prompt_tokens:
                 self._letters_per_token = len(text) / reading.prompt_tokens
             return
 
-    def _do_without(self, refusal: RequestRefused, request: dict[str, Any]) -> None:
+    def _drop_field(self, refusal: RequestRefused, request: dict[str, Any]) -> None:
         """The field that a refusal names is not sent again. Raises the refusal if it names none."""
         refusal_text = f"{refusal.param} {refusal.message}"
         field = next((name for name in _OPTIONAL if name in request and name in refusal_text), "")

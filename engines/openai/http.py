@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import certifi
 
-from engines.openai.place import outside, stays
+from engines.openai.place import outside, is_fixed_address
 from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
@@ -66,7 +66,7 @@ class OpenAIServer(RemoteServer):
         """`base` is the URL up to and with `/v1`. The key is sent there and shown nowhere."""
         self.host = base
         self._key = api_key
-        self._may_be_called = allow_external or (stays(base) and not outside(base))
+        self._may_be_called = allow_external or (is_fixed_address(base) and not outside(base))
         self._session: aiohttp.ClientSession | None = None
         disconnect_errors = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
         self._calls = Calls("openai", self._translate_error, self._close, disconnect_errors, _is_gone, self._list)
@@ -78,7 +78,7 @@ class OpenAIServer(RemoteServer):
 
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """The answer's events. A server that is busy (429) is asked again when it says."""
-        return self._calls.receive(lambda: self._patiently(body), stop)
+        return self._calls.receive(lambda: self._events_with_retry(body), stop)
 
     async def _list(self) -> list[Any]:
         await self._check_place()
@@ -93,7 +93,7 @@ class OpenAIServer(RemoteServer):
             raise NoModelList(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
         return entries
 
-    async def _patiently(self, body: dict[str, Any]) -> AsyncIterator[Any]:
+    async def _events_with_retry(self, body: dict[str, Any]) -> AsyncIterator[Any]:
         while True:
             try:
                 async for event in self._events(body):
@@ -194,7 +194,7 @@ class OpenAIServer(RemoteServer):
             return error
         if isinstance(error, _Busy):
             return EngineUnavailable(f"the server at {self.host} is busy for {error.seconds:.0f} s more")
-        return EngineUnavailable(f"the server at {self.host} does not answer: {_words(error):.300}")
+        return EngineUnavailable(f"the server at {self.host} does not answer: {_error_text(error):.300}")
 
 
 def permanent_error(refusal: RequestRefused) -> KvasirError:
@@ -212,7 +212,7 @@ def _is_gone(error: BaseException) -> bool:
     return isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Outside))
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Without what aiohttp's own words have besides: a TLS context's address in memory, the URL again."""
     cause = getattr(error, "os_error", error)
     text = getattr(cause, "strerror", "") or getattr(cause, "message", "") or str(cause) or type(cause).__name__

@@ -31,7 +31,7 @@ def outside(url: str) -> str:
     return "" if all(_is_inside(address) for address in addresses) else host
 
 
-def stays(url: str) -> bool:
+def is_fixed_address(url: str) -> bool:
     """Whether its host is an address or `localhost`: where it is needs no looking up, and won't change."""
     host = urlsplit(url).hostname or ""
     return host == "localhost" or host.replace(".", "").isdigit() or ":" in host

@@ -48,7 +48,7 @@ _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_pena
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
 
 
-def reach(weights: str, api_key: str = "") -> tuple[AttachedServer, str]:
+def connect(weights: str, api_key: str = "") -> tuple[AttachedServer, str]:
     """The server of `http://HOST:PORT?model=FOLDER&shared=FOLDER`, and `model`; "": left out. Raises ConfigError."""
     parts = urlsplit(weights)
     settings = {key: values[-1] for key, values in parse_qs(parts.query).items()}
@@ -78,7 +78,7 @@ class AttachedServer(Conversation):
         self._up = threading.Event()
         self._outage_reason = ""  # it is not up
         self._block = 1
-        self._thread = threading.Thread(target=self._attend, name="vllm-server", daemon=True)
+        self._thread = threading.Thread(target=self._watch_server, name="vllm-server", daemon=True)
         try:
             self.served_model, self._numbers = self._greet()
         except EngineUnavailable as error:
@@ -110,7 +110,7 @@ class AttachedServer(Conversation):
         if outage := self.outage:
             raise EngineUnavailable(outage)
         self._stops[key] = threading.Event()
-        threading.Thread(target=self._talk, args=(key, request), name="vllm-request", daemon=True).start()
+        threading.Thread(target=self._run_request, args=(key, request), name="vllm-request", daemon=True).start()
 
     def _abort(self, key: str) -> None:
         if stop := self._stops.get(key):
@@ -124,7 +124,7 @@ class AttachedServer(Conversation):
             _log.warning("%s", self.outage)
             self._fail_all(f"{self._server.url}: {reason}")
 
-    def _talk(self, key: str, request: Message) -> None:
+    def _run_request(self, key: str, request: Message) -> None:
         """One request, from its beginning to its end."""
         end_message: Message = {"op": "failed", "kind": "engine", "why": "vLLM's answer broke off"}
         try:
@@ -227,7 +227,7 @@ class AttachedServer(Conversation):
         self._block = layout.block_tokens
         return description | {"shape": message["shape"]}, numbers
 
-    def _attend(self) -> None:
+    def _watch_server(self) -> None:
         """Hear what the connector says; while the server is away, look for it."""
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
@@ -262,9 +262,9 @@ class AttachedServer(Conversation):
             while True:
                 datagram = self._events.recv(events.LARGEST, socket.MSG_DONTWAIT)
                 with suppress(KeyError, TypeError, ValueError, OSError):  # garbled: nothing of ours
-                    self._heed(events.unpack_datagram(datagram))
+                    self._handle_event(events.unpack_datagram(datagram))
 
-    def _heed(self, message: Message) -> None:
+    def _handle_event(self, message: Message) -> None:
         key = str(message["id"])
         self._last_message_at = time.monotonic()
         if message["op"] == "evaluated":

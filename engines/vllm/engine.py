@@ -34,7 +34,7 @@ from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of
 from engines.logprobs import TOP
 from engines.registry import EngineOptions
 from engines.vllm import environment
-from engines.vllm.attached import reach
+from engines.vllm.attached import connect
 from engines.vllm.conversation import Conversation, layout_seen
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
@@ -71,7 +71,7 @@ def attach(options: EngineOptions) -> VLLMEngine:
     `model` is the folder that it serves, as seen from here (left out: the path or hub name that the server reports);
     `shared` the folder in which both meet (left out: /dev/shm). Raises ConfigError, saying what to do.
     """
-    server, model = reach(options.weights, options.api_key)
+    server, model = connect(options.weights, options.api_key)
     try:
         served_model = server.served_model
         dtype = next(name for name, short in DTYPES.items() if short == served_model["shape"]["dtype"])
@@ -182,7 +182,7 @@ class VLLMEngine(FolderEngine):
             start = time.monotonic()
             inject = self._inject(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
-            for message in in_a_row(replies, first, len(tokens), bool(self._layout.window)):
+            for message in gapless_replies(replies, first, len(tokens), bool(self._layout.window)):
                 for record in self._records(message):
                     emit(record)
             evaluated_tokens = int(message["evaluated"])
@@ -311,12 +311,12 @@ class VLLMEngine(FolderEngine):
         if message["op"] == "window":
             yield Window(message["position"], data.reshape(layout.window_shape(-1)))
             return
-        at = 0
+        offset = 0
         for start in range(message["start"], message["end"], layout.block_tokens):  # the prompt's last may be shorter
             shape = layout.block_shape(min(layout.block_tokens, message["end"] - start))
             size = math.prod(shape)
-            yield Block(start, data[at : at + size].reshape(shape))
-            at += size
+            yield Block(start, data[offset : offset + size].reshape(shape))
+            offset += size
 
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._info.require_capacity(len(tokens) + max_tokens)
@@ -345,20 +345,20 @@ def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
     file.write(np.ascontiguousarray(cast(cache.window_rows, cache.layout.dtype, layout.dtype)).data)
 
 
-def in_a_row(replies: Iterable[Message], first: int, length: int, window: bool = False) -> Iterator[Message]:
+def gapless_replies(replies: Iterable[Message], first: int, length: int, window: bool = False) -> Iterator[Message]:
     """The replies of a prefill. Raises EngineUnavailable if blocks from `first` to `length` are missing among them, or
     a record of its windows.
 
     The connector drops what nobody takes from it for a while, and can't say so then.
     """
-    at, has_gap = first, False
+    position, has_gap = first, False
     for message in replies:
         if message["op"] == "block":
-            has_gap, at = message["start"] != at, message["end"]
+            has_gap, position = message["start"] != position, message["end"]
         elif message["op"] == "window":
             window = False
         elif message["op"] == "done":
-            has_gap = at < length or window
+            has_gap = position < length or window
         if has_gap:
             raise EngineUnavailable("vLLM's connector gave out a KV cache with a gap")
         yield message

@@ -63,7 +63,7 @@ def folder() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "kvasir" / "vllm"
 
 
-def is_there() -> bool:
+def is_installed() -> bool:
     """Whether there is such a Python; whether vLLM is in it shows when it is started."""
     return python_path().is_file()
 

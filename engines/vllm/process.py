@@ -23,7 +23,7 @@ from engines.vllm.environment import Environment
 from engines.vllm.host import kvasir_vllm
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.host.kvasir_vllm.wire import Message
-from engines.watchdog import outlived_by_nobody
+from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class HostProcess(Conversation):
         loaded_at = None
         listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
         listener.start()
-        with outlived_by_nobody(process.pid, _KILL) as watchdog:
+        with start_watchdog(process.pid, _KILL) as watchdog:
             try:
                 connection = self._accept(process)
                 if connection is not None:
@@ -184,7 +184,7 @@ class HostProcess(Conversation):
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                env=surroundings(dict(os.environ), self.launch.threads),
+                env=host_environ(dict(os.environ), self.launch.threads),
                 start_new_session=True,  # so that its group holds vLLM's other processes, and Ctrl-C is ours to handle
             )
             return True
@@ -263,7 +263,7 @@ class HostProcess(Conversation):
         )
 
 
-def surroundings(environ: dict[str, str], threads: int) -> dict[str, str]:
+def host_environ(environ: dict[str, str], threads: int) -> dict[str, str]:
     """The host's environment variables: no secret of ours, no module of ours, nothing told to anybody outside."""
     variables = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
     variables |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}

@@ -38,13 +38,13 @@ _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """A sentence for each part, at most three, with the passage that most reads as if it spoke to the grader."""
     flags = []
-    for part, found in zip(submission.parts, strongest([part.text for part in submission.parts]), strict=True):
-        where = part.where or part.kind
-        if found:
-            score, passage = found
-            flags.append(f"speaks to the grader ({where}, score {score:.2f}): “{passage}”")
+    for part, scored_passage in zip(submission.parts, strongest([part.text for part in submission.parts]), strict=True):
+        location = part.where or part.kind
+        if scored_passage:
+            score, passage = scored_passage
+            flags.append(f"speaks to the grader ({location}, score {score:.2f}): “{passage}”")
         elif has_control_tokens(part.text):
-            flags.append(f"holds a chat control token ({where})")
+            flags.append(f"holds a chat control token ({location})")
     return tuple(flags[:MAX_FLAGS])
 
 

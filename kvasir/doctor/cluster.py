@@ -18,7 +18,7 @@ from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.mlx.folder import require_no_ignored_window
 from engines.openai.engine import look_up
 from engines.vllm import environment
-from engines.vllm.attached import reach
+from engines.vllm.attached import connect
 from infra.broker import topology
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
@@ -100,7 +100,7 @@ def _check_local_model(model: ModelSettings) -> Finding:
         if entry.install_command and not (is_attached and entry.install_command == environment.COMMAND):
             return error(model.name, f"the {engine} engine is not installed", entry.install_command)
         if is_attached:
-            reach(weights, engine_options(model, engine, weights, model.context, model.slots).api_key)[0].close()
+            connect(weights, engine_options(model, engine, weights, model.context, model.slots).api_key)[0].close()
             return ok(model.name, f"vllm reaches {weights}, which has Kvasir's connector")
         if engine == "openai":
             return _check_server(model, weights)

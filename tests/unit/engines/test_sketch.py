@@ -16,7 +16,7 @@ from engines.sketch import (
     Sketches,
     compare,
     positions,
-    prompt,
+    prompt_ids,
     read_sketch,
     sketch_name,
 )
@@ -44,14 +44,14 @@ class Shelf:
 
 
 def test_every_engine_gets_the_same_ids_for_the_same_vocabulary() -> None:
-    assert prompt(151_669, 2047)[:4] == (69384, 19211, 105847, 29132)  # for ever: other ids are another version
-    assert prompt(151_669, 100) == prompt(151_669, 2047)[:100]
-    assert prompt(151_669, 10) != prompt(151_670, 10)
+    assert prompt_ids(151_669, 2047)[:4] == (69384, 19211, 105847, 29132)  # for ever: other ids are another version
+    assert prompt_ids(151_669, 100) == prompt_ids(151_669, 2047)[:100]
+    assert prompt_ids(151_669, 10) != prompt_ids(151_670, 10)
 
 
 @pytest.mark.parametrize("vocabulary", [259, 1536, 32_000, 262_144])
 def test_ids_leave_out_both_ends_of_the_vocabulary_where_control_tokens_are(vocabulary: int) -> None:
-    ids = prompt(vocabulary, TOKENS)
+    ids = prompt_ids(vocabulary, TOKENS)
 
     assert len(ids) == TOKENS
     assert vocabulary // 8 <= min(ids) <= max(ids) < vocabulary - vocabulary // 8
@@ -199,7 +199,7 @@ def test_a_worker_compares_each_sketch_once_and_only_what_it_can_find() -> None:
     ours, alike, other = a_sketch(), a_sketch(engine="llamacpp"), a_sketch(1)
     shelf = Shelf(alike)
     sketches = Sketches(ours, shelf)
-    sketches.keep()
+    sketches.publish()
 
     assert shelf.bodies[ours.name] == ours.body
     assert sketches.agreement(ours.name).problem == ""

@@ -16,9 +16,9 @@ import pytest
 from benchmarks import matrix_models
 from engines.registry import EngineOptions, open_engine
 from engines.vllm import environment
-from engines.vllm.engine import in_a_row, launch_for, write_cache
+from engines.vllm.engine import gapless_replies, launch_for, write_cache
 from engines.vllm.host.kvasir_vllm import wire
-from engines.vllm.process import surroundings
+from engines.vllm.process import host_environ
 from kvasir import cli
 from messages.errors import ConfigError, EngineUnavailable
 from messages.kv import Block, KVCache, KVLayout, Window
@@ -149,7 +149,7 @@ def test_another_release_than_the_tested_one_is_said(a_release: Path, capsys: py
 
 def test_the_host_gets_no_secret_and_tells_nobody_anything() -> None:
     environ = {"KVASIR_BROKER_PASSWORD": "hidden", "KVASIR_API_KEY": "k", "PYTHONPATH": "/ours", "HOME": "/home/ada"}
-    given = surroundings(environ, 3)
+    given = host_environ(environ, 3)
     assert "hidden" not in given.values()
     assert not [name for name in given if name.startswith("KVASIR_")]
     assert given["HOME"] == "/home/ada"
@@ -179,13 +179,13 @@ def test_a_block_that_got_lost_is_noticed() -> None:
     blocks = [{"op": "block", "start": start, "end": start + 32} for start in (32, 64, 96)]
     done = {"op": "done", "evaluated": 100}
     tokens = {"op": "tokens", "tokens": [1]}
-    assert list(in_a_row([*blocks, tokens, done], 32, 128)) == [*blocks, tokens, done]
-    assert list(in_a_row([done], 128, 100)) == [done]  # the store has them all
+    assert list(gapless_replies([*blocks, tokens, done], 32, 128)) == [*blocks, tokens, done]
+    assert list(gapless_replies([done], 128, 100)) == [done]  # the store has them all
     for lost in range(3):
         with pytest.raises(EngineUnavailable, match="gap"):
-            list(in_a_row([*blocks[:lost], *blocks[lost + 1 :], done], 32, 128))
+            list(gapless_replies([*blocks[:lost], *blocks[lost + 1 :], done], 32, 128))
     # And so is the record of a model's windows
     window = {"op": "window", "position": 128}
-    assert list(in_a_row([*blocks, window, done], 32, 128, window=True)) == [*blocks, window, done]
+    assert list(gapless_replies([*blocks, window, done], 32, 128, window=True)) == [*blocks, window, done]
     with pytest.raises(EngineUnavailable, match="gap"):
-        list(in_a_row([*blocks, done], 32, 128, window=True))
+        list(gapless_replies([*blocks, done], 32, 128, window=True))

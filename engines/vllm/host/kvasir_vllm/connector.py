@@ -189,7 +189,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             step.loads.append(Load(transfer.key, transfer.folder, *transfer.inject, start, blocks))
         position = min(start + num_scheduled, transfer.length)
         transfer.evaluated_tokens += position - start
-        self._tell(transfer, op="evaluated", tokens=transfer.evaluated_tokens, instance=self._instance)
+        self._notify(transfer, op="evaluated", tokens=transfer.evaluated_tokens, instance=self._instance)
         # Whole blocks only, but for the prompt's last one.
         end = position if position == transfer.length else position // transfer.block * transfer.block
         last = position == transfer.length
@@ -211,8 +211,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             try:
                 self._load(load)
             except Exception as error:  # noqa: BLE001  whatever it is, vLLM goes on
-                self._spoil(load)
-                self._tell(load, op="failed", kind="kv", why=f"the KV cache could not be put in: {error}")
+                self._fail_load(load)
+                self._notify(load, op="failed", kind="kv", why=f"the KV cache could not be put in: {error}")
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """All layers are there when a step begins."""
@@ -226,7 +226,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             try:
                 self._save(save)
             except Exception as error:  # noqa: BLE001
-                self._tell(save, op="failed", kind="kv", why=f"the KV cache could not be read: {error}")
+                self._notify(save, op="failed", kind="kv", why=f"the KV cache could not be read: {error}")
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Of what could not be put in: vLLM ends these requests, and no other. It asks this of one group only."""
@@ -260,7 +260,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if pages.window:
             pages.write(pages.window_layers, load.blocks, load.tokens - rows, window_data.reshape(windows))
 
-    def _spoil(self, load: Load) -> None:
+    def _fail_load(self, load: Load) -> None:
         """Have its request ended; where vLLM can't, whoever asks has been told, and the pages hold nobody's text."""
         if len(self._groups) == 1:
             self._spoiled_blocks.update(load.blocks[0])
@@ -283,7 +283,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         with open(self._open(save, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             for array in arrays:
                 file.write(np.ascontiguousarray(array).data)
-        if not self._tell(save, **message, file=name, shape=self._known_pages().shape):
+        if not self._notify(save, **message, file=name, shape=self._known_pages().shape):
             (self._root / save.folder / name).unlink()  # nobody will fetch it
 
     def _open(self, transfer: Load | Save, name: str, flags: int) -> int:
@@ -298,7 +298,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         finally:
             os.close(folder)
 
-    def _tell(self, recipient: TransferRequest | Load | Save, **message: Any) -> bool:
+    def _notify(self, recipient: TransferRequest | Load | Save, **message: Any) -> bool:
         """Whether it was heard."""
         address = self._root / recipient.folder / events.SOCKET
         try:

@@ -68,7 +68,7 @@ class Host:
         asyncio.get_running_loop().add_reader(self._events, self._drain)
         await self._probe()
         device = self._engine.vllm_config.device_config.device_type
-        self._say(op="loaded", version=wire.VERSION, vllm=vllm.__version__, device=device, shape=self._shape)
+        self._queue_message(op="loaded", version=wire.VERSION, vllm=vllm.__version__, device=device, shape=self._shape)
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Until Kvasir closes the connection."""
@@ -98,13 +98,13 @@ class Host:
         try:
             await self._answer(key, request)
         except EngineDeadError:
-            self._say(op="failed", id=key, kind="engine", why="vLLM's engine died")
+            self._queue_message(op="failed", id=key, kind="engine", why="vLLM's engine died")
             self._send()
             self._writer.close()  # which ends this process: Kvasir starts another
         except ValueError as error:  # what vLLM refuses in a request
-            self._say(op="failed", id=key, kind="schema" if request["constraint"] else "engine", why=f"{error}"[:500])
+            self._queue_message(op="failed", id=key, kind="schema" if request["constraint"] else "engine", why=f"{error}"[:500])
         except Exception as error:  # noqa: BLE001
-            self._say(op="failed", id=key, kind="engine", why=repr(error)[:500])
+            self._queue_message(op="failed", id=key, kind="engine", why=repr(error)[:500])
         finally:
             self._tasks.pop(key, None)
             self._evaluated_tokens.pop(key, None)
@@ -119,15 +119,15 @@ class Host:
                 return
             (completion,) = output.outputs
             if completion.finish_reason == "error":
-                self._say(op="failed", id=key, kind="kv", why="vLLM could not use the KV cache")
+                self._queue_message(op="failed", id=key, kind="kv", why="vLLM could not use the KV cache")
                 return
             likely = _likely(completion.logprobs) if request["logprobs"] else None
             evaluated_tokens = self._evaluated_tokens.get(key, 0)
-            self._say(
+            self._queue_message(
                 op="tokens", id=key, tokens=list(completion.token_ids), logprobs=likely, evaluated=evaluated_tokens
             )
         self._drain()
-        self._say(op="done", id=key, evaluated=self._evaluated_tokens.get(key, 0))
+        self._queue_message(op="done", id=key, evaluated=self._evaluated_tokens.get(key, 0))
 
     def _parameters(self, request: wire.Message) -> SamplingParams:
         return SamplingParams(
@@ -155,13 +155,13 @@ class Host:
                 message = events.unpack_datagram(self._events.recv(events.LARGEST))
                 if message["op"] == "evaluated":
                     self._evaluated_tokens[message["id"]] = message["tokens"]
-                    self._say(op="step", id=message["id"])
+                    self._queue_message(op="step", id=message["id"])
                 elif message["id"] == _PROBE:
                     self._note_probe(message)
                 else:
                     if message["op"] == "failed":
                         self._failed_keys.add(message["id"])
-                    self._say(**message)
+                    self._queue_message(**message)
 
     def _note_probe(self, message: wire.Message) -> None:
         self._probe_problem = message.get("why", "")
@@ -169,7 +169,7 @@ class Host:
         if "file" in message:
             (self._folder / message["file"]).unlink()
 
-    def _say(self, **message: Any) -> None:
+    def _queue_message(self, **message: Any) -> None:
         """Together with what else one step of vLLM's brings: each write wakes Kvasir."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._send)
