@@ -25,6 +25,7 @@ CRITERIA = ("n_doubled", "n_incomplete", "share_churned", "mean_amount", "max_mo
 EARS = "!!window.kvasir && !!document.querySelector('.st-key-points-at-hand button')"
 
 
+@pytest.mark.gate
 def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
     work = Path(shutil.make_archive(str(tmp_path / "submissions"), "zip", EXAMPLE / "submissions"))
     with DeskPage(tmp_path, quick_model(tmp_path)) as desk, Browser(tmp_path / "browser") as browser:
