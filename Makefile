@@ -19,7 +19,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test lint test-system test-torch test-vllm audit services observe bench faults matrix env clean
+.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm audit services observe bench faults matrix env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,11 @@ serve: $(STAMPS)/demo $(STAMPS)/gateway ## an OpenAI and Ollama endpoint with th
 # to do, and wait.
 test: lint ## lint, then all tests that need no browser and no PyTorch (starts private RabbitMQ and Redis)
 	$(PY) -m pytest -n 2 --dist loadfile --max-worker-restart=0 -m "not system and not torch and not vllm"
+
+test-gate: $(STAMPS)/test $(STAMPS)/ui $(STAMPS)/torch ## one test of each real thing: browser, Prometheus, real model, kills, PyTorch
+	$(PY) -m tests.support.programs chromium prometheus redis-exporter
+	$(PY) -m tests.support.smollm2
+	$(PY) -m pytest -m gate
 
 lint: $(STAMPS)/test ## ruff, mypy, import arrows
 	$(PY) -m ruff check .

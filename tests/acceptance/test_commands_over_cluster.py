@@ -13,6 +13,8 @@ from tests.support.homework import assert_each_once, journal, tiny, tiny_class
 from tests.support.processes import SIMULATED, Cluster
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.system  # processes for every test
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url: str) -> Iterator[Cluster]:

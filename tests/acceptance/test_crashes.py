@@ -55,6 +55,7 @@ def undisturbed(tmp_path: Path, homework: Path, slow: Cluster) -> Path:
     return out
 
 
+@pytest.mark.gate
 def test_killing_a_decode_worker_in_the_middle_of_an_answer_changes_no_result(
     slow: Cluster, homework: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def _grade_up_to_the_middle(cluster: Cluster, arguments: list[str], out: Path) -
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "SIGKILL"])
+@pytest.mark.gate
 def test_a_grading_stopped_in_the_middle_goes_on_with_the_same_command(
     two_models: Cluster, homework: Path, tmp_path: Path, how: signal.Signals, code: int
 ) -> None:

@@ -20,6 +20,8 @@ from tests.support.processes import Cluster, Model, Running
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.system  # processes, and kills of them
+
 # An answer takes 2.4 s: long enough to kill somebody meanwhile.
 PACED = Model("simulated", "sim:scale=1,prefill=100000,decode=25,answer=60,spread=1", context=8192)
 

@@ -90,6 +90,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
         yield cluster
 
 
+@pytest.mark.gate
 def test_workers_and_commands_work_over_tls_and_no_output_holds_a_password(secured: SecuredCluster) -> None:
     # Given workers that reach broker and store over TLS, and log all they can
     arguments = ("--log-level", "debug")

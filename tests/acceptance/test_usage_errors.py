@@ -75,6 +75,7 @@ def test_negative_points(home: Path, homework: Path) -> None:
     _assert_one_sentence(_grade(home, homework), 2, "works", "-3")
 
 
+@pytest.mark.system  # ten seconds
 def test_a_broker_that_is_down(home: Path, homework: Path, store_url: str) -> None:
     port = free_port()
     started = time.monotonic()
@@ -101,6 +102,7 @@ def unserved(tmp_path: Path, broker_url: str, store_url: str, model_name: str) -
         yield cluster
 
 
+@pytest.mark.system  # ten seconds
 def test_a_model_nobody_serves_is_waited_for_as_long_as_wanted(
     unserved: Cluster, homework: Path, tmp_path: Path
 ) -> None:

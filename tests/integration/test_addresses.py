@@ -48,6 +48,7 @@ def on(broker: RabbitMQBroker, link: TcpProxy) -> bool:
     return broker.connected and peers(broker) == {f"{HOST}:{link.port}"}
 
 
+@pytest.mark.system  # ten seconds
 @pytest.mark.usefixtures("impatient")
 def test_a_broker_is_reached_by_the_next_link_and_by_the_best_one_again(broker_url: str) -> None:
     with links(broker_url) as (url, fast, slow), contextlib.closing(RabbitMQBroker(url)) as broker:

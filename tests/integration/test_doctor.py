@@ -53,6 +53,7 @@ def test_a_cluster_that_fits_together_is_well(broker_url: str, tmp_path: Path, m
             assert list(client.scan_iter("doctor:*")) == []
 
 
+@pytest.mark.system  # it waits for services that are away
 def test_a_password_that_others_may_read_is_a_warning(tmp_path: Path) -> None:
     config, password = tmp_path / "kvasir.toml", tmp_path / "pw"
     urls = f'broker = "amqp://u@{HOST}:{free_port()}/"\nstore = "redis://{HOST}:{free_port()}"\n'

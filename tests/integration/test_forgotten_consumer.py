@@ -24,6 +24,8 @@ from tests.support.pipeline import Heard
 from tests.support.servers import RabbitMQServer
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.system  # some twenty seconds
+
 MODEL = "forgotten:1b"
 BULK = topology.work_queue("prefill", MODEL, "bulk")
 

@@ -117,6 +117,7 @@ def test_the_proof_at_start_passes_and_fails_where_the_state_is_lost(twins: Twin
         assert "led to another answer" in prove(Forgetful(engine), engine)  # type: ignore[arg-type]
 
 
+@pytest.mark.system  # half a minute
 def test_questions_forked_from_one_cache_are_answered_as_from_no_cache(twins: Twins) -> None:
     start, rests = twins.tokens[:200], [a_prompt(length, seed=length) for length in (1, 17, 40)]
     asks = [start + rest for rest in rests]
@@ -137,6 +138,7 @@ def test_a_cache_without_its_states_is_refused(twins: Twins) -> None:
         replace(cache, states=cache.states[:-1])
 
 
+@pytest.mark.system  # half a minute
 @pytest.mark.parametrize("engine", ["llamacpp", "mlx"])
 def test_two_students_on_eight_slots_never_get_each_others_state(tmp_path: Path, engine: str) -> None:
     matrix_models.write(tmp_path, "qwen3.5", seed=0)

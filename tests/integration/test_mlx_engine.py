@@ -428,6 +428,7 @@ def test_a_folder_that_mlx_can_not_load_is_refused_in_one_sentence(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.system  # a process each
 def test_a_program_that_can_not_load_its_folder_ends_without_a_crash(folder: Path, tmp_path: Path) -> None:
     # Given programs that end as soon as a folder is refused, when MLX's own thread may still be at work
     wrong = edited(folder, tmp_path / "edited", hidden_size=32)
@@ -451,6 +452,7 @@ def test_an_engine_that_was_closed_says_so(folder: Path) -> None:
             call()
 
 
+@pytest.mark.system  # a process each
 @pytest.mark.parametrize("last", ["engine.close()", "pass"], ids=["closed", "left open"])
 def test_a_process_that_used_the_engine_ends_without_a_crash(folder: Path, last: str) -> None:
     # Given a program that decodes, whether or not it closes the engine

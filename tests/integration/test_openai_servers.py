@@ -23,6 +23,8 @@ from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.system  # servers of other projects, as they are started
+
 CONTEXT = 1024
 ASK = user_prompt("", "How many points?")
 SCHEMA = json.dumps(

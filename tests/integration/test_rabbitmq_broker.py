@@ -314,6 +314,7 @@ def test_a_connection_that_says_nothing_any_more_is_given_up_after_a_heartbeat_a
             assert broker.depth(queue) is not None
 
 
+@pytest.mark.system  # a broker of its own, twenty seconds
 def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
     with RabbitMQServer() as server, closing(RabbitMQBroker(server.url)) as broker:
         broker.declare([])

@@ -24,6 +24,8 @@ from tests.support.processes import SIMULATED, Cluster
 from tests.support.servers import HOST, RabbitMQServer, RedisServer
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.system  # kills brokers and stores of its own
+
 PROMPT = "a student's work " * 120
 GREEDY = Sampling(max_tokens=16, temperature=0)
 JOBS = 60
@@ -59,6 +61,7 @@ def answered(client: Client, jobs: list[PrefillJob]) -> list[str]:
     return [result.decode.kv_transfer for result in results if result.decode]
 
 
+@pytest.mark.gate
 def test_a_killed_redis_costs_its_kv_caches_and_no_job(
     tmp_path: Path, broker_url: str, redises: tuple[RedisServer, RedisServer], model_name: str
 ) -> None:

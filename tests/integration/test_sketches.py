@@ -36,6 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.system  # every kind of model
 @pytest.mark.parametrize("model", [model for model in matrix_models.KINDS if model not in matrix_models.DIFFERENT])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_two_engines_with_the_same_weights_agree(model: str, seed: int, tmp_path: Path) -> None:
@@ -59,6 +60,7 @@ def test_a_ramp_that_only_one_engine_truncates_is_seen_in_their_sketches(models:
     assert "RoPE's base or scaling" in found.problem
 
 
+@pytest.mark.system  # every kind of model
 @pytest.mark.parametrize(("model", "mutation"), PAIRS)
 def test_what_computes_something_else_is_refused_with_the_likely_reason(
     models: Path, model: str, mutation: str

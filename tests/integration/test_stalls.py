@@ -142,6 +142,7 @@ def test_a_prompt_larger_than_the_whole_budget_goes_on_without_and_holds_nobody_
         assert "more than the" in results[1].decode.why_none
 
 
+@pytest.mark.system  # ten seconds
 def test_a_decode_depth_wrongly_read_as_zero_costs_time_and_no_job() -> None:
     with pipeline_with("10mb") as pipeline:
         # Given a store full of KV caches that wait for decode, and a prefill that is told that nothing does

@@ -16,11 +16,9 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOMS = (
-    *("messages", "engines", "kvstore", "infra", "monitoring", "producers", "grading", "desk", "gateway"),
-    *("prefill_worker", "decode_worker", "kvasir"),
-)
+from tests.support.processes import ROOT
+from tests.support.rooms import ROOMS
+
 HELPERS = "tests/support"
 NEIGHBOURS = ("benchmarks", "examples")  # class names are compared with theirs, too
 PERCENT_ALLOWED = 1.0

@@ -12,7 +12,7 @@ import yaml
 from tests.support import programs
 from tests.support.monitors import CONFIG, RULES
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.gate]
 
 QUEUE = 'job="rabbitmq-queues", queue="decode.m.bulk", model="m", stage="decode", lane="bulk"'
 OF_M = {"model": "m", "stage": "decode"}

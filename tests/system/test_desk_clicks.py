@@ -12,7 +12,7 @@ import pytest
 
 from desk.assignments import read_inputs, rubric_versions
 from desk.rounds import rounds
-from grading.hand_sample import load_draw, is_drawn
+from grading.hand_sample import is_drawn, load_draw
 from tests.support.desk_page import DeskPage, graded_assignment, new_assignment, quick_model
 from tests.support.homework import RUBRIC, tiny_class
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from desk.rounds import changes
-from grading.hand_sample import load_draw, enter_points
+from grading.hand_sample import enter_points, load_draw
 from grading.reviews import read_overrides
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, choose_first, quick_model, type_key, wait_until_holds
@@ -25,6 +25,7 @@ CRITERIA = ("n_doubled", "n_incomplete", "share_churned", "mean_amount", "max_mo
 EARS = "!!window.kvasir && !!document.querySelector('.st-key-points-at-hand button')"
 
 
+@pytest.mark.gate
 def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
     work = Path(shutil.make_archive(str(tmp_path / "submissions"), "zip", EXAMPLE / "submissions"))
     with DeskPage(tmp_path, quick_model(tmp_path)) as desk, Browser(tmp_path / "browser") as browser:

@@ -25,6 +25,7 @@ def broker() -> Iterator[RabbitMQServer]:
         yield broker
 
 
+@pytest.mark.gate
 def test_a_broker_killed_in_the_middle_of_a_stream_costs_no_character(
     tmp_path: Path, broker: RabbitMQServer, store_url: str, model_name: str
 ) -> None:

@@ -108,6 +108,7 @@ def test_every_alert_fires_with_its_fault_and_clears_after_it(world: World) -> N
     assert all(worker.alive for worker in losing)
 
 
+@pytest.mark.gate
 def test_a_service_that_stops_is_told_of_until_it_is_back(world: World) -> None:
     world.exporter.stop()
     _wait_for_alerts(world, {("KvasirServiceGone", "")})

@@ -31,7 +31,7 @@ from tests.support.homework import example_prompt
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.gate]
 
 MODEL = Path(__file__).parents[2] / "examples" / "model"
 FOLDER, GGUF = MODEL / "kvasir-demo", MODEL / "kvasir-demo.gguf"

@@ -9,6 +9,8 @@ from benchmarks import prefix
 from benchmarks.prefix import ALLOWED, PROMPT_TOKENS, SHARED_TOKENS, PrefixRow, measure, report
 from tests.support.servers import RedisServer
 
+pytestmark = pytest.mark.system  # a measurement, some six seconds
+
 JOBS = 3
 # What whoever compares runs reads.
 KEYS = {"computed_tokens", "ideal_tokens", "tokens_ratio", "stored_bytes", "ideal_bytes", "bytes_ratio"}

@@ -123,6 +123,7 @@ def test_a_host_that_is_slow_and_says_so_is_left_alone(started: Callable[[str], 
     assert host.pid == before
 
 
+@pytest.mark.system  # some six seconds
 def test_one_that_hangs_while_it_loads_again_is_not_waited_for(
     started: Callable[[str], HostProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.model import corpus
-from examples.model.assignments import PREFIXES, LabelledClass, Labelled, attack, make_class
+from examples.model.assignments import PREFIXES, Labelled, LabelledClass, attack, make_class
 from examples.model.evaluate import make_exam
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, handed_in, write_class
 from examples.model.variety import vary
@@ -65,7 +65,9 @@ def test_the_evidence_of_every_label_stands_in_its_submission_once_as_a_report(c
                 assert evidence_state(label.evidence, submission_texts(labelled.submission)) == "found"
 
 
-def test_a_label_is_full_for_the_asked_value_half_for_another_and_0_without_report(classes: list[LabelledClass]) -> None:
+def test_a_label_is_full_for_the_asked_value_half_for_another_and_0_without_report(
+    classes: list[LabelledClass],
+) -> None:
     for made, labelled in every(classes):
         for asked in made.asked:
             reports = re.findall(rf"(?<!\w){asked.variable}=(\w+)", text_of(labelled))

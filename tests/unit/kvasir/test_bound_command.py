@@ -239,7 +239,9 @@ def test_parts_have_a_sample_and_a_bound_each(capsys: pytest.CaptureFixture[str]
 def test_reviews_since_the_draw_may_stand_in_for_the_sheet_but_are_not_blind(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made = draw_sample(OUT, SamplePlan((30,)), "Ada")  # at least 20 of them with little doubt, which is enough, whoever is drawn
+    made = draw_sample(
+        OUT, SamplePlan((30,)), "Ada"
+    )  # at least 20 of them with little doubt, which is enough, whoever is drawn
     assert bound("--reviews") == 2
     append_override(OUT, *[Override(id, None, None, None, "looked at", "Ada") for id in made.sampled_members()])
     capsys.readouterr()

@@ -12,8 +12,8 @@ import pytest
 
 from grading.cells import safe_cell
 from grading.export import (
-    ExportFile,
     ExportError,
+    ExportFile,
     assignment_columns,
     export_canvas,
     export_csv,

@@ -28,7 +28,10 @@ CLASS = [grade("ada", 4), grade("benno", 5)]
 
 
 def finals(*decided: Override) -> list:  # type: ignore[type-arg]
-    return [apply_decisions(one, {each.criterion_id: each for each in decided if each.item_id == one.item_id}) for one in CLASS]
+    return [
+        apply_decisions(one, {each.criterion_id: each for each in decided if each.item_id == one.item_id})
+        for one in CLASS
+    ]
 
 
 def test_the_first_export_has_nothing_before_it(tmp_path: Path) -> None:
@@ -53,7 +56,10 @@ def test_what_is_blank_or_gone_by_now_is_told(tmp_path: Path) -> None:
     record_export(tmp_path, since_last(tmp_path, "csv", finals()).now)
     failed = Grade("ada", "failed", None, 6, (), reason="not a notebook", item_id="item-ada")
 
-    assert since_last(tmp_path, "csv", [apply_decisions(failed, {})]).lines() == ["ada: 4 → blank", "item-benno: 5 → blank"]
+    assert since_last(tmp_path, "csv", [apply_decisions(failed, {})]).lines() == [
+        "ada: 4 → blank",
+        "item-benno: 5 → blank",
+    ]
 
 
 def test_of_what_the_file_does_not_hold_nothing_is_said_or_noted(tmp_path: Path) -> None:

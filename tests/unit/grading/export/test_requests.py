@@ -14,12 +14,12 @@ from grading.export import (
     FinalGrade,
     Request,
     add_requests,
-    save_reply,
     export_replies,
     final_grades,
     points_of,
     read_requests,
     requests_from,
+    save_reply,
 )
 from grading.export.requests import FILE
 from grading.report.graded import save_graded

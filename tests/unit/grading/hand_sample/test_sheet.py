@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from grading import grade
-from grading.hand_sample import SHEET, BoundError, Draw, SamplePlan, SheetConflict, bound_of, draw_sample, enter_points, entered_points, draw_more
+from grading.hand_sample import (
+    SHEET,
+    BoundError,
+    Draw,
+    SamplePlan,
+    SheetConflict,
+    bound_of,
+    draw_more,
+    draw_sample,
+    enter_points,
+    entered_points,
+)
 from grading.report.graded import load_graded, save_graded
 from producers.batch.batch import Batch
 from tests.support.desk import answer, planned

@@ -9,7 +9,7 @@ from typing import get_args
 from grading.points import GradeState
 from grading.report.grades import OUTCOMES
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+README = (Path(__file__).resolve().parents[3] / "README.md").read_text("utf-8")
 
 
 def test_what_is_not_measured_stands_before_the_first_command() -> None:

@@ -13,6 +13,7 @@ from tests.support.sshd import Sshd
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.gate
 def test_a_wheel_of_the_same_name_and_size_but_other_content_is_replaced(tmp_path: Path) -> None:
     config = tmp_path / "kvasir.toml"
     config.write_text('[machines.one]\nhost = "one"\nroles = []\n')

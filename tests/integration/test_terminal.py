@@ -70,6 +70,7 @@ def test_without_utf_8_there_are_plain_characters_and_no_error(tmp_path: Path, h
     assert_rises(terminal)
 
 
+@pytest.mark.system  # ten seconds
 def test_top_says_what_it_looks_for_and_looks_again(tmp_path: Path, homework: Path) -> None:
     away = {"KVASIR_BROKER_URL": "amqp://u:secret@127.0.0.1:9/%2F", "KVASIR_STORE_URL": "redis://127.0.0.1:9/0"}
     with kvasir(tmp_path, "top", "--every", "0.2", **away) as terminal:

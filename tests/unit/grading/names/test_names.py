@@ -165,6 +165,7 @@ def calls_for(text: str, size: int) -> int:
     return counted(text) - counted("")
 
 
+@pytest.mark.system  # it profiles, for seconds
 @pytest.mark.parametrize("form", FORMS)
 def test_a_text_of_classmates_names_costs_the_same_in_any_class(form: str) -> None:
     draw = random.Random(7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,14 +41,24 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A class of one, graded once for all tests."""
+    home = tmp_path_factory.mktemp("graded")
+    config = home / "kvasir.toml"
+    config.write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    homework = tiny_class(home / "homework", 1)
+    assert cli.run(["--config", str(config), "grade", *tiny(homework, home / "out", "--quiet")]) == 0
+    return home
+
+
 @pytest.fixture
-def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def batch(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, in which a pipe harms nobody else."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
-    homework = tiny_class(tmp_path / "homework", 1)
-    assert cli.run(["grade", *tiny(homework, tmp_path / "out", "--quiet")]) == 0
-    return tmp_path / "out"
+    shutil.copy(graded / "kvasir.toml", tmp_path)
+    return shutil.copytree(graded / "out", tmp_path / "out")
 
 
 def pipe(path: Path) -> Path:

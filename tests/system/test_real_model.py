@@ -88,6 +88,7 @@ def test_the_prompts_are_of_50_to_1500_tokens(answers: Answers) -> None:
     assert 1300 < max(lengths) < 1600, lengths
 
 
+@pytest.mark.gate
 def test_two_processes_say_what_one_says_and_evaluate_one_prompt_token(answers: Answers) -> None:
     for result in answers.cluster:
         assert result.state == "succeeded", result.error

@@ -11,7 +11,7 @@ import pytest
 
 from desk.assignments import check_rubric, read_inputs, rubric_versions
 from grading import hand_sample as bounds
-from grading.hand_sample import SHEET, SamplePlan, SheetConflict, load_draw, enter_points, is_drawn
+from grading.hand_sample import SHEET, SamplePlan, SheetConflict, enter_points, is_drawn, load_draw
 from grading.rubric.rubric import load_rubric
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import (

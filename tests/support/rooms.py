@@ -1,0 +1,10 @@
+"""The rooms of the house: the packages that pyproject.toml puts into the wheel."""
+
+from __future__ import annotations
+
+import tomllib
+
+from tests.support.processes import ROOT
+
+_SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+ROOMS = tuple(pattern.removesuffix("*") for pattern in _SETUPTOOLS["packages"]["find"]["include"])
