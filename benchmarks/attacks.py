@@ -29,7 +29,7 @@ from benchmarks import harness
 from benchmarks.attacks_asked import asked
 from examples.attacks.corpus import Text, read
 from examples.attacks.train import train
-from grading.attacks.detection import strongest
+from grading.attacks.detection import strongest_passages
 from grading.attacks.scorer import ScorerWeights
 
 GROUPS, QUICK_GROUPS = 8, 3
@@ -86,7 +86,7 @@ def submissions_flagged(texts: Iterable[Text], table: ScorerWeights | None) -> l
 
 def flagged(text: str, table: ScorerWeights | None = None) -> bool:
     """Whether a small homework that holds this text is flagged. It is the same homework for the same text."""
-    return any(strongest(homework(text), table))
+    return any(strongest_passages(homework(text), table))
 
 
 def homework(text: str) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ from grading.grade import GradeRequest, assign
 from grading.prompts.answers import AnswerError, parse_passage
 from grading.quotes import evidence_state, submission_texts
 from grading.rubric.rubric import parse_rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from infra.config.settings import load_settings
 from kvasir.class_run import role_model
 from kvasir.connect import connect
@@ -60,7 +60,11 @@ def asked(model: str, texts: Sequence[Text], homework: Homework, seed: int) -> I
 
 def _submission(name: str, texts: tuple[str, str, str]) -> Submission:
     code, said, output = texts
-    parts = (Part("code", code, "cell 1"), Part("text", said, "cell 2"), Part("output", output, "cell 1, output"))
+    parts = (
+        SubmissionPart("code", code, "cell 1"),
+        SubmissionPart("text", said, "cell 2"),
+        SubmissionPart("output", output, "cell 1, output"),
+    )
     return Submission(name, "Python", parts)
 
 

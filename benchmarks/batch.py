@@ -34,7 +34,7 @@ from messages.jobs import Sampling, job_id, user_prompt
 from producers.batch.batch import Batch, BatchEntry, Counts
 from producers.batch.runner import JobSpec, Runner
 from producers.client import Client
-from tests.support.processes import SIMULATED, Cluster, Worker
+from tests.support.processes import SIMULATED_MODEL, Cluster, Worker
 from tests.support.waiting import wait_until
 
 MODEL = "bench-batch:1b"
@@ -106,10 +106,10 @@ def measure(jobs: int, broker_url: str, store_url: str) -> dict[str, Any]:
     """One batch, with workers of its own."""
     with (
         tempfile.TemporaryDirectory(prefix="kvasir-bench-") as folder,
-        Cluster(Path(folder) / "cluster", broker_url, store_url, {MODEL: SIMULATED}) as cluster,
+        Cluster(Path(folder) / "cluster", broker_url, store_url, {MODEL: SIMULATED_MODEL}) as cluster,
     ):
         out = Path(folder) / "batch"
-        producer = Producer(cluster, "benchmarks.batch", out, jobs)
+        producer = ProducerProcess(cluster, "benchmarks.batch", out, jobs)
         wait_until(lambda: (out / "submitted").exists() or not producer.alive, "all jobs are submitted", WAIT_S)
         workers = [cluster.worker(role, MODEL) for role in ("prefill", "decode")]
         peaks = _watch(producer, workers)
@@ -124,7 +124,7 @@ def measure(jobs: int, broker_url: str, store_url: str) -> dict[str, Any]:
     }
 
 
-class Producer:
+class ProducerProcess:
     """The producer's process."""
 
     def __init__(self, cluster: Cluster, module: str, out: Path, jobs: int) -> None:
@@ -150,7 +150,7 @@ class Producer:
         return harness.last_object(output)
 
 
-def _watch(producer: Producer, workers: list[Worker]) -> dict[str, float]:
+def _watch(producer: ProducerProcess, workers: list[Worker]) -> dict[str, float]:
     """The workers' peaks when the batch is done."""
     wait_until(lambda: not producer.alive, "the batch is done", WAIT_S, poll_s=0.2)
     if not all(worker.alive for worker in workers):

@@ -3,7 +3,7 @@
 Each class comes from one of several worlds: its size, how doubt and error go together, and how often a grade is off by
 more than the tolerance. Classes are exchangeable: the sample is drawn uniformly from the class that the promise is
 about. Nothing of the product is left out but files and people: `uniform_sample`, `releases` with the corrected
-confidence, and `chosen`. Half of the classes have the default's one threshold, half have three.
+confidence, and `best_release`. Half of the classes have the default's one threshold, half have three.
 
     coverage         of all classes, those in which no promise was broken: the worst of worlds, sample sizes and wishes.
                      A promise is broken if more of the unseen grades are off than it says. Wanted: 0.90 or more
@@ -31,15 +31,15 @@ from statistics import median
 from benchmarks import harness
 from grading.error_bound import (
     CONFIDENCE,
-    SIZES,
     SIGNIFICANCE_LEVEL,
+    SIZES,
     Release,
     SamplingUnit,
     best_release,
     bonferroni_confidence,
     releases,
-    uniform_sample,
     same_distribution_p,
+    uniform_sample,
 )
 
 CLASSES, QUICK_CLASSES = 1000, 60  # of each world and sample size

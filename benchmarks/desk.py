@@ -25,7 +25,7 @@ from desk.assignments import Inputs
 from tests.support.browser import Browser
 from tests.support.desk_page import DeskPage
 from tests.support.homework import journal
-from tests.support.processes import Model, command, config_text, environment
+from tests.support.processes import ModelEntry, command, config_text, environment
 from tests.support.waiting import wait_until
 
 FULL, QUICK = 200, 20
@@ -77,7 +77,7 @@ def measure(folder: Path, size: int, clicks: int) -> dict[str, Any]:
     config = folder / "kvasir.toml"
     # Two submissions a second, many times the pace of real models: each is read for attacks once, in a sixteenth.
     weights = "sim:prefill=40000,decode=200,scale=1"
-    config.write_text(config_text({"simulated": Model("simulated", weights, 32768, slots=2)}), "utf-8")
+    config.write_text(config_text({"simulated": ModelEntry("simulated", weights, 32768, slots=2)}), "utf-8")
     with DeskPage(folder / "desk", config, home, environment(folder)) as desk, Browser(folder / "browser") as browser:
         assignment = home / "big"
         start(assignment, config)

@@ -21,7 +21,7 @@ from kvasir.connect import connect
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
 from messages.jobs import JobResult, user_prompt
 from producers.client import Client
-from tests.support.processes import Cluster, Model, Worker
+from tests.support.processes import Cluster, ModelEntry, Worker
 from tests.support.services import Pair
 from tests.support.waiting import wait_until
 
@@ -177,7 +177,7 @@ class _Machines:
 
     def _cluster(self, pair: Pair, folder: Path, rates: Mapping[str, tuple[float, float]]) -> Cluster:
         models = {
-            kind.model: Model("simulated", kind.weights(self._cast.scale, *rates.get(role, (FAST, FAST))), CONTEXT)
+            kind.model: ModelEntry("simulated", kind.weights(self._cast.scale, *rates.get(role, (FAST, FAST))), CONTEXT)
             for role, kind in self._cast.kinds.items()
         }
         return Cluster(folder, pair.broker_url, pair.store_url, models)

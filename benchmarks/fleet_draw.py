@@ -49,7 +49,7 @@ class DrawnPrompt:
 
 def draw(submissions: int, code: PromptKind, feedback: PromptKind, seed: int) -> list[DrawnPrompt]:
     """The prompts of a class, longest first, with their true lengths after shrinking."""
-    jobs = workload.drawn(submissions, "code", "feedback", seed)
+    jobs = workload.draw_class(submissions, "code", "feedback", seed)
     kinds = {"code": code, "feedback": feedback}
     engines = {role: open_engine(EngineOptions(kind.weights(0.0))) for role, kind in kinds.items()}
     source = random.Random(seed)

@@ -48,7 +48,7 @@ from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
 from producers.batch.batch import Batch, Counts
 from producers.batch.runner import Runner
 from producers.client import Client
-from tests.support.processes import SIMULATED, Cluster, Worker
+from tests.support.processes import SIMULATED_MODEL, Cluster, Worker
 from tests.support.waiting import wait_until
 
 MODEL = "bench-batch:1b"
@@ -244,7 +244,7 @@ def publish(url: str, seed: int, count: int) -> Counter[str]:
 
 def measure(folder: Path, messages: int, jobs: int, seed: int, broker_url: str, store_url: str) -> dict[str, Any]:
     """Fuzz a cluster that grades a batch."""
-    with Cluster(folder / "cluster", broker_url, store_url, {MODEL: SIMULATED}) as cluster:
+    with Cluster(folder / "cluster", broker_url, store_url, {MODEL: SIMULATED_MODEL}) as cluster:
         broker = RabbitMQBroker(broker_url, name="fuzz")
         broker.declare([MODEL])
         before = _depth(broker, topology.DEAD_LETTERS)

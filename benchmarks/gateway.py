@@ -47,26 +47,26 @@ from benchmarks.overhead import percentile
 from infra.config.settings import load_settings
 from kvasir import connect
 from messages.jobs import Sampling, TokenEvent
-from tests.support.processes import Cluster, Model, Running, environment
+from tests.support.processes import Cluster, ModelEntry, RunningProcess, environment
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 STREAMS, EACH, ROUNDS = 50, 4, 3
 AT_ONCE, SECONDS = 16, 6.0
 LINES, LARGE_LINES, LINE_BYTES = 5_000, 50_000, 4_000
-PACED = Model("simulated", "sim:scale=1,prefill=1000000,decode=10,answer=10,spread=1", 8192, slots=64)
-INSTANT = Model("simulated", "sim:scale=0,answer=8,spread=1", 8192, short_prompt_tokens=100_000)
+PACED = ModelEntry("simulated", "sim:scale=1,prefill=1000000,decode=10,answer=10,spread=1", 8192, slots=64)
+INSTANT = ModelEntry("simulated", "sim:scale=0,answer=8,spread=1", 8192, short_prompt_tokens=100_000)
 PROMPT = "What is a queue?"
 LITELLM = "KVASIR_LITELLM"
 
 
-def serve(cluster: Cluster) -> tuple[Running, str]:
+def serve(cluster: Cluster) -> tuple[RunningProcess, str]:
     """A gateway of this cluster, and its URL."""
     running = cluster.start("serve", "--port", "0", "--state", str(cluster.folder / "gateway"))
     return running, _url(running)
 
 
-def _url(running: Running) -> str:
+def _url(running: RunningProcess) -> str:
     wait_until(lambda: "answers at" in running.text() or not running.alive, "the gateway serves", 60)
     found = re.search(r"answers at (\S+) ", running.text())
     if not found:
@@ -183,7 +183,7 @@ def requests(folder: Path, rounds: int, seconds: float, litellm: str) -> tuple[f
             f'[models.{ZERO}]\nengine = "openai"\ncontext = 8192\nslots = {AT_ONCE}\nweights.openai = "{zero}/{ZERO}"\n'
         )
         serving = ["--config", str(config), "serve", "--port", "0", "--state", str(folder / "alone")]
-        gateway = Running(serving, environment(folder), folder)
+        gateway = RunningProcess(serving, environment(folder), folder)
         stack.callback(lambda: gateway.terminate() if gateway.alive else None)
         sides = [(_url(gateway), ZERO)]
         if litellm:

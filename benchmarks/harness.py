@@ -28,7 +28,7 @@ CHILD_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BenchmarkOptions:
     """What every benchmark is told. `quick`: every key, not every row, within 45 seconds on two cores."""
 
     quick: bool
@@ -43,10 +43,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def options(description: str | None, arguments: Sequence[str] | None = None) -> Options:
+def options(description: str | None, arguments: Sequence[str] | None = None) -> BenchmarkOptions:
     """Parse the command line of a benchmark that takes no arguments of its own."""
     parsed = parser(description).parse_args(arguments)
-    return Options(parsed.quick, parsed.seed)
+    return BenchmarkOptions(parsed.quick, parsed.seed)
 
 
 @contextmanager

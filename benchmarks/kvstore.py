@@ -357,7 +357,7 @@ Times = dict[str, list[dict[str, float]]]  # by way, one entry a round
 class StoreRun:
     """The parent's side: which children run, in which order."""
 
-    def __init__(self, url: str, options: harness.Options, cluster_url: str = "") -> None:
+    def __init__(self, url: str, options: harness.BenchmarkOptions, cluster_url: str = "") -> None:
         self._cluster_url = cluster_url
         self.tokens = QUICK_TOKENS if options.quick else TOKENS
         self.rounds = QUICK_ROUNDS if options.quick else ROUNDS
@@ -423,7 +423,7 @@ def figures(times: Times, num_bytes: int) -> dict[str, Any]:
     return found
 
 
-def compare(options: harness.Options, cluster: bool) -> None:
+def compare(options: harness.BenchmarkOptions, cluster: bool) -> None:
     """The whole benchmark."""
     print(harness.machine())
     with harness.store() as url, RedisCluster() if cluster else nullcontext() as nodes:
@@ -473,7 +473,7 @@ def main() -> int:
     if arguments.way:
         measure(arguments)
     else:
-        compare(harness.Options(arguments.quick, arguments.seed), arguments.cluster)
+        compare(harness.BenchmarkOptions(arguments.quick, arguments.seed), arguments.cluster)
     return 0
 
 

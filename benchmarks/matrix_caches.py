@@ -11,7 +11,7 @@ from engines.family import family_fingerprint
 from engines.registry import Engine
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from kvstore.redis.store import RedisKVStore
-from messages.kv import Array, KVCache, KVLayout, Record, cast, gathered
+from messages.kv import Array, KVCache, KVLayout, Record, cast, assemble_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def prefilled(engine: Engine, tokens: Sequence[int]) -> KVCache:
     records: list[Record] = []
     engine.prefill(tokens[:-1], records.append)
     assert engine.info.layout is not None
-    return gathered(engine.info.layout, records)
+    return assemble_cache(engine.info.layout, records)
 
 
 def difference(one: KVCache, other: KVCache) -> float:

@@ -29,7 +29,7 @@ from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_te
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError, KvasirError, KVTransferFailed
 from messages.jobs import Sampling
-from messages.kv import KVCache, KVLayout, Record, gathered
+from messages.kv import KVCache, KVLayout, Record, assemble_cache
 from tests.support import services
 
 FIRST_TOKENS = 8  # by then nearly every spoiled cache has led elsewhere
@@ -246,7 +246,7 @@ class Receiver:
         records: list[Record] = []
         done = self._engine.prefill(tokens[:-1], records.append, resume=start)
         assert self._engine.info.layout is not None
-        answer = self._engine.decode(tokens, gathered(self._engine.info.layout, records), GREEDY)
+        answer = self._engine.decode(tokens, assemble_cache(self._engine.info.layout, records), GREEDY)
         computed = (done.restored_tokens, answer.evaluated_tokens)
         return computed == (BOUNDARY, 1) and self._is_cold("long", answer)
 

@@ -108,7 +108,7 @@ def _transformers(engine: Any) -> Forced:
     def run(tokens: Sequence[int], cache: KVCache | None, said: Sequence[int]) -> list[Likeliest]:
         model = engine._model
         sequence = engine._begin(model, cache)
-        for chunk in engine._cut(tokens[sequence.length : -1]):
+        for chunk in engine._split_chunks(tokens[sequence.length : -1]):
             model.compute(sequence, chunk, _go_on)
         with model._feeding(sequence, [tokens[-1], *said], _go_on) as arguments, torch.inference_mode():
             logits = model._model(**arguments).logits[0].float().cpu().numpy()

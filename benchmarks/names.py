@@ -33,7 +33,7 @@ from pathlib import Path
 
 from benchmarks import harness
 from grading.names.pseudonyms import pseudonymise
-from grading.submissions.reading import Part, Submission, read_submissions
+from grading.submissions.reading import Submission, SubmissionPart, read_submissions
 
 SUBMISSIONS, QUICK_SUBMISSIONS, MENTIONS_EACH = 500, 60, 6
 LARGEST = 1_020_000  # characters that are read of one submission
@@ -476,7 +476,7 @@ def names_only(rng: random.Random) -> float:
     def seconds(text: str) -> float:
         texts = [text, *[""] * (len(kin) - 1)]
         made = [
-            Submission(file_name(one, True, "", rng), "R", (Part("output", each, "output"),))
+            Submission(file_name(one, True, "", rng), "R", (SubmissionPart("output", each, "output"),))
             for one, each in zip(kin, texts, strict=True)
         ]
         began = time.process_time()

@@ -41,7 +41,7 @@ from kvasir.connect import connect
 from messages.jobs import SHORT_PROMPT_TOKENS, KVTransfer, Lane, PrefillJob, Sampling, user_prompt
 from producers.client import Client, Replies
 from tests.support import services
-from tests.support.processes import ROOT, Cluster, Model
+from tests.support.processes import ROOT, Cluster, ModelEntry
 from tests.support.servers import Process
 from tests.support.services import Pair
 
@@ -104,7 +104,7 @@ class OurPair:
         short = 0 if kv_transfer else SHORT_PROMPT_TOKENS
         self._kv_transfer: KVTransfer = "verified" if kv_transfer else "none"
         self._model = f"overhead.{secrets.token_hex(3)}"
-        models = {self._model: Model("simulated", ENGINE, slots=SLOTS, short_prompt_tokens=short)}
+        models = {self._model: ModelEntry("simulated", ENGINE, slots=SLOTS, short_prompt_tokens=short)}
         self._cluster = stack.enter_context(Cluster(folder, pair.broker_url, pair.store_url, models))
         urls = {"KVASIR_BROKER_URL": pair.broker_url, "KVASIR_STORE_URL": pair.store_url}
         settings = load_settings(config=self._cluster.config, environ=urls)
@@ -291,7 +291,7 @@ def report(
     ours: list[JobRates],
     transferred: list[JobRates],
     theirs: list[JobRates],
-    options: harness.Options,
+    options: harness.BenchmarkOptions,
 ) -> None:
     """The figures, for people and as JSON."""
     milliseconds = {

@@ -104,7 +104,7 @@ class Overlap:
             prefill_s = _seconds(lambda: self._engine.prefill(self._tokens, _drop))
             transferred_s: list[float] = []
             extra = harness.peak_growth(lambda: transferred_s.append(_seconds(lambda: self._kv_transfer(store, refs))))
-            if absent := store.missing(refs):
+            if absent := store.find_missing(refs):
                 raise ValueError(f"{len(absent)} of {len(refs)} blocks were not stored")
         finally:
             store.delete(refs)
@@ -177,7 +177,7 @@ class VLLMBatch:
                 before = cpu_s()
                 seconds = _seconds(way)
                 found[name] = seconds, cpu_s() - before
-            absent = sum(len(store.missing(wanted)) for store, wanted in zip(stores, refs, strict=True))
+            absent = sum(len(store.find_missing(wanted)) for store, wanted in zip(stores, refs, strict=True))
             if absent:
                 raise ValueError(f"{absent} blocks were not stored")
         finally:

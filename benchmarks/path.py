@@ -246,7 +246,7 @@ def _statements(node: ast.AST) -> int:
     return found
 
 
-class _Silent:
+class _SilentProgress:
     """A `Progress` that tells nobody."""
 
     def update(self, counts: Counts) -> None:
@@ -277,7 +277,7 @@ def traced_job() -> TracedJob:
             sampling = Sampling(max_tokens=16)
             job = client.new_job(batch.batch_id, "item", MODEL, prompt, sampling)
             batch.plan([BatchEntry(job.job_id, job.item_id, MODEL, "code", "ada")], request={})
-            runner = Runner(batch, [JobSpec(job.job_id, "item", MODEL, prompt, sampling)], client, _Silent())
+            runner = Runner(batch, [JobSpec(job.job_id, "item", MODEL, prompt, sampling)], client, _SilentProgress())
             time.sleep(IDLE_S)
             began = trace.mark()
             runner.run(max_wait_s=PATIENCE_S)

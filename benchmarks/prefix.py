@@ -48,7 +48,7 @@ from kvstore.blocks import block_refs, shared_boundary, snapshot_refs
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
-from messages.workers import Role
+from messages.workers import WorkerStage
 from prefill_worker.worker import PrefillWorker
 from producers.client import Client, Replies
 
@@ -134,7 +134,7 @@ class PrefixFleet:
         self._client.submit(jobs)
         results: list[JobResult] = []
         while len(results) < len(jobs):
-            for reply in replies.take(1.0):
+            for reply in replies.receive(1.0):
                 results.append(_checked(reply.result))
                 reply.delivery.ack()
             if time.monotonic() - started > PATIENCE_S:
@@ -159,7 +159,7 @@ class PrefixFleet:
             self._kv.delete([*refs, *(one for last in refs[-1:] for one in snapshot_refs(info.layout, last))])
             self._redis.delete(f"result:{{{job.job_id}:{job.run}}}")
 
-    def _start(self, role: Role) -> Engine:
+    def _start(self, role: WorkerStage) -> Engine:
         slots = self._slots if role == "decode" else 1
         options = EngineOptions(self._weights, context=CONTEXT, slots=slots, threads=1)
         engine = open_engine(self._engine_name, options)

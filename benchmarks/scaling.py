@@ -31,10 +31,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import harness
-from benchmarks.batch import MODEL, Producer, Tasks, produce, status_mb
+from benchmarks.batch import MODEL, ProducerProcess, Tasks, produce, status_mb
 from messages.jobs import Sampling, job_id, user_prompt
 from producers.batch.runner import JobSpec
-from tests.support.processes import Cluster, Model
+from tests.support.processes import Cluster, ModelEntry
 from tests.support.services import Pair
 
 STUDENTS, QUICK_STUDENTS = 10_000, 60
@@ -42,7 +42,7 @@ QUESTIONS = 5
 DECODERS, SLOTS = 8, 8
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1_000_000, 50
 ANSWER_TOKENS = 56  # in the mean: 1.1 s, so that the slots together ask for 57 jobs a second
-ENGINE = Model(
+ENGINE = ModelEntry(
     "simulated",
     f"sim:scale=1,prefill={PREFILL_TOKENS_PER_S},decode={DECODE_TOKENS_PER_S},answer={ANSWER_TOKENS},layers=2",
     context=32768,
@@ -98,7 +98,7 @@ class Processes:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Progress:
+class JournalProgress:
     """What the journal holds so far; each line is read once."""
 
     def __init__(self, journal: Path) -> None:
@@ -133,10 +133,10 @@ def measure(students: int, pair: Pair) -> dict[str, Any]:
         for worker in workers.values():
             worker.wait_until_registered()
         out = Path(folder) / "batch"
-        producer = Producer(cluster, "benchmarks.scaling", out, jobs)
+        producer = ProducerProcess(cluster, "benchmarks.scaling", out, jobs)
         pids = {name: worker.pid for name, worker in workers.items()}
         processes = Processes({"owner": producer.pid, **pids, **_services(pair)})
-        progress = Progress(out / "results.jsonl")
+        progress = JournalProgress(out / "results.jsonl")
         while producer.alive:
             time.sleep(1.0)
             progress.look()

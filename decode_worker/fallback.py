@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # A prefill worker that is started again, or deployed anew, is back by then.
 ALONE_FOR_SURE_S = 10.0
-WHY = "no prefill worker serves this model"
+REASON = "no prefill worker serves this model"
 
 
 class Fallback:
@@ -54,10 +54,10 @@ class Fallback:
         if not self._is_needed():
             return
         try:
-            room = self._slots - topology.jobs_waiting(self._broker, "decode", self._model)
-            while room > 0 and (delivery := self._take()):
+            capacity = self._slots - topology.jobs_waiting(self._broker, "decode", self._model)
+            while capacity > 0 and (delivery := self._take()):
                 self._pass_on(delivery)
-                room -= 1
+                capacity -= 1
         except (BrokerUnavailable, NoQueue) as error:  # it reconnects, and declares, by itself
             log.info("could not look for jobs without a prefill worker: %s", error)
 
@@ -83,5 +83,5 @@ class Fallback:
         with self._settler.settling_errors(attempt):
             job = codec.decode(delivery.message.body, PrefillJob)
             self._settler.observe(attempt.envelope.event(Step.PREFILL_STARTED))
-            log.info("job %s: passed on without prefill: %s", job.job_id, WHY)
-            self._settler.settle(passing_on(attempt, DecodeJob(job, None, why_no_kv=WHY)))
+            log.info("job %s: passed on without prefill: %s", job.job_id, REASON)
+            self._settler.settle(passing_on(attempt, DecodeJob(job, None, why_no_kv=REASON)))

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from decode_worker.generate import Fetched, RunningJobs, fetch_ahead
+from decode_worker.generate import FetchedCache, RunningJobs, fetch_ahead
 from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import Slots, adaptive_prefetch, receive_group
+from infra.broker.consume import SlotPool, adaptive_prefetch, receive_group
 from infra.broker.topology import model_of, work_queue
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
@@ -37,8 +37,8 @@ class DecodeFlow:
     def __init__(
         self,
         broker: Broker,
-        slots: Slots,
-        running: RunningJobs,
+        slots: SlotPool,
+        running_jobs: RunningJobs,
         choice: QueueChoice,
         kv: KVStore,
         hand_back: Callable[[list[Delivery]], None],
@@ -49,7 +49,7 @@ class DecodeFlow:
         self._bulk = work_queue("decode", self._model, "bulk")
         self._consumer = broker.consume(self._bulk, slots.count)
         self._slots = slots
-        self._running = running
+        self._running_jobs = running_jobs
         self._forecast, self._throughput = choice.forecast, choice.throughput
         self._thief, self._tail = choice.thief, choice.tail
         self._kv = kv
@@ -63,7 +63,7 @@ class DecodeFlow:
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0
         self._ahead_wanted = True
-        self._fetches: dict[int, Future[Fetched | None]] = {}
+        self._fetches: dict[int, Future[FetchedCache | None]] = {}
 
     def next(self, timeout_s: float) -> list[Delivery]:
         """The next job for a free slot; quick ones with what arrived together with them."""
@@ -78,13 +78,13 @@ class DecodeFlow:
         else:
             if not self._is_pushed and self._are_short():  # they were not known to be, before the first was done
                 self._start_flow()
-            home = self._pushed(timeout_s) if self._is_pushed else self._pulled()
+            home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
         if home:
             return home
-        stolen = self._thief.steal()
-        return [stolen] if stolen else []
+        delivery = self._thief.steal()
+        return [delivery] if delivery else []
 
-    def full(self, urgent: Callable[[], Delivery | None]) -> None:
+    def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
         """No slot is free: let nothing flow that would only lie here; fetch the next job's KV cache in time."""
         if self._are_short() and not self._holds_too_long():
             return
@@ -92,7 +92,7 @@ class DecodeFlow:
             self._hand_back(self._stop_flow())
             self._look_ahead(urgent)
 
-    def fetched(self, delivery: Delivery) -> Future[Fetched | None] | None:
+    def pop_fetch(self, delivery: Delivery) -> Future[FetchedCache | None] | None:
         """The KV cache that was fetched ahead for a delivery that now begins, or None.
 
         Its `result` raises as `fetch_ahead`: problems wait until the job is decoded.
@@ -109,12 +109,12 @@ class DecodeFlow:
 
     def close(self) -> list[Delivery]:
         """See Flow."""
-        left = self.pause()
+        deliveries = self.pause()
         self._pool.shutdown()
-        return left
+        return deliveries
 
     def _are_short(self) -> bool:
-        return self._forecast.decode_s(self._model) < LONG_S and not self._running.foreign(self._model)
+        return self._forecast.decode_s(self._model) < LONG_S and not self._running_jobs.has_foreign(self._model)
 
     def _holds_too_long(self) -> bool:
         now = time.monotonic()
@@ -123,8 +123,8 @@ class DecodeFlow:
 
     # The worker's own model
 
-    def _pulled(self) -> list[Delivery]:
-        if self._tail.leaves():
+    def _pull(self) -> list[Delivery]:
+        if self._tail.should_leave():
             return []
         delivery = self._broker.get(self._bulk)
         if delivery:
@@ -132,35 +132,37 @@ class DecodeFlow:
         self._start_flow()
         return []
 
-    def _pushed(self, timeout_s: float) -> list[Delivery]:
+    def _receive_pushed(self, timeout_s: float) -> list[Delivery]:
         if self._slots.free > self._credit and not self._are_short():
             self._hand_back(self._stop_flow())  # it does not know of a slot that is free again
-            return self._pulled()
+            return self._pull()
         decode_s = self._forecast.decode_s(self._model)
-        self._set_at_once(1 if self._running.foreign(self._model) else adaptive_prefetch(decode_s, self._at_once))
+        self._set_at_once(
+            1 if self._running_jobs.has_foreign(self._model) else adaptive_prefetch(decode_s, self._at_once)
+        )
         delivery = self._consumer.receive(timeout_s)
         if delivery is None:
             return []
         self._credit -= 1
-        if self._tail.leaves(in_hand=1):
+        if self._tail.should_leave(in_hand=1):
             self._hand_back([*self._stop_flow(), delivery])
             return []
         if self._at_once == 1:
             return [delivery]
         return receive_group(self._consumer, delivery, decode_s)
 
-    def _set_at_once(self, wanted: int) -> None:
+    def _set_at_once(self, count: int) -> None:
         """Hold so many quick jobs at once from now on."""
-        if wanted == self._at_once:
+        if count == self._at_once:
             return
-        narrower, self._at_once = wanted < self._at_once, wanted
+        narrower, self._at_once = count < self._at_once, count
         if narrower:
             self._hand_back(self._stop_flow())
             self._start_flow()
-        elif wanted > self._prefetch:
-            self._credit += wanted - self._prefetch
-            self._prefetch = wanted
-            self._consumer.widen(wanted)
+        elif count > self._prefetch:
+            self._credit += count - self._prefetch
+            self._prefetch = count
+            self._consumer.widen(count)
 
     def _start_flow(self) -> None:
         width = self._slots.count if self._are_short() else max(1, self._slots.free)
@@ -186,26 +188,26 @@ class DecodeFlow:
                 self._ahead_wanted = False  # until a slot has freed
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
-        if not self._ahead_wanted or self._running.next_end_s(self._throughput.expected_s) > soon_s:
+        if not self._ahead_wanted or self._running_jobs.next_end_s(self._throughput.expected_s) > soon_s:
             return
         if delivery := urgent() or self._home_ahead(decode_s) or self._thief.steal():
             self._keep_ahead(delivery)
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
         """A job of our own, unless it is among the last: another worker might be free for it first."""
-        others = self._forecast.others(self._model)
-        if others:
+        other_workers = self._forecast.other_workers(self._model)
+        if other_workers:
             queue = self._forecast.queue(self._model)
-            in_s = self._running.next_end_s(self._throughput.expected_s) + decode_s
-            if queue.ready <= len(others) or leave_to_faster(queue, in_s) is not None:
+            in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s
+            if queue.ready <= len(other_workers) or leave_to_faster(queue, in_s) is not None:
                 return None
         return self._broker.get(self._bulk)
 
     def _keep_ahead(self, delivery: Delivery) -> None:
         self._ahead, self._ahead_since = delivery, time.monotonic()
-        loaded = self._model_cache.get(model_of(delivery.queue))
-        if loaded and not loaded.why_no_kv:
-            self._fetches[id(delivery)] = self._pool.submit(fetch_ahead, self._kv, delivery, loaded)
+        loaded_model = self._model_cache.get(model_of(delivery.queue))
+        if loaded_model and not loaded_model.why_no_kv:
+            self._fetches[id(delivery)] = self._pool.submit(fetch_ahead, self._kv, delivery, loaded_model)
 
     def _drop_ahead(self) -> list[Delivery]:
         delivery, self._ahead = self._ahead, None

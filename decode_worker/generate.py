@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from decode_worker.answers import Answers, Given
+from decode_worker.answers import Answers, ScoredAnswer
 from decode_worker.likelihoods import value_likelihoods
 from decode_worker.stealing.models import LoadedModel
 from engines.base import Answer, DecodeEngine, DecodesText, LoadedEngine
@@ -28,7 +28,7 @@ from engines.questions import tokenize_job
 from engines.sketch import SketchAgreement
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
-from infra.broker.consume import Slots
+from infra.broker.consume import SlotPool
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import prefill_helps
@@ -61,7 +61,7 @@ MAX_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedCache:
     """A KV cache in memory, and how long it took to come."""
 
     cache: KVCache
@@ -72,12 +72,12 @@ class Fetched:
 class DecodeAttempt(Attempt[DecodeJob]):
     """One job on its way through a decode worker."""
 
-    loaded: LoadedModel = field(init=False)  # the model that it is decoded with
-    ahead: Future[Fetched | None] | None = None  # its KV cache, if that was fetched while another job had the slot
+    loaded_model: LoadedModel = field(init=False)  # the model that it is decoded with
+    ahead: Future[FetchedCache | None] | None = None  # its KV cache, if that was fetched while another job had the slot
     began: float = 0.0  # monotonic clock
     queue_s: float = 0.0  # from submission to its slot
     before_s: float = 0.0  # from submission to where its first answer is begun
-    rounded: bool = False  # its KV cache was computed with another rounding
+    is_rounded: bool = False  # its KV cache was computed with another rounding
     result: JobResult = field(init=False)
     body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot
 
@@ -92,18 +92,18 @@ class RunningJobs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[Run, DecodeAttempt] = {}
+        self._attempts: dict[Run, DecodeAttempt] = {}
         self._models: Counter[str] = Counter()
 
     def start(self, attempt: DecodeAttempt) -> bool:
         """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
         with self._lock:
-            known = self._running.get(attempt.key)
-            if known:
-                known.deliveries.extend(attempt.deliveries)
+            running_attempt = self._attempts.get(attempt.key)
+            if running_attempt:
+                running_attempt.deliveries.extend(attempt.deliveries)
                 return False
             attempt.began = time.monotonic()
-            self._running[attempt.key] = attempt
+            self._attempts[attempt.key] = attempt
             self._models[attempt.job.job.model] += 1
             return True
 
@@ -113,30 +113,30 @@ class RunningJobs:
         Harmless for one that has ended: its job may have come back, and run in another attempt.
         """
         with self._lock:
-            if self._running.get(attempt.key) is attempt:
-                del self._running[attempt.key]
+            if self._attempts.get(attempt.key) is attempt:
+                del self._attempts[attempt.key]
                 self._models[attempt.job.job.model] -= 1
-            late = list(attempt.deliveries) if attempt.settled else []
+            late = list(attempt.deliveries) if attempt.is_outcome_confirmed else []
         for delivery in late:
             delivery.ack()
 
-    def all(self) -> list[DecodeAttempt]:
+    def snapshot(self) -> list[DecodeAttempt]:
         """A snapshot."""
         with self._lock:
-            return list(self._running.values())
+            return list(self._attempts.values())
 
     def next_end_s(self, expected_s: Callable[[DecodeJob], float]) -> float:
         """Seconds until the next slot is expected to free; 0 if that is overdue, infinite if nothing runs.
 
         `expected_s`: how long a job is expected to take.
         """
-        ends = [attempt.began + expected_s(attempt.job) for attempt in self.all() if not attempt.body]
+        ends = [attempt.began + expected_s(attempt.job) for attempt in self.snapshot() if not attempt.body]
         return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
 
-    def foreign(self, model: str) -> bool:
+    def has_foreign(self, model: str) -> bool:
         """Whether a job of another model runs."""
         with self._lock:
-            return any(count for other, count in self._models.items() if other != model)
+            return any(count for running_model, count in self._models.items() if running_model != model)
 
 
 class Generator:
@@ -147,7 +147,7 @@ class Generator:
         kv: KVStore,
         broker: Broker,
         cluster_state: ClusterState,
-        slots: Slots,
+        slots: SlotPool,
         worker_id: str,
         observe: Callable[[Event], None],
         kv_check_every: int = KV_CHECK_EVERY,
@@ -167,56 +167,60 @@ class Generator:
         """
         job = attempt.job
         attempt.queue_s = job.job.waited_s(self._cluster_state.now())
-        before = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
-        waited_s = max(0.0, attempt.queue_s - before.queue_s - before.prefill_s - before.put_s)
+        prefill_report = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
+        waited_s = max(0.0, attempt.queue_s - prefill_report.queue_s - prefill_report.prefill_s - prefill_report.put_s)
         self._observe(attempt.envelope.event(Step.DECODE_STARTED, queue_s=attempt.queue_s, waited_s=waited_s))
         try:
             return self._generate(attempt, *self.load_kv(attempt))
-        except KVTransferFailed as gone:
-            log.warning("job %s: KV transfer failed: %s", job.job.job_id, gone)
+        except KVTransferFailed as error:
+            log.warning("job %s: KV transfer failed: %s", job.job.job_id, error)
             self._drop_damaged(job)
             if self._better_prefilled_again(attempt):
                 raise
-            return self._generate(attempt, None, str(gone))
+            return self._generate(attempt, None, str(error))
 
-    def load_kv(self, attempt: DecodeAttempt) -> tuple[Fetched | None, str]:
+    def load_kv(self, attempt: DecodeAttempt) -> tuple[FetchedCache | None, str]:
         """The job's KV cache, or why none is used; neither where it never had one. Raises KVTransferFailed."""
-        job, stored, loaded = attempt.job, attempt.job.kv, attempt.loaded
-        if stored is None or loaded.why_no_kv:
-            return None, loaded.why_no_kv or job.why_no_kv
-        found, producer = agreement(stored, loaded), self.checks.producer(job)
-        attempt.rounded = found.formats_differ
-        if why := found.problem or producer.why_ended:
-            return None, why
+        job, stored_kv, loaded_model = attempt.job, attempt.job.kv, attempt.loaded_model
+        if stored_kv is None or loaded_model.why_no_kv:
+            return None, loaded_model.why_no_kv or job.why_no_kv
+        sketch_agreement, producer = agreement(stored_kv, loaded_model), self.checks.producer(job)
+        attempt.is_rounded = sketch_agreement.formats_differ
+        if reason := sketch_agreement.problem or producer.why_ended:
+            return None, reason
         try:
-            fetched = (attempt.ahead and attempt.ahead.result()) or fetch(self._kv, job, stored)
+            fetched_cache = (attempt.ahead and attempt.ahead.result()) or fetch(self._kv, job, stored_kv)
         except StoreUnavailable as error:
             return None, f"the store is away: {error}"
         failpoint("decode.loaded", job.job.job_id)
-        if self.checks.due(job):
-            seconds = self.checks.check(job, fetched.cache, loaded.engine, attempt.stop)
+        if self.checks.is_due(job):
+            seconds = self.checks.check(job, fetched_cache.cache, loaded_model.engine, attempt.stop)
             differs = bool(producer.why_ended)
             self._observe(attempt.envelope.event(Step.KV_CHECKED, seconds=seconds, differs=differs))
             if differs:
                 return None, producer.why_ended
-        return fetched, ""
+        return fetched_cache, ""
 
-    def _generate(self, attempt: DecodeAttempt, fetched: Fetched | None, why_none: str) -> JobResult:
+    def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
         """All answers that the job asks for, from the same cache; only the first is streamed.
 
         Without a cache the prompts are done here, and `why_none` goes into the result. A job that no prefill worker
         tokenized is tokenized here.
         """
-        job = attempt.job.job if attempt.job.job.tokens else tokenize_job(attempt.loaded.engine, attempt.job.job)
-        asks, cache = job.asks(), fetched.cache if fetched else None
+        job = attempt.job.job if attempt.job.job.tokens else tokenize_job(attempt.loaded_model.engine, attempt.job.job)
+        asks, cache = job.asks(), fetched_cache.cache if fetched_cache else None
         attempt.before_s = job.waited_s(self._cluster_state.now())
         if asks[1:] or job.questions:
-            given = self._several(attempt, asks, cache)
+            scored_answers = self._answer_all(attempt, asks, cache)
         else:
-            given = [Given(self._answer(attempt, asks[0], cache))]
-        answers = [one.answer for one in given]
-        first, more = answers[0], tuple([answer.text for answer in answers[1:]])
-        said: dict[str, Any] = {"text": first.text, "finish_reason": first.finish_reason, "more_texts": more}
+            scored_answers = [ScoredAnswer(self._answer(attempt, asks[0], cache))]
+        answers = [scored_answer.answer for scored_answer in scored_answers]
+        first, more_texts = answers[0], tuple([answer.text for answer in answers[1:]])
+        answer_fields: dict[str, Any] = {
+            "text": first.text,
+            "finish_reason": first.finish_reason,
+            "more_texts": more_texts,
+        }
         return JobResult(
             job.job_id,
             job.run,
@@ -226,28 +230,32 @@ class Generator:
             "succeeded",
             attempts=attempt.envelope.attempts + 1,
             prefill=attempt.job.prefill,
-            decode=self._report(attempt, asks, answers, fetched, why_none),
-            **({"answers": tuple([_counted(one) for one in given])} if job.questions else said),
+            decode=self._report(attempt, asks, answers, fetched_cache, why_none),
+            **(
+                {"answers": tuple([_question_answer(scored_answer) for scored_answer in scored_answers])}
+                if job.questions
+                else answer_fields
+            ),
         )
 
-    def _several(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[Given]:
+    def _answer_all(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[ScoredAnswer]:
         """All of them, those left by a crash, in this slot and in those that idle."""
-        job, engine = attempt.job.job, attempt.loaded.engine
+        job, engine = attempt.job.job, attempt.loaded_model.engine
 
-        def give(number: int) -> Given:
+        def give(number: int) -> ScoredAnswer:
             ask = asks[number]
             answer = self._answer(attempt, ask, cache, is_first=number == 0)
             if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
-                return Given(answer)
-            return Given(answer, value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop))
+                return ScoredAnswer(answer)
+            return ScoredAnswer(answer, value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop))
 
         answers = Answers(job, len(asks), give, self._slots, self._cluster_state)
         with engine.pin_cache(asks[0].tokens, cache) if cache else nullcontext():
-            return answers.all()
+            return answers.collect()
 
     def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
         """The engine's answer. The job's first is streamed to whoever reads along."""
-        engine, job = attempt.loaded.engine, attempt.job.job
+        engine, job = attempt.loaded_model.engine, attempt.job.job
         stream = _Stream(self._broker, job) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
         if hasattr(engine, "decode_text"):  # isinstance would ask just this, and not quickly
@@ -261,31 +269,38 @@ class Generator:
         return answer
 
     def _report(
-        self, attempt: DecodeAttempt, asks: list[Ask], answers: list[Answer], fetched: Fetched | None, why_none: str
+        self,
+        attempt: DecodeAttempt,
+        asks: list[Ask],
+        answers: list[Answer],
+        fetched_cache: FetchedCache | None,
+        why_none: str,
     ) -> DecodeReport:
         """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left of its
         prompt.
 
         The text is right all the same; but a KV transfer that saved nothing must not be reported as one.
         """
-        transferred = fetched.cache.num_tokens if fetched else 0
-        evaluated = max(answer.evaluated_tokens for answer in answers)
-        for ask, answer in zip(asks, answers, strict=True) if transferred else ():
-            done, left = answer.evaluated_tokens, len(ask.tokens) - transferred
-            if done != left:
-                why_none = why_none or f"the engine evaluated {done:,} prompt tokens where {left:,} were left"
-        verified: KVTransfer = "verified-rounded" if attempt.rounded else "verified"
+        transferred_tokens = fetched_cache.cache.num_tokens if fetched_cache else 0
+        evaluated_tokens = max(answer.evaluated_tokens for answer in answers)
+        for ask, answer in zip(asks, answers, strict=True) if transferred_tokens else ():
+            num_evaluated, num_left = answer.evaluated_tokens, len(ask.tokens) - transferred_tokens
+            if num_evaluated != num_left:
+                why_none = (
+                    why_none or f"the engine evaluated {num_evaluated:,} prompt tokens where {num_left:,} were left"
+                )
+        transfer: KVTransfer = "verified-rounded" if attempt.is_rounded else "verified"
         return DecodeReport(
             worker_id=self._worker_id,
-            engine=attempt.loaded.engine.info.engine,
-            kv_transfer="none" if why_none or not transferred else verified,
+            engine=attempt.loaded_model.engine.info.engine,
+            kv_transfer="none" if why_none or not transferred_tokens else transfer,
             why_none=why_none,
-            prompt_tokens=max(len(ask.tokens) for ask in asks) or evaluated,
-            transferred_tokens=0 if why_none else transferred,
-            evaluated_tokens=evaluated,
+            prompt_tokens=max(len(ask.tokens) for ask in asks) or evaluated_tokens,
+            transferred_tokens=0 if why_none else transferred_tokens,
+            evaluated_tokens=evaluated_tokens,
             completion_tokens=sum(answer.completion_tokens for answer in answers),
             queue_s=attempt.queue_s,
-            get_s=fetched.seconds if fetched else 0.0,
+            get_s=fetched_cache.seconds if fetched_cache else 0.0,
             ttft_s=attempt.before_s + answers[0].first_token_s,
             decode_s=sum(answer.seconds for answer in answers),
             total_s=attempt.job.job.waited_s(self._cluster_state.now()),
@@ -306,25 +321,27 @@ class Generator:
         Prefill stores what is missing and nothing over what is there: left in place, a damaged shared block would
         spoil every KV transfer of the class.
         """
-        stored = job.kv
-        if stored is None:
+        stored_kv = job.kv
+        if stored_kv is None:
             return
-        refs = stored_refs(job, stored)
+        refs = stored_refs(job, stored_kv)
         with suppress(StoreUnavailable):
-            damaged = [ref for ref in refs if not self._is_readable(stored, ref)]
-            self._kv.delete([*damaged, *snapshot_refs(stored.layout, refs[-1])])
+            damaged_refs = [ref for ref in refs if not self._is_readable(stored_kv, ref)]
+            self._kv.delete([*damaged_refs, *snapshot_refs(stored_kv.layout, refs[-1])])
 
-    def _is_readable(self, stored: StoredKV, ref: BlockRef) -> bool:
+    def _is_readable(self, stored_kv: StoredKV, ref: BlockRef) -> bool:
         try:
-            check_finite(self._kv.get(stored.fingerprint, stored.layout, [ref])[0], stored.layout)
+            check_finite(self._kv.get(stored_kv.fingerprint, stored_kv.layout, [ref])[0], stored_kv.layout)
         except KVTransferFailed:
             return False
         return True
 
 
-def _counted(given: Given) -> QuestionAnswer:
-    one = given.answer
-    return QuestionAnswer(one.text, one.finish_reason, "succeeded", one.evaluated_tokens, given.likelihoods)
+def _question_answer(scored_answer: ScoredAnswer) -> QuestionAnswer:
+    answer = scored_answer.answer
+    return QuestionAnswer(
+        answer.text, answer.finish_reason, "succeeded", answer.evaluated_tokens, scored_answer.likelihoods
+    )
 
 
 class _Stream:
@@ -346,33 +363,40 @@ class _Stream:
 
 def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
     """References to the blocks of the job's KV cache."""
-    one = job.job
+    prefill_job = job.job
     return block_refs(
-        kv.fingerprint, kv.layout, one.tokens, kv.num_tokens, kv.shared_tokens, one.job_id, kv.sketch, one.tag
+        kv.fingerprint,
+        kv.layout,
+        prefill_job.tokens,
+        kv.num_tokens,
+        kv.shared_tokens,
+        prefill_job.job_id,
+        kv.sketch,
+        prefill_job.tag,
     )
 
 
-def agreement(stored: StoredKV, loaded: LoadedEngine[DecodeEngine]) -> SketchAgreement:
+def agreement(stored_kv: StoredKV, loaded_engine: LoadedEngine[DecodeEngine]) -> SketchAgreement:
     """Whether an engine takes this KV cache: its producer computes what it would compute itself, as was measured."""
-    info = loaded.engine.info
+    info = loaded_engine.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
         return SketchAgreement(f"engine {info.engine} takes no KV cache")
-    if stored.fingerprint != info.fingerprint:
+    if stored_kv.fingerprint != info.fingerprint:
         return SketchAgreement(
-            f"the KV cache is of {stored.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
+            f"the KV cache is of {stored_kv.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
         )
-    if why := stored.layout.why_unsupported:
-        return SketchAgreement(why)
-    return loaded.sketches.agreement(stored.sketch)
+    if reason := stored_kv.layout.why_unsupported:
+        return SketchAgreement(reason)
+    return loaded_engine.sketches.agreement(stored_kv.sketch)
 
 
-def fetch(kv: KVStore, job: DecodeJob, stored: StoredKV) -> Fetched:
+def fetch(kv: KVStore, job: DecodeJob, stored_kv: StoredKV) -> FetchedCache:
     """Load a job's KV cache. Raises KVTransferFailed, StoreUnavailable."""
-    started = time.monotonic()
-    cache = kv.get_cache(stored.fingerprint, stored.layout, stored_refs(job, stored))
+    start = time.monotonic()
+    cache = kv.get_cache(stored_kv.fingerprint, stored_kv.layout, stored_refs(job, stored_kv))
     for record in cache.records:
-        check_finite(record, stored.layout)
-    return Fetched(cache, time.monotonic() - started)
+        check_finite(record, stored_kv.layout)
+    return FetchedCache(cache, time.monotonic() - start)
 
 
 def check_finite(record: Record, layout: KVLayout) -> None:
@@ -381,13 +405,13 @@ def check_finite(record: Record, layout: KVLayout) -> None:
         raise KVTransferFailed("the stored KV cache holds inf or nan")
 
 
-def fetch_ahead(kv: KVStore, delivery: Delivery, loaded: LoadedEngine[DecodeEngine]) -> Fetched | None:
+def fetch_ahead(kv: KVStore, delivery: Delivery, loaded_engine: LoadedEngine[DecodeEngine]) -> FetchedCache | None:
     """The KV cache of a delivery that has no slot yet; None if the job has none that this engine takes.
 
     Raises as `fetch`, and InvalidMessage.
     """
     job = codec.decode(delivery.message.body, DecodeJob)
-    if job.kv is None or agreement(job.kv, loaded).problem:
+    if job.kv is None or agreement(job.kv, loaded_engine).problem:
         return None
     return fetch(kv, job, job.kv)
 
@@ -396,29 +420,31 @@ def fetch_ahead(kv: KVStore, delivery: Delivery, loaded: LoadedEngine[DecodeEngi
 class Producer:
     """Who prefilled, for one model here: what was found of its KV caches."""
 
-    unchecked: int = 0  # jobs since the last check
-    passed: bool = False
+    jobs_since_check: int = 0
+    has_passed: bool = False
     why_ended: str = ""  # why its KV caches are not used any more; "": they are
 
 
 class KVChecks:
     """The checks of one decode worker. Callable from any thread.
 
-    `every`: the first job of each producer is checked, and then one in so many; 0: none is. Until one has passed, each
-    is checked: jobs that come together must not go ahead of the verdict.
+    `check_every`: the first job of each producer is checked, and then one in so many; 0: none is. Until one has
+    passed, each is checked: jobs that come together must not go ahead of the verdict.
     """
 
-    def __init__(self, every: int = KV_CHECK_EVERY) -> None:
-        self._every = every
+    def __init__(self, check_every: int = KV_CHECK_EVERY) -> None:
+        self._check_every = check_every
         self._producers: dict[tuple[str, ...], Producer] = defaultdict(Producer)
         self._lock = threading.RLock()
 
-    def due(self, job: DecodeJob) -> bool:
+    def is_due(self, job: DecodeJob) -> bool:
         """Whether this job's KV cache is to be checked before it is used. Counts the job."""
         with self._lock:
             producer = self.producer(job)
-            producer.unchecked += 1
-            return bool(self._every) and (not producer.passed or producer.unchecked >= self._every)
+            producer.jobs_since_check += 1
+            return bool(self._check_every) and (
+                not producer.has_passed or producer.jobs_since_check >= self._check_every
+            )
 
     def producer(self, job: DecodeJob) -> Producer:
         """What is known of whoever prefilled this job."""
@@ -429,19 +455,19 @@ class KVChecks:
     def endings(self) -> dict[str, str]:
         """A sentence for each producer whose KV caches are not used any more, by the name of its sketch."""
         with self._lock:
-            return {name[-1]: each.why_ended for name, each in self._producers.items() if each.why_ended}
+            return {name[-1]: producer.why_ended for name, producer in self._producers.items() if producer.why_ended}
 
     def check(self, job: DecodeJob, cache: KVCache, engine: DecodeEngine, stop: threading.Event) -> float:
         """Prefill the job here, too; seconds that it took. Afterwards its producer has the verdict.
 
         Raises what `engine.top_logprobs` raises.
         """
-        started = time.monotonic()
+        start = time.monotonic()
         tokens = job.job.asks()[0].tokens
         gap = logprob_gap(engine.top_logprobs(tokens, None, stop), engine.top_logprobs(tokens, cache, stop))
         with self._lock:
             producer = self.producer(job)
-            producer.unchecked, producer.passed = 0, gap <= MAX_GAP
+            producer.jobs_since_check, producer.has_passed = 0, gap <= MAX_GAP
             if gap > MAX_GAP:
                 producer.why_ended = (
                     f"after a KV cache of {job.prefill.engine or 'another engine'} the model expects other tokens than "
@@ -449,4 +475,4 @@ class KVChecks:
                     f"{MAX_GAP}"
                 )
                 log.error("job %s: %s; none of its KV caches is used any more", job.job.job_id, producer.why_ended)
-        return time.monotonic() - started
+        return time.monotonic() - start

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _PASSES = 8  # for one value: a number may be several tokens, and each way of writing it is looked at by itself
 _NEGLIGIBLE = math.log(1e-3)  # ways that are less likely are not followed
-_LEAST = 0.01  # of all probability; where the values have less together, the model expected something else there
+_MIN_TOTAL = 0.01  # of all probability; where the values have less together, the model expected something else there
 _DIGITS = 4
 
 
@@ -40,10 +40,10 @@ def value_likelihoods(
     () where there is no enum, the engine tells no ids or can't read them, or the model expected none of the values.
     An error of the engine gives () too: an answer that is there must not be lost for this. Raises Cancelled.
     """
-    asked = _enum(json.loads(ask.sampling.json_schema or "{}"))
-    if asked is None or not tokens or not hasattr(engine, "text_of"):  # isinstance would ask just this, and not quickly
+    enum = _enum(json.loads(ask.sampling.json_schema or "{}"))
+    if enum is None or not tokens or not hasattr(engine, "text_of"):  # isinstance would ask just this, and not quickly
         return ()
-    path, values = asked
+    path, values = enum
     try:
         place = _place(cast(Detokenizes, engine), path, answer, tokens)
         return _Expected(engine, ask, cache, stop).shares(place, values) if place else ()
@@ -59,7 +59,7 @@ def _enum(schema: Any) -> tuple[tuple[str, ...], list[str]] | None:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     for name, value in properties.items() if isinstance(properties, dict) else ():
         if isinstance(value, dict) and isinstance(value.get("enum"), list):
-            return (name,), [json.dumps(one) for one in value["enum"]]
+            return (name,), [json.dumps(member) for member in value["enum"]]
         if within := _enum(value):
             return (name, *within[0]), within[1]
     return None
@@ -69,24 +69,24 @@ def _enum(schema: Any) -> tuple[tuple[str, ...], list[str]] | None:
 class _Place:
     """Where a value begins: the ids before it, and the text that the next one may share with it."""
 
-    before: tuple[int, ...]
+    preceding_ids: tuple[int, ...]
     lead: str
 
 
 def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequence[int]) -> _Place | None:
     # A quotation mark within a text has a backslash before it.
     names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
-    found = re.search("(?s:.*?)".join(names), answer)
+    match = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
-    if found is None or not whole.endswith(answer):  # what a hidden channel holds comes first
+    if match is None or not whole.endswith(answer):  # what a hidden channel holds comes first
         return None
-    start = len(whole) - len(answer) + found.end()
+    start = len(whole) - len(answer) + match.end()
     low, high = 0, len(tokens)  # the longest beginning of the ids whose text ends there or sooner
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if len(engine.text_of(tokens[:middle])) <= start else (low, middle - 1)
-    before = engine.text_of(tokens[:low])
-    return _Place(tuple(tokens[:low]), whole[len(before) : start]) if whole.startswith(before) else None
+    text_before = engine.text_of(tokens[:low])
+    return _Place(tuple(tokens[:low]), whole[len(text_before) : start]) if whole.startswith(text_before) else None
 
 
 class _Expected:
@@ -101,39 +101,39 @@ class _Expected:
     def shares(self, place: _Place, values: Sequence[str]) -> tuple[float, ...]:
         """Of all probability that the values have."""
         texts = [place.lead + value for value in values]
-        found = dict.fromkeys(texts, 0.0)
+        probabilities = dict.fromkeys(texts, 0.0)
         open_ways: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
         for _ in range(_PASSES):
             if not open_ways:
                 break
             likely = max(open_ways)
             open_ways.remove(likely)
-            for logprob, way, written in self._next(place, *likely):
-                value = _value_of(written, texts)
+            for logprob, way, continuation in self._next(place, *likely):
+                value = _value_of(continuation, texts)
                 if value:
-                    found[value] += math.exp(logprob)
-                elif any(text.startswith(written) for text in texts):
+                    probabilities[value] += math.exp(logprob)
+                elif any(text.startswith(continuation) for text in texts):
                     open_ways.append((logprob, way))
-        total = sum(found.values())
-        return tuple(round(found[text] / total, _DIGITS) for text in texts) if total >= _LEAST else ()
+        total = sum(probabilities.values())
+        return tuple(round(probabilities[text] / total, _DIGITS) for text in texts) if total >= _MIN_TOTAL else ()
 
     def _next(
         self, place: _Place, logprob: float, way: tuple[int, ...]
     ) -> Iterator[tuple[float, tuple[int, ...], str]]:
         """Each likely token after this way: how likely it is, the way to it, and what has been written then."""
-        before = len(self._engine.text_of(place.before))
-        tokens = [*self._ask.tokens, *place.before, *way]
-        for id, each in self._engine.top_logprobs(tokens, self._cache, self._stop).items():
-            if logprob + each > _NEGLIGIBLE:
+        start = len(self._engine.text_of(place.preceding_ids))
+        tokens = [*self._ask.tokens, *place.preceding_ids, *way]
+        for id, token_logprob in self._engine.top_logprobs(tokens, self._cache, self._stop).items():
+            if logprob + token_logprob > _NEGLIGIBLE:
                 longer = (*way, id)
-                yield logprob + each, longer, self._engine.text_of([*place.before, *longer])[before:]
+                yield logprob + token_logprob, longer, self._engine.text_of([*place.preceding_ids, *longer])[start:]
 
 
-def _value_of(written: str, texts: Sequence[str]) -> str:
+def _value_of(continuation: str, texts: Sequence[str]) -> str:
     """The value that is written out; "" if none is, or it may still become another: 1 is also how 10 begins."""
     for text in texts:
-        rest = written[len(text) :]
-        if written.startswith(text) and not rest[:1].isdigit() and rest[:1] != ".":
-            longer = any(other.startswith(text) for other in texts if other != text)
+        rest = continuation[len(text) :]
+        if continuation.startswith(text) and not rest[:1].isdigit() and rest[:1] != ".":
+            longer = any(candidate.startswith(text) for candidate in texts if candidate != text)
             return text if rest or not longer else ""
     return ""

@@ -16,18 +16,18 @@ from functools import partial
 
 from decode_worker.fallback import Fallback
 from decode_worker.flow import DecodeFlow
-from decode_worker.generate import DecodeAttempt, Fetched, Generator, RunningJobs, stored_refs
+from decode_worker.generate import DecodeAttempt, FetchedCache, Generator, RunningJobs, stored_refs
 from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import outage_of
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import GROUP_PATIENCE_S, HELD_IF_INSTANT, ConsumerLoop, Slots
-from infra.broker.envelope import Why
+from infra.broker.consume import GROUP_PATIENCE_S, HELD_IF_INSTANT, ConsumerLoop, SlotPool
+from infra.broker.envelope import StopReason
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
 from infra.broker.topology import model_of
-from infra.config.hours import ALWAYS, Hours
+from infra.config.hours import ALL_HOURS, Hours
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, snapshot_refs
 from kvstore.cluster_state import BestEffortClusterState
@@ -76,17 +76,17 @@ class DecodeWorker:
         self._kv = kv
         self._cluster_state = BestEffortClusterState(cluster_state)
         self._observe = observe
-        self._slots = Slots(model_cache.home.loaded.engine.info.slots)
-        self.wait_for_room = self._slots.wait
+        self._slots = SlotPool(model_cache.home.loaded_model.engine.info.slots)
+        self.wait_for_capacity = self._slots.wait
         self._settler = Settler(broker, model_cache.models, observe)
         self._generator = Generator(
             kv, broker, self._cluster_state, self._slots, self.worker_id, observe, kv_check_every
         )
         self._choice = QueueChoice(broker, self._cluster_state, model_cache, self.worker_id, observe)
-        self._running = RunningJobs()
+        self._running_jobs = RunningJobs()
         self._flow: DecodeFlow | None = None
         model = model_cache.home.model
-        self._why_away = partial(outage_of, model_cache.home.loaded.engine)
+        self._why_away = partial(outage_of, model_cache.home.loaded_model.engine)
         self._loop = ConsumerLoop(
             broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._why_away
         )
@@ -96,7 +96,7 @@ class DecodeWorker:
         self._started_at = self._cluster_state.now()
         self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self._slots.count)
 
-    def run(self, hours: Hours = ALWAYS) -> None:
+    def run(self, hours: Hours = ALL_HOURS) -> None:
         """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
         self._renew()
         heartbeat = Heartbeat(self._cluster_state, self.registration, self._renew)
@@ -117,54 +117,60 @@ class DecodeWorker:
 
     def _open_flow(self) -> DecodeFlow:
         hand_back = self._settler.hand_back_all
-        self._flow = DecodeFlow(self._broker, self._slots, self._running, self._choice, self._kv, hand_back)
+        self._flow = DecodeFlow(self._broker, self._slots, self._running_jobs, self._choice, self._kv, hand_back)
         return self._flow
 
     def handle(
-        self, deliveries: list[Delivery], ahead: Future[Fetched | None] | None, leave_slot: Callable[[], None]
+        self, deliveries: list[Delivery], ahead: Future[FetchedCache | None] | None, leave_slot: Callable[[], None]
     ) -> None:
         """Deliveries of one model, from arrival to answers on their way out, one after the other in a slot's thread."""
         if self._aborting or self._why_away():
             return self._settler.hand_back_all(deliveries)
         attempts: list[DecodeAttempt] = []
-        begun = 0
+        num_begun = 0
         try:
             with ExitStack() as until_done:
-                loaded = until_done.enter_context(self._model_cache.job(model_of(deliveries[0].queue)))
-                opened = [one for delivery in deliveries if (one := self._open(delivery, loaded, until_done))]
-                attempts = self._claim(opened)
+                loaded_model = until_done.enter_context(self._model_cache.job(model_of(deliveries[0].queue)))
+                opened_attempts = [
+                    new_attempt
+                    for delivery in deliveries
+                    if (new_attempt := self._open(delivery, loaded_model, until_done))
+                ]
+                attempts = self._claim(opened_attempts)
                 began = time.monotonic()
                 for attempt in attempts:
                     attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
-                    slow = begun and time.monotonic() - began > GROUP_PATIENCE_S
+                    slow = num_begun and time.monotonic() - began > GROUP_PATIENCE_S
                     if self._aborting or slow or self._why_away():
                         attempt.stop_for("not now")  # those behind a slow one go back: the engine stops at once
-                    begun += 1
+                    num_begun += 1
                     self._decode(attempt)
         except NotLoaded:  # unloaded since they were fetched
             self._settler.hand_back_all(deliveries)
         finally:  # whatever ends the slot: what is answered is sent, and nothing runs any more
             leave_slot()
-            for attempt in attempts[begun:]:
-                self._running.end(attempt)
-            if answered := [attempt for attempt in attempts if attempt.body]:
-                self._outgoing.add(*answered)
+            for attempt in attempts[num_begun:]:
+                self._running_jobs.end(attempt)
+            if finished_attempts := [attempt for attempt in attempts if attempt.body]:
+                self._outgoing.add(*finished_attempts)
 
-    def _open(self, delivery: Delivery, loaded: LoadedModel, until_done: ExitStack) -> DecodeAttempt | None:
+    def _open(self, delivery: Delivery, loaded_model: LoadedModel, until_done: ExitStack) -> DecodeAttempt | None:
         """Read and check a delivery; None if it has been settled."""
         attempt = self._settler.begin(DecodeAttempt, delivery)
-        attempt.loaded = loaded
+        attempt.loaded_model = loaded_model
         envelope = attempt.envelope
         with self._settler.settling_errors(attempt):
-            taken = counting_crashes(self._cluster_state, "decode", envelope.job_id, envelope.run, envelope.returns)
-            crashes = until_done.enter_context(taken)
+            crash_counter = counting_crashes(
+                self._cluster_state, "decode", envelope.job_id, envelope.run, envelope.returns
+            )
+            crashes = until_done.enter_context(crash_counter)
             failpoint("decode.taken", envelope.job_id)
             attempt.job = codec.decode(delivery.message.body, DecodeJob)
             inner = attempt.job.job
             cancelled, now = self._tombstones.has(inner.batch_id), self._cluster_state.now()
             check_runnable(attempt, inner, cancelled, now, crashes)
             return attempt
-        if attempt.over and attempt.why_stopped:
+        if attempt.has_ended_unanswered and attempt.why_stopped:
             self._delete_own_blocks([attempt.job])
         return None
 
@@ -172,25 +178,29 @@ class DecodeWorker:
         """Those of them that are ours to decode. The others are answered, adopted, or somebody else's: deferred."""
         if not attempts:
             return []
-        ours = []
-        found = self._cluster_state.take_up(self.worker_id, [attempt.key for attempt in attempts], CLAIM_TTL_S)
-        for attempt, (body, claimed) in zip(attempts, found, strict=True):
+        own_attempts = []
+        results_and_claims = self._cluster_state.take_up(
+            self.worker_id, [attempt.key for attempt in attempts], CLAIM_TTL_S
+        )
+        for attempt, (body, has_claim) in zip(attempts, results_and_claims, strict=True):
             with self._settler.settling_errors(attempt):
-                if body and (stored := _result_in(body)):
-                    self._settler.settle(replying(attempt, stored))
+                if body and (stored_result := _result_in(body)):
+                    self._settler.settle(replying(attempt, stored_result))
                     self._delete_own_blocks([attempt.job])
-                elif self._running.start(attempt):
-                    if claimed or body:  # with an unreadable result nobody else is on it
-                        ours.append(attempt)
+                elif self._running_jobs.start(attempt):
+                    if has_claim or body:  # with an unreadable result nobody else is on it
+                        own_attempts.append(attempt)
                     else:
-                        self._running.end(attempt)
+                        self._running_jobs.end(attempt)
                         self._settler.defer(attempt)
-        return ours
+        return own_attempts
 
     def _renew(self) -> None:
         """Our sketch, and all claims in one round trip; those that have their results need no claim any more."""
-        self._model_cache.home.loaded.sketches.publish()
-        self._cluster_state.take_up(self.worker_id, [attempt.key for attempt in self._running.all()], CLAIM_TTL_S)
+        self._model_cache.home.loaded_model.sketches.publish()
+        self._cluster_state.take_up(
+            self.worker_id, [attempt.key for attempt in self._running_jobs.snapshot()], CLAIM_TTL_S
+        )
 
     def _decode(self, attempt: DecodeAttempt) -> None:
         """Set `attempt.result` and `body`; without these it is settled, and runs no more."""
@@ -203,9 +213,9 @@ class DecodeWorker:
                 attempt.body = codec.encode(attempt.result)
             finally:
                 if not attempt.body:  # first: a copy that goes back may come here at once, and is another attempt
-                    self._running.end(attempt)
+                    self._running_jobs.end(attempt)
                     self._cluster_state.release(*attempt.key, self.worker_id)
-        if attempt.over:
+        if attempt.has_ended_unanswered:
             self._delete_own_blocks([attempt.job])
 
     def _settle(self, answers: list[DecodeAttempt]) -> None:
@@ -216,34 +226,34 @@ class DecodeWorker:
         """
         try:
             # Stored first, so that a redelivery is answered and not decoded again. Claims are of no use from then on.
-            self._cluster_state.finish(self.worker_id, [(*one.key, one.body) for one in answers])
+            self._cluster_state.finish(self.worker_id, [(*attempt.key, attempt.body) for attempt in answers])
             ready = []
-            for one in answers:
-                with self._settler.settling_errors(one):
-                    failpoint("decode.stored", one.envelope.job_id)
-                    kv, report = one.job.kv, one.result.decode
+            for attempt in answers:
+                with self._settler.settling_errors(attempt):
+                    failpoint("decode.stored", attempt.envelope.job_id)
+                    kv, report = attempt.job.kv, attempt.result.decode
                     facts = {name: getattr(report, name) for name in _FACTS}
                     facts["get_bytes"] = kv.stored_bytes if kv and report.transferred_tokens else 0
-                    self._observe(one.envelope.event(Step.ANSWERED, **facts))
-                    ready.append(replying(one, one.result, one.body))
+                    self._observe(attempt.envelope.event(Step.ANSWERED, **facts))
+                    ready.append(replying(attempt, attempt.result, attempt.body))
             self._settler.settle(*ready)
-            for one in answers:
-                failpoint("decode.acked", one.envelope.job_id)
-            self._delete_own_blocks(one.job for one in answers)
-            for one in answers:
-                failpoint("decode.deleted", one.envelope.job_id)
+            for attempt in answers:
+                failpoint("decode.acked", attempt.envelope.job_id)
+            self._delete_own_blocks(attempt.job for attempt in answers)
+            for attempt in answers:
+                failpoint("decode.deleted", attempt.envelope.job_id)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(answers))
         finally:
-            for one in answers:
-                self._running.end(one)
+            for attempt in answers:
+                self._running_jobs.end(attempt)
 
     def _delete_own_blocks(self, jobs: Iterable[DecodeJob]) -> None:
         """Delete what these jobs alone used: nobody will need it again."""
         refs: list[BlockRef] = []
         for job in jobs:
-            if job.kv and (own := [ref for ref in stored_refs(job, job.kv) if not ref.shared]):
-                refs += [*own, *(snapshot_refs(job.kv.layout, own[-1]) if job.kv.layout.snapshots else ())]
+            if job.kv and (own_refs := [ref for ref in stored_refs(job, job.kv) if not ref.is_shared]):
+                refs += [*own_refs, *(snapshot_refs(job.kv.layout, own_refs[-1]) if job.kv.layout.snapshots else ())]
             if job.job.questions or job.job.sampling.answers > 1:
                 self._cluster_state.forget_answers(job.job.job_id, job.job.run)
         try:
@@ -251,21 +261,21 @@ class DecodeWorker:
         except StoreUnavailable as error:  # their TTL ends them
             log.info("%d blocks stay until their TTL: %s", len(refs), error)
 
-    def _end_all(self, why: Why, batch_id: str = "") -> None:
-        for attempt in self._running.all():
+    def _end_all(self, reason: StopReason, batch_id: str = "") -> None:
+        for attempt in self._running_jobs.snapshot():
             if batch_id in ("", attempt.job.job.batch_id):
-                attempt.stop_for(why)
+                attempt.stop_for(reason)
 
     # What the consumer loop asks.
 
-    def holding(self) -> int:
+    def count_in_progress(self) -> int:
         """Jobs that are not settled."""
-        return self._slots.holding + len(self._outgoing.unfinished())
+        return self._slots.active_groups + len(self._outgoing.snapshot())
 
-    def take(self, deliveries: list[Delivery]) -> None:
+    def accept(self, deliveries: list[Delivery]) -> None:
         """Give the deliveries a slot."""
-        ahead = self._flow.fetched(deliveries[0]) if self._flow else None
-        self._slots.take(partial(self.handle, deliveries, ahead), len(deliveries))
+        ahead = self._flow.pop_fetch(deliveries[0]) if self._flow else None
+        self._slots.run_in_slot(partial(self.handle, deliveries, ahead), len(deliveries))
 
     def finish(self) -> None:
         """Wait for all slots, and for their answers to be settled."""
@@ -274,13 +284,13 @@ class DecodeWorker:
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what runs of this batch."""
-        self._tombstones.heard(batch_id)
+        self._tombstones.note_cancel(batch_id)
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
         """Stop what ran past its deadline; look after jobs that no prefill worker is there for."""
         now = self._cluster_state.now()
-        for attempt in self._running.all():
+        for attempt in self._running_jobs.snapshot():
             if attempt.job.job.deadline and now > attempt.job.job.deadline:
                 attempt.stop_for("expired")
         if not self._loop.off:
@@ -289,30 +299,30 @@ class DecodeWorker:
     def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""
         home, throughput = self._model_cache.home, self._choice.throughput
-        running = tuple(attempt.key[0] for attempt in self._running.all())
+        job_ids = tuple(attempt.key[0] for attempt in self._running_jobs.snapshot())
         resident = tuple(self._model_cache.resident())
-        measured = [throughput.of(model) for model in resident]
-        engine = engine_registration(self.worker_id, "decode", home.model, self._started_at, home.loaded)
+        averages = [throughput.of(model) for model in resident]
+        engine = engine_registration(self.worker_id, "decode", home.model, self._started_at, home.loaded_model)
         endings = self._generator.checks.endings()
-        refused = [(name, why) for name, why in (home.loaded.sketches.refusals | endings).items() if name]
-        refused = refused[-MAX_REFUSALS:]
+        refusals = [(name, reason) for name, reason in (home.loaded_model.sketches.refusals | endings).items() if name]
+        refusals = refusals[-MAX_REFUSALS:]
         return replace(
             engine,
             slots=self._slots.count,
-            busy=min(len(running), self._slots.count),  # one that is being settled is in no slot any more
-            done=self._slots.done,
+            busy=min(len(job_ids), self._slots.count),  # one that is being settled is in no slot any more
+            done=self._slots.jobs_done,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
             off=self._loop.off,
             notes=engine.notes or next(iter(endings.values()), ""),
-            refuses=tuple(name for name, _ in refused),
-            refuses_because=tuple(why for _, why in refused),
-            jobs=running,
+            refuses=tuple(name for name, _ in refusals),
+            refuses_because=tuple(reason for _, reason in refusals),
+            jobs=job_ids,
             resident=resident,
-            resident_tokens_per_s=tuple(each.tokens_per_s for each in measured),
-            resident_answer_tokens=tuple(each.answer_tokens for each in measured),
-            stolen=self._choice.thief.stolen,
-            not_stolen=sum(self._choice.thief.refused.values()),
-            left=self._choice.tail.left,
+            resident_tokens_per_s=tuple(model_averages.tokens_per_s for model_averages in averages),
+            resident_answer_tokens=tuple(model_averages.answer_tokens for model_averages in averages),
+            stolen=self._choice.thief.stolen_jobs,
+            not_stolen=sum(self._choice.thief.refusals.values()),
+            left=self._choice.tail.jobs_left,
         )
 
 

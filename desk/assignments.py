@@ -22,7 +22,7 @@ from infra.config.ownership import why_not_ours
 from messages.errors import BatchError, KvasirError, RubricError, SubmissionError, UsageError
 from producers.batch import batch as batches
 from producers.files.private import make_folder, read_ordinary, write_atomically
-from producers.files.shapes import from_json, shaped
+from producers.files.shapes import from_json, parse_as
 from producers.words import as_names
 
 FILE = "desk.json"
@@ -87,7 +87,7 @@ def read_inputs(folder: Path) -> Inputs:
     if not path.is_file():
         return _from_manifest(folder)
     try:
-        return _check_inputs(shaped(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
+        return _check_inputs(parse_as(Inputs, from_json(read_ordinary(path)), "the assignment"), path)
     except (OSError, ValueError) as error:
         raise BatchError(f"{path} can't be read ({error}); restore it, or remove the folder") from None
 

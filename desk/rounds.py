@@ -27,7 +27,7 @@ from producers.batch.batch import Batch
 from producers.batch.forms import form_of
 from producers.files.journal import Lines
 from producers.files.private import make_folder
-from producers.files.shapes import shaped
+from producers.files.shapes import parse_as
 from producers.words import plural
 
 CHANGES = "changes.jsonl"
@@ -128,11 +128,11 @@ class Change:
 
 def changes(folder: Path) -> list[Change]:
     """Which rounds were adopted, oldest first. Raises BatchError on a line that says nothing of the kind."""
-    return [change for _, change in Lines(folder / CHANGES).made(_change, "change")]
+    return [change for _, change in Lines(folder / CHANGES).read_all(_change, "change")]
 
 
 def _change(row: dict[str, Any]) -> Change:
-    change: Change = shaped(Change, row, "the change")
+    change: Change = parse_as(Change, row, "the change")
     return change
 
 

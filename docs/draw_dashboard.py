@@ -20,7 +20,7 @@ from typing import Any
 
 from docs.pictures import FOLDER, ROOT, note
 from monitoring.dashboards.panels import Query
-from tests.support.observation import Window, World
+from tests.support.observation import TimeWindow, ObservedCluster
 
 DASHBOARD = ROOT / "monitoring/dashboards/queue-depth.json"
 PICTURE = FOLDER / "dashboard.png"
@@ -39,7 +39,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 
 def main() -> None:
     """Load the cluster for a minute, then draw."""
-    with tempfile.TemporaryDirectory() as name, World(Path(name) / "world", [CODE, TEXT]) as world:
+    with tempfile.TemporaryDirectory() as name, ObservedCluster(Path(name) / "world", [CODE, TEXT]) as world:
         pairs = [world.launch_pair(model, PREFILL, decode, *STEALING) for model, decode in DECODES.items()]
         for worker in (worker for pair in pairs for worker in pair):
             worker.wait_until_registered()
@@ -47,9 +47,9 @@ def main() -> None:
         world.submit(CODE, 240, max_tokens=60)
         world.submit(TEXT, 160, max_tokens=60)
         world.window(66)
-        window = Window(start, time.time())
+        window = TimeWindow(start, time.time())
         panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
-        draw(chosen(panels), window, lambda queries: world.shown(queries, window))
+        draw(chosen(panels), window, lambda queries: world.series_of(queries, window))
 
 
 def chosen(panels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def chosen(panels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def draw(panels: Sequence[dict[str, Any]], window: Window, shown: Any) -> None:
+def draw(panels: Sequence[dict[str, Any]], window: TimeWindow, shown: Any) -> None:
     """One picture, each panel where the dashboard puts it."""
     import matplotlib
 
@@ -85,7 +85,7 @@ def draw(panels: Sequence[dict[str, Any]], window: Window, shown: Any) -> None:
     note(PICTURE, "python -m docs.draw_dashboard", "simulated")
 
 
-def _chart(axes: Any, panel: dict[str, Any], series: Series, window: Window) -> None:
+def _chart(axes: Any, panel: dict[str, Any], series: Series, window: TimeWindow) -> None:
     unit = panel["fieldConfig"]["defaults"].get("unit", "").removeprefix("suffix:").strip()
     scale = {"percentunit": 100, "Bps": 1e-6}.get(unit, 1)
     moving = {name: points for name, points in sorted(series.items()) if any(value for _at, value in points)}

@@ -33,7 +33,7 @@ class FinalChannel:
         """A watcher for another answer."""
         return FinalChannel(self._header, self._message)
 
-    def see(self, token: int) -> None:
+    def observe(self, token: int) -> None:
         """Follow one more sampled token."""
         if self.is_open:
             return
@@ -53,6 +53,6 @@ def final_channel(
     return FinalChannel((channel, *plain_ids("final")), message)
 
 
-def thoughts_then(schema: dict[str, Any]) -> str:
+def thinking_grammar(schema: dict[str, Any]) -> str:
     """A grammar for who can't be told to wait: messages in other channels, then JSON in the final one."""
     return _THOUGHTS_FIRST + json.dumps(schema)

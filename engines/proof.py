@@ -12,7 +12,7 @@ from engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from engines.rope import difference
 from messages.errors import KvasirError
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Record, gathered
+from messages.kv import Record, assemble_cache
 
 _PROMPT_TOKENS = 600
 _BEYOND_WINDOW = 100  # at least so many more than a sliding window has
@@ -61,7 +61,7 @@ def _compare(prefill: PrefillEngine, decode: DecodeEngine) -> str:
     tokens = _prompt(prefill, min(prefill.info.context, decode.info.context), length)
     records: list[Record] = []
     prefill.prefill(tokens[:-1], records.append)
-    cache = gathered(layout, records)
+    cache = assemble_cache(layout, records)
     greedy = Sampling(max_tokens=_ANSWER_TOKENS, temperature=0)
     warm, cold = decode.decode(tokens, cache, greedy), decode.decode(tokens, None, greedy)
     if cold.evaluated_tokens != len(tokens):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engines.base import Tokenizes
 from engines.chat import common_prefix
-from messages.change import changed
+from messages.change import replace_fields
 from messages.jobs import PrefillJob
 
 # Takes the place of an only question, to see where the prompt before it ends.
@@ -31,7 +31,7 @@ def tokenize_job(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
     if common < 0:  # no ids
         return job
     questions = [
-        changed(question, tokens=prompt.ids[common:]) for question, prompt in zip(job.questions, whole, strict=False)
+        replace_fields(question, tokens=prompt.ids[common:]) for question, prompt in zip(job.questions, whole, strict=False)
     ]
     shared_tokens = min(common, *(prompt.shared_tokens for prompt in whole))
-    return changed(job, tokens=first[:common], shared_tokens=shared_tokens, questions=tuple(questions))
+    return replace_fields(job, tokens=first[:common], shared_tokens=shared_tokens, questions=tuple(questions))

@@ -303,8 +303,8 @@ class TextOnly(Generic[S]):
         """Raises ContextExceeded unless the whole prompt was read; `prompt_tokens`: 0 if the server doesn't tell."""
         if prompt_tokens + sampling.max_tokens > self._context:
             raise ContextExceeded(
-                f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer may have "
-                f"{sampling.max_tokens:,}, but the context holds {self._context:,}"
+                f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer may "
+                f"have {sampling.max_tokens:,}, but the context holds {self._context:,}"
             )
         expected = self.count_tokens("".join(part.text for part in prompt))
         if expected > self._context and 0 < prompt_tokens < expected * _CUT:

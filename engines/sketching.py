@@ -7,8 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from engines.base import EngineInfo, PrefillEngine
-from engines.cached import write_note, note_path
-from engines.sketch import TOKENS, VERSION, Sketch, positions, project, prompt_ids, read_sketch, numbers_shape, sketch_name
+from engines.cached import note_path, write_note
+from engines.sketch import (
+    TOKENS,
+    VERSION,
+    Sketch,
+    numbers_shape,
+    positions,
+    project,
+    prompt_ids,
+    read_sketch,
+    sketch_name,
+)
 from messages.errors import KVTransferFailed
 from messages.kv import Array, KVLayout, Record, RecurrentState, Window, cast
 
@@ -51,7 +61,7 @@ def compute_numbers(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int])
     """The numbers of a sketch, by a prefill of `ids`. Raises what that raises, and KVTransferFailed for inf or nan."""
     numbers = np.zeros(numbers_shape(layout), np.float32)
 
-    def see(record: Record) -> None:
+    def add_record(record: Record) -> None:
         if isinstance(record, RecurrentState):
             row = layout.num_layers + layout.state_layers.index(record.layer)
             for index, part in enumerate(layout.state_parts(record.data)):
@@ -67,5 +77,5 @@ def compute_numbers(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int])
                 for layer, vectors in zip(layers, data, strict=True):
                     numbers[layer, :, place] = project(layer, vectors)
 
-    engine.prefill(ids, see)
+    engine.prefill(ids, add_record)
     return numbers

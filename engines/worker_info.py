@@ -7,7 +7,7 @@ import socket
 
 from engines.base import DecodeEngine, EngineInfo, LoadedEngine, PrefillEngine, outage_of
 from engines.rope import ropes_text
-from messages.workers import MAX_LAYOUT_BYTES, Role, WorkerInfo, layout_text
+from messages.workers import MAX_LAYOUT_BYTES, WorkerStage, WorkerInfo, layout_text
 
 MEND_ROPE = (
     "give both conversions of one configuration (llama.cpp always truncates YaRN's ramp), or run one engine at both "
@@ -18,7 +18,7 @@ _NOTE_CHARS = 250  # a registration's notes take 1,024 bytes, and a reason may q
 
 def engine_registration(
     worker_id: str,
-    stage: Role,
+    stage: WorkerStage,
     model: str,
     started_at: float,
     loaded_model: LoadedEngine[PrefillEngine] | LoadedEngine[DecodeEngine],

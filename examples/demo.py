@@ -8,4 +8,4 @@ from pathlib import Path
 from kvasir import cli
 
 if __name__ == "__main__":
-    sys.exit(cli.run(["demo", "--out", str(Path(__file__).parent / "homework/results"), *sys.argv[1:]]))
+    sys.exit(cli.run_command(["demo", "--out", str(Path(__file__).parent / "homework/results"), *sys.argv[1:]]))

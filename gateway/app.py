@@ -15,7 +15,7 @@ from gateway import batches_api, ollama_api, openai_api
 from gateway.gateway import Gateway
 from gateway.guard import Guard
 from gateway.reference import page
-from gateway.refusal import Refused, of_error, of_unread, of_validation
+from gateway.refusal import ApiError, of_error, of_unread, of_validation
 from messages.errors import KvasirError
 
 _NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'"
@@ -25,8 +25,8 @@ def make_app(gateway: Gateway) -> FastAPI:
     """The application of a gateway."""
     # Routes and not routers: an included router is compared with its own routes again at every request.
     routes = [route for api in (openai_api, batches_api, ollama_api) for route in api.router.routes]
-    what = "OpenAI's and Ollama's APIs in front of Kvasir's queues."
-    app = FastAPI(title="Kvasir", description=what, docs_url=None, redoc_url=None, routes=routes)
+    description = "OpenAI's and Ollama's APIs in front of Kvasir's queues."
+    app = FastAPI(title="Kvasir", description=description, docs_url=None, redoc_url=None, routes=routes)
     app.state.gateway = gateway
     app.add_api_route("/", _hello, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/docs", _docs, include_in_schema=False)
@@ -75,8 +75,8 @@ async def _on_bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if isinstance(error.__cause__, json.JSONDecodeError):
         return of_unread(error.__cause__).response(request.url.path)
-    given = {"body": error.body, "query": request.query_params, "header": request.headers}
-    return of_validation(error.errors(), given).response(request.url.path)
+    request_parts = {"body": error.body, "query": request.query_params, "header": request.headers}
+    return of_validation(error.errors(), request_parts).response(request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -90,14 +90,14 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         message = f"{request.method} is not served for {path:.120}"
     code = "unknown_url" if error.status_code == 404 else None
-    return Refused(error.status_code, message, code=code).response(path)
+    return ApiError(error.status_code, message, code=code).response(path)
 
 
 async def _on_half_a_character(request: Request, _error: Exception) -> Response:
-    return Refused(400, "the text holds half a character (a lone surrogate)", code="invalid_value").response(
+    return ApiError(400, "the text holds half a character (a lone surrogate)", code="invalid_value").response(
         request.url.path
     )
 
 
 async def _on_bug(request: Request, _error: Exception) -> Response:
-    return Refused(500, "an error of the gateway's own; its log says more").response(request.url.path)
+    return ApiError(500, "an error of the gateway's own; its log says more").response(request.url.path)

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gateway.files import GatewayFolder, StoredFile, read_all, write_description
-from gateway.refusal import Refused
+from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from messages.errors import ConfigError, KvasirError
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine
-from producers.batch.runner import JobSpec, Runner, cancelled
+from producers.batch.runner import JobSpec, Runner, cancelled_results
 from producers.client import Client
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _RETRY_S = 10.0
 _PROBLEMS = 20  # of a file without a line that can be used
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-_OVER = ("failed", "completed", "expired", "cancelled")
+_FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class StoredBatch:
     @property
     def is_over(self) -> bool:
         """Whether nothing about it will change."""
-        return self.status in _OVER
+        return self.status in _FINAL_STATUSES
 
 
 class Batches:
@@ -81,11 +81,11 @@ class Batches:
         self.files = state.files
         self._client = client
         self._check_body = check_body
-        self._known = read_all(self._folder, StoredBatch)
+        self._batches = read_all(self._folder, StoredBatch)
         self._changing = threading.Lock()
         self._closing = threading.Event()
         self._threads: dict[str, tuple[threading.Thread, threading.Event]] = {}
-        for batch in self._known.values():
+        for batch in self._batches.values():
             if batch.is_over:
                 self._clear(batch.id)
             else:
@@ -93,56 +93,60 @@ class Batches:
 
     def of(self, owner: str) -> list[StoredBatch]:
         """Everything of one owner, oldest first."""
-        return sorted((each for each in list(self._known.values()) if each.owner == owner), key=lambda b: b.created)
+        return sorted(
+            (batch for batch in list(self._batches.values()) if batch.owner == owner), key=lambda b: b.created
+        )
 
     def get(self, name: str, owner: str) -> StoredBatch:
-        """Raises Refused if there is none, or not for this owner."""
-        found = self._known.get(name)
-        if found is None or found.owner != owner:
-            raise Refused(404, f"there is no batch {name!r:.80}", "batch_id", "not_found")
-        return found
+        """Raises ApiError if there is none, or not for this owner."""
+        batch = self._batches.get(name)
+        if batch is None or batch.owner != owner:
+            raise ApiError(404, f"there is no batch {name!r:.80}", "batch_id", "not_found")
+        return batch
 
     def create(
         self, file: StoredFile, key: str, metadata: Mapping[str, str], models: Mapping[str, Defaults]
     ) -> StoredBatch:
         """Begin a batch, on disk on return; with a key that the same content came with before, that batch.
 
-        Raises Refused, BatchError.
+        Raises ApiError, BatchError.
         """
         with self._changing:
-            for known in self._known.values() if key else ():
-                if (known.owner, known.idempotency_key, known.sha256) == (file.owner, key, file.sha256):
-                    return known
-            if sum(not each.is_over for each in self._known.values()) >= MAX_UNDER_WAY:
-                raise Refused(
+            for earlier in self._batches.values() if key else ():
+                if (earlier.owner, earlier.idempotency_key, earlier.sha256) == (file.owner, key, file.sha256):
+                    return earlier
+            if sum(not batch.is_over for batch in self._batches.values()) >= MAX_UNDER_WAY:
+                raise ApiError(
                     429, f"{MAX_UNDER_WAY} batches are under way already", code="too_many_batches", retry_s=60
                 )
             self.files.get(file.id, file.owner)  # it may have been deleted meanwhile
             name = f"batch_{secrets.token_hex(12)}"
-            made = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models)
-            self._keep(made)
+            batch = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models)
+            self._keep(batch)
             failpoint("gateway.created", name)
             self._start(name)
-        return made
+        return batch
 
     def cancel(self, name: str, owner: str) -> StoredBatch:
-        """Have it end with what it has, on disk on return. Raises Refused, BatchError."""
+        """Have it end with what it has, on disk on return. Raises ApiError, BatchError."""
         with self._changing:
             batch = self.get(name, owner)
             if batch.status == "cancelling":
                 return batch
             if batch.status not in ("validating", "in_progress"):
-                raise Refused(409, f"a batch that is {batch.status} can't be cancelled", "batch_id", "invalid_value")
-            made = self._turn(batch, "cancelling")
+                raise ApiError(
+                    409, f"a batch that is {batch.status} can't be cancelled", "batch_id", "invalid_value"
+                )
+            cancelling = self._turn(batch, "cancelling")
             self._threads[name][1].set()
-        return made
+        return cancelling
 
     def delete_file(self, name: str, owner: str) -> None:
-        """Delete a file that no batch reads. Raises Refused."""
+        """Delete a file that no batch reads. Raises ApiError."""
         with self._changing:
-            for batch in self._known.values():
+            for batch in self._batches.values():
                 if batch.input_file_id == name and batch.owner == owner and not batch.is_over:
-                    raise Refused(409, f"{batch.id} reads it: cancel that, or wait", "id", "file_in_use")
+                    raise ApiError(409, f"{batch.id} reads it: cancel that, or wait", "id", "file_in_use")
             self.files.delete(name, owner)
 
     def close(self) -> None:
@@ -156,7 +160,7 @@ class Batches:
 
     def _keep(self, batch: StoredBatch) -> StoredBatch:
         write_description(self._folder, batch.id, batch)
-        self._known[batch.id] = batch
+        self._batches[batch.id] = batch
         return batch
 
     def _turn(self, batch: StoredBatch, status: Status, **fields: Any) -> StoredBatch:
@@ -170,37 +174,37 @@ class Batches:
 
     def _start(self, name: str) -> None:
         stop = threading.Event()
-        if self._known[name].status == "cancelling":
+        if self._batches[name].status == "cancelling":
             stop.set()
         thread = threading.Thread(target=self._run, args=(name, stop), name=name, daemon=True)
         self._threads[name] = thread, stop
         thread.start()
 
     def _run(self, name: str, stop: threading.Event) -> None:
-        while not (self._closing.is_set() or self._known[name].is_over):
+        while not (self._closing.is_set() or self._batches[name].is_over):
             try:
                 with Batch(self._folder / name) as batch:
                     self._work(name, batch, stop)
             except (KvasirError, OSError) as error:
                 log.warning("%s waits: %s", name, error)
-                self._give_up_some_time(name, str(error))
+                self._fail_if_overdue(name, str(error))
                 self._closing.wait(_RETRY_S)
-        if self._known[name].is_over:
+        if self._batches[name].is_over:
             self._clear(name)
             self._threads.pop(name, None)
 
     def _work(self, name: str, batch: Batch, stop: threading.Event) -> None:
-        stored = self._known[name]
+        description = self._batches[name]
         if not batch.entries or any(entry.role == "intake" for entry in batch.open_jobs.values()):
-            lines = self._lines(stored, batch, self._check_body)
-            prompt_lines.plan(batch, lines, self.files.path(stored.input_file_id), "none")
+            lines = self._lines(description, batch, self._check_body)
+            prompt_lines.plan(batch, lines, self.files.path(description.input_file_id), "none")
             failpoint("gateway.planned", name)
         progress = _Progress(lambda counts: self._count(name, counts))
         progress.update(batch.counts())
         self._advance(name, "validating", "in_progress")
-        left_s = stored.expires - time.time()
+        left_s = description.expires - time.time()
         if left_s > 0 and not stop.is_set():
-            tasks = self._tasks(stored, batch, stop)
+            tasks = self._tasks(description, batch, stop)
             Runner(batch, tasks, self._client, progress, left_s).run(left_s + _LATE_S, stop)
         if self._closing.is_set():
             return
@@ -210,18 +214,18 @@ class Batches:
         self._finish(name, batch)
 
     def _lines(
-        self, stored: StoredBatch, batch: Batch, check: Callable[[dict[str, Any]], None] = lambda _body: None
+        self, description: StoredBatch, batch: Batch, check: Callable[[dict[str, Any]], None] = lambda _body: None
     ) -> Iterator[PromptLine]:
         def resolve(model: str) -> Defaults:
-            if model not in stored.models:
-                raise ConfigError(f"model {model!r:.120} not found; there are: {', '.join(stored.models)}")
-            return stored.models[model]
+            if model not in description.models:
+                raise ConfigError(f"model {model!r:.120} not found; there are: {', '.join(description.models)}")
+            return description.models[model]
 
-        path = self.files.path(stored.input_file_id)
-        return prompt_lines.read_lines(path, batch.batch_id, batch.secret, resolve, not stored.owner, check)
+        path = self.files.path(description.input_file_id)
+        return prompt_lines.read_lines(path, batch.batch_id, batch.secret, resolve, not description.owner, check)
 
-    def _tasks(self, stored: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[JobSpec]:
-        for line in self._lines(stored, batch):
+    def _tasks(self, description: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[JobSpec]:
+        for line in self._lines(description, batch):
             if stop.is_set():
                 return
             if line.task:
@@ -232,46 +236,46 @@ class Batches:
         runner = Runner(batch, (), self._client, progress)
         runner.run(0)
         self._client.cancel(batch.batch_id)
-        batch.journal.record(replace(result, state=state) for result in cancelled(batch))
+        batch.journal.record(replace(result, state=state) for result in cancelled_results(batch))
         runner.run(0)  # takes its queue away
 
     def _finish(self, name: str, batch: Batch) -> None:
         """Answers become files, whole or not at all; then it is over."""
-        owner, counts, made = self._known[name].owner, batch.counts(), {}
-        for kind, there in (("output", counts.succeeded), ("error", counts.total - counts.succeeded)):
-            if there:
+        owner, counts, file_ids = self._batches[name].owner, batch.counts(), {}
+        for kind, count in (("output", counts.succeeded), ("error", counts.total - counts.succeeded)):
+            if count:
                 file_id = f"{name.replace('batch_', 'file-')}-{kind}"
                 self.files.write(file_id, owner, f"{name}_{kind}.jsonl", _rows(batch, kind == "output"))
                 failpoint("gateway.written", name)
-                made[f"{kind}_file_id"] = file_id
-        failed = counts.unreadable == counts.total
-        errors = tuple(_problems(batch)) if failed else ()
+                file_ids[f"{kind}_file_id"] = file_id
+        is_unreadable = counts.unreadable == counts.total
+        errors = tuple(_problems(batch)) if is_unreadable else ()
         self._count(name, counts)
         with self._changing:
-            stored = self._known[name]
-            status: Status = "cancelled" if stored.status == "cancelling" else "completed"
+            description = self._batches[name]
+            status: Status = "cancelled" if description.status == "cancelling" else "completed"
             if status == "completed" and counts.expired + counts.cancelled:
                 status = "expired"
-            self._turn(stored, "failed" if failed else status, errors=errors, **made)
+            self._turn(description, "failed" if is_unreadable else status, errors=errors, **file_ids)
             failpoint("gateway.over", name)
 
-    def _give_up_some_time(self, name: str, why: str) -> None:
+    def _fail_if_overdue(self, name: str, reason: str) -> None:
         with self._changing:
-            stored = self._known[name]
-            if time.time() > stored.expires + WINDOW_S and not stored.is_over:
-                self._turn(stored, "failed", errors=(why,), failed=stored.total - stored.completed)
+            description = self._batches[name]
+            if time.time() > description.expires + WINDOW_S and not description.is_over:
+                self._turn(description, "failed", errors=(reason,), failed=description.total - description.completed)
 
     def _advance(self, name: str, before: Status, after: Status) -> None:
         with self._changing:
-            if self._known[name].status == before:
-                self._turn(self._known[name], after)
+            if self._batches[name].status == before:
+                self._turn(self._batches[name], after)
                 failpoint("gateway.advanced", name)
 
     def _count(self, name: str, counts: Counts) -> None:
         with self._changing:
-            failed = counts.done - counts.succeeded
-            self._known[name] = replace(
-                self._known[name], total=counts.total, completed=counts.succeeded, failed=failed
+            failures = counts.finished_jobs - counts.succeeded
+            self._batches[name] = replace(
+                self._batches[name], total=counts.total, completed=counts.succeeded, failed=failures
             )
 
 
@@ -286,12 +290,12 @@ class _Progress:
         log.info(sentence)
 
 
-def _rows(batch: Batch, succeeded: bool) -> Iterator[str]:
+def _rows(batch: Batch, successful: bool) -> Iterator[str]:
     """Lines of the output or the error file, in the order of the input."""
     for entry in batch.entries:
-        if (batch.states[entry.job_id] == "succeeded") == succeeded and (result := batch.result(entry.job_id)):
-            made = prompt_lines.output_line(entry, result, batch.created_at)
-            yield json.dumps(made, ensure_ascii=False) + "\n"
+        if (batch.states[entry.job_id] == "succeeded") == successful and (result := batch.result(entry.job_id)):
+            line = prompt_lines.output_line(entry, result, batch.created_at)
+            yield json.dumps(line, ensure_ascii=False) + "\n"
 
 
 def _problems(batch: Batch) -> Iterator[str]:

@@ -17,12 +17,12 @@ from gateway.files import StoredFile
 from gateway.gateway import gateway_of
 from gateway.guard import UPLOAD_S
 from gateway.openai_api import ChatRequest
-from gateway.refusal import DESCRIBED, RETRY_S, Refused, of_validation
-from gateway.requests import Strict, wanted
+from gateway.refusal import RESPONSES, RETRY_S, ApiError, of_validation
+from gateway.requests import Strict, meaningful_fields
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import BadLine
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=DESCRIBED)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES)
 
 _Text = Annotated[str, Field(max_length=512)]
 
@@ -33,9 +33,9 @@ def check_body(body: dict[str, Any]) -> None:
         if ChatRequest.model_validate(body).stream:
             raise BadLine("'stream' is not served in a batch")
     except ValidationError as error:
-        problems = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
         raise BadLine(str(of_validation(problems, {"body": body}))) from None
-    except Refused as error:
+    except ApiError as error:
         raise BadLine(str(error)) from None
 
 
@@ -50,7 +50,7 @@ class BatchRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
-        return wanted(body, {"output_expires_after": ()}) if isinstance(body, dict) else body
+        return meaningful_fields(body, {"output_expires_after": ()}) if isinstance(body, dict) else body
 
 
 @router.post("/files")
@@ -59,25 +59,25 @@ async def upload(request: Request) -> dict[str, Any]:
     batches = gateway_of(request).batches
     try:
         async with asyncio.timeout(UPLOAD_S), request.form(max_files=1, max_fields=8) as form:
-            file = _uploaded(form)
+            file = _form_file(form)
             name = (file.filename or "prompts.jsonl")[-255:].encode("utf-8", "replace").decode()
             return _file(await asyncio.to_thread(batches.files.add, _owner(request), name, file.file))
     except TimeoutError:
-        raise Refused(408, f"the file took longer than {UPLOAD_S:g} s") from None
+        raise ApiError(408, f"the file took longer than {UPLOAD_S:g} s") from None
     except ClientDisconnect:
-        raise Refused(499, "the client has left") from None
+        raise ApiError(499, "the client has left") from None
 
 
-def _uploaded(form: FormData) -> UploadFile:
-    """Raises Refused for all but a batch's file."""
+def _form_file(form: FormData) -> UploadFile:
+    """Raises ApiError for all but a batch's file."""
     for name in form:
         if name not in ("file", "purpose"):
-            raise Refused(400, f"{name!r:.80} is not served", name[:80], "unsupported_parameter")
+            raise ApiError(400, f"{name!r:.80} is not served", name[:80], "unsupported_parameter")
     if form.get("purpose") != "batch":
-        raise Refused(400, "only files with purpose 'batch' are kept", "purpose", "invalid_value")
+        raise ApiError(400, "only files with purpose 'batch' are kept", "purpose", "invalid_value")
     file = form.get("file")
     if not isinstance(file, UploadFile):
-        raise Refused(400, "the form has no file", "file", "invalid_value")
+        raise ApiError(400, "the form has no file", "file", "invalid_value")
     return file
 
 
@@ -90,8 +90,12 @@ async def files(
     purpose: str = "",
 ) -> dict[str, Any]:
     """A page of this key's files."""
-    found = [each for each in gateway_of(request).batches.files.of(_owner(request)) if purpose in ("", each.purpose)]
-    return _page([_file(each) for each in (found if order == "asc" else found[::-1])], after, limit)
+    descriptions = [
+        description
+        for description in gateway_of(request).batches.files.of(_owner(request))
+        if purpose in ("", description.purpose)
+    ]
+    return _page([_file(description) for description in descriptions[:: 1 if order == "asc" else -1]], after, limit)
 
 
 @router.get("/files/{name}")
@@ -103,8 +107,8 @@ async def file(name: str, request: Request) -> dict[str, Any]:
 @router.get("/files/{name}/content")
 async def content(name: str, request: Request) -> Response:
     """What is in it."""
-    kept = gateway_of(request).batches.files
-    return FileResponse(kept.path(kept.get(name, _owner(request)).id), media_type="application/octet-stream")
+    store = gateway_of(request).batches.files
+    return FileResponse(store.path(store.get(name, _owner(request)).id), media_type="application/octet-stream")
 
 
 @router.delete("/files/{name}")
@@ -120,23 +124,23 @@ async def create(
 ) -> dict[str, Any]:
     """Begin a batch; the same content with the same Idempotency-Key is the batch that there is already."""
     gateway = gateway_of(request)
-    if gateway.stopping:
-        raise Refused(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
-    found = gateway.batches.files.get(body.input_file_id, _owner(request))
-    if found.purpose != "batch":
-        raise Refused(400, "the file was not sent with purpose 'batch'", "input_file_id", "invalid_value")
+    if gateway.is_stopping:
+        raise ApiError(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
+    input_file = gateway.batches.files.get(body.input_file_id, _owner(request))
+    if input_file.purpose != "batch":
+        raise ApiError(400, "the file was not sent with purpose 'batch'", "input_file_id", "invalid_value")
     models = {}
     for name in gateway.visible(request.state.key):
         model = gateway.models[name]
         models[name] = Defaults(name, await gateway.default_tokens(name), model.temperature, model.top_p)
-    return _batch(await asyncio.to_thread(gateway.batches.create, found, idempotency_key, body.metadata, models))
+    return _batch(await asyncio.to_thread(gateway.batches.create, input_file, idempotency_key, body.metadata, models))
 
 
 @router.get("/batches")
 async def batches(request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
     """A page of this key's batches, the newest first."""
-    found = gateway_of(request).batches.of(_owner(request))
-    return _page([_batch(each) for each in reversed(found)], after, limit)
+    descriptions = gateway_of(request).batches.of(_owner(request))
+    return _page([_batch(description) for description in reversed(descriptions)], after, limit)
 
 
 @router.get("/batches/{name}")
@@ -155,12 +159,12 @@ def _owner(request: Request) -> str:
     return request.state.key.name if request.state.key else ""
 
 
-def _page(objects: Sequence[dict[str, Any]], after: str, limit: int) -> dict[str, Any]:
-    """Raises Refused if there is nothing to come after."""
-    ids = [each["id"] for each in objects]
-    if after and after not in ids:
-        raise Refused(400, f"there is no {after!r:.80} to go on after", "after", "invalid_value")
-    start = ids.index(after) + 1 if after else 0
+def _page(objects: Sequence[dict[str, Any]], cursor: str, limit: int) -> dict[str, Any]:
+    """Raises ApiError if there is nothing to come after."""
+    ids = [entry["id"] for entry in objects]
+    if cursor and cursor not in ids:
+        raise ApiError(400, f"there is no {cursor!r:.80} to go on after", "after", "invalid_value")
+    start = ids.index(cursor) + 1 if cursor else 0
     page = objects[start : start + limit]
     return {
         "object": "list",
@@ -171,15 +175,15 @@ def _page(objects: Sequence[dict[str, Any]], after: str, limit: int) -> dict[str
     }
 
 
-def _file(stored: StoredFile) -> dict[str, Any]:
+def _file(description: StoredFile) -> dict[str, Any]:
     return {
-        "id": stored.id,
+        "id": description.id,
         "object": "file",
-        "bytes": stored.size,
-        "created_at": int(stored.created),
+        "bytes": description.size,
+        "created_at": int(description.created),
         "expires_at": None,
-        "filename": stored.name,
-        "purpose": stored.purpose,
+        "filename": description.name,
+        "purpose": description.purpose,
         "status": "processed",
         "status_details": None,
     }
@@ -188,21 +192,27 @@ def _file(stored: StoredFile) -> dict[str, Any]:
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
-def _batch(stored: StoredBatch) -> dict[str, Any]:
-    problems = [{"code": "invalid_request", "line": None, "message": each, "param": None} for each in stored.errors]
+def _batch(description: StoredBatch) -> dict[str, Any]:
+    problems = [
+        {"code": "invalid_request", "line": None, "message": error, "param": None} for error in description.errors
+    ]
     return {
-        "id": stored.id,
+        "id": description.id,
         "object": "batch",
         "endpoint": "/v1/chat/completions",
         "completion_window": "24h",
-        "input_file_id": stored.input_file_id,
-        "status": stored.status,
-        "created_at": int(stored.created),
-        "expires_at": int(stored.expires),
-        **{f"{status}_at": stored.since.get(status) for status in _TIMES},
-        "output_file_id": stored.output_file_id or None,
-        "error_file_id": stored.error_file_id or None,
+        "input_file_id": description.input_file_id,
+        "status": description.status,
+        "created_at": int(description.created),
+        "expires_at": int(description.expires),
+        **{f"{status}_at": description.since.get(status) for status in _TIMES},
+        "output_file_id": description.output_file_id or None,
+        "error_file_id": description.error_file_id or None,
         "errors": {"object": "list", "data": problems} if problems else None,
-        "request_counts": {"total": stored.total, "completed": stored.completed, "failed": stored.failed},
-        "metadata": dict(stored.metadata) or None,
+        "request_counts": {
+            "total": description.total,
+            "completed": description.completed,
+            "failed": description.failed,
+        },
+        "metadata": dict(description.metadata) or None,
     }

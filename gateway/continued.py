@@ -8,7 +8,7 @@ from messages.errors import KvasirError
 from messages.jobs import TokenEvent
 
 
-class Diverged(KvasirError):
+class AnswerDiverged(KvasirError):
     """The job was decoded again, to a text that does not continue what was already passed on."""
 
 
@@ -28,7 +28,7 @@ class _Decode:
             self.next += 1
 
 
-class Continued:
+class AnswerText:
     """Pieces in, new text out. What follows a gap is held back; `rest` fills it from the result.
 
     Of a job that is decoded again (another `delivery`) only what goes beyond the text passed on so far is new, and only
@@ -36,21 +36,21 @@ class Continued:
     """
 
     def __init__(self) -> None:
-        self.sent = ""
+        self.sent_text = ""
         self._decodes: dict[str, _Decode] = {}
 
     def feed(self, event: TokenEvent) -> str:
         """What can be passed on now; "" if nothing."""
         decode = self._decodes.setdefault(event.delivery, _Decode())
         decode.add(event)
-        if not decode.text.startswith(self.sent):
+        if not decode.text.startswith(self.sent_text):
             return ""
-        new = decode.text[len(self.sent) :]
-        self.sent = decode.text
+        new = decode.text[len(self.sent_text) :]
+        self.sent_text = decode.text
         return new
 
     def rest(self, text: str) -> str:
-        """What is left of the finished answer. Raises Diverged."""
-        if not text.startswith(self.sent):
-            raise Diverged("the job was decoded again, and the new answer does not continue this one")
-        return text[len(self.sent) :]
+        """What is left of the finished answer. Raises AnswerDiverged."""
+        if not text.startswith(self.sent_text):
+            raise AnswerDiverged("the job was decoded again, and the new answer does not continue this one")
+        return text[len(self.sent_text) :]

@@ -39,29 +39,29 @@ class PromptRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class NoResult:
     """No result will come, for this reason."""
 
-    why: str
+    reason: str
 
 
-Happening = TokenEvent | JobResult | Ended
+RunEvent = TokenEvent | JobResult | NoResult
 
 
 @dataclass(eq=False)
 class Run:
-    """A job under way: what happens to it arrives in `happenings`, its result last."""
+    """A job under way: what happens to it arrives in `events`, its result last."""
 
     loop: asyncio.AbstractEventLoop
     batch_id: str = field(default_factory=lambda: f"gateway-{secrets.token_hex(8)}")
     job_id: str = ""
-    happenings: asyncio.Queue[Happening] = field(default_factory=asyncio.Queue)
-    left: bool = False  # nobody waits for it
+    events: asyncio.Queue[RunEvent] = field(default_factory=asyncio.Queue)
+    is_abandoned: bool = False  # nobody waits for it
 
-    def tell(self, happening: Happening) -> None:
+    def tell(self, event: RunEvent) -> None:
         """From any thread."""
         with suppress(RuntimeError):  # the loop has ended, and who waited with it
-            self.loop.call_soon_threadsafe(self.happenings.put_nowait, happening)
+            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
 class Dispatch:
@@ -74,14 +74,14 @@ class Dispatch:
         self._client = client
         self._runs: dict[str, Run] = {}
         self._replies = Replies(client.broker, name)
-        self._reply_to = topology.reply_queue(name, client.broker.clustered)
+        self._reply_to = topology.reply_queue(name, client.broker.is_clustered)
         self._stream_to = client.broker.open_private_queue(f"stream.{name}-{secrets.token_hex(4)}", topology.STREAM)
         self._pieces = client.broker.consume(self._stream_to, prefetch=1000)
         self._pool = ThreadPoolExecutor(_THREADS, "gateway")
         self._closing = threading.Event()
         self._readers = [
             threading.Thread(target=self._read, args=(take,), name=f"gateway {name}", daemon=True)
-            for take in (self._take_piece, self._take_results)
+            for take in (self._receive_piece, self._receive_results)
         ]
         for reader in self._readers:
             reader.start()
@@ -89,7 +89,7 @@ class Dispatch:
     @property
     def works(self) -> bool:
         """Whether jobs can be sent and results received now."""
-        return self._client.broker.connected and all(reader.is_alive() for reader in self._readers)
+        return self._client.broker.is_connected and all(reader.is_alive() for reader in self._readers)
 
     async def start(self, ask: PromptRequest) -> Run:
         """Send a job. `leave` it, whatever happens. Raises BrokerUnavailable, NoQueue, InvalidMessage."""
@@ -103,15 +103,15 @@ class Dispatch:
 
     def leave(self, run: Run) -> None:
         """Nobody waits any more: a job without a result is cancelled. Returns at once; safe to repeat."""
-        if not run.left and (not run.job_id or self._runs.pop(run.job_id, None) is not None):
-            run.left = True
+        if not run.is_abandoned and (not run.job_id or self._runs.pop(run.job_id, None) is not None):
+            run.is_abandoned = True
             with suppress(RuntimeError):  # closed: `close` has cancelled it
                 self._pool.submit(self._cancel, run)
 
-    def end_all(self, why: str) -> None:
+    def end_all(self, reason: str) -> None:
         """Tell everybody who waits that no result will come."""
         for run in list(self._runs.values()):
-            run.tell(Ended(why))
+            run.tell(NoResult(reason))
 
     def close(self) -> None:
         """Cancel what is under way, and leave the broker as it was. Idempotent."""
@@ -145,7 +145,7 @@ class Dispatch:
         run.job_id = job.job_id
         self._runs[job.job_id] = run
         self._client.submit([replace(job, reply_to=self._reply_to, tag=ask.tag)])
-        if run.left:  # while it was sent
+        if run.is_abandoned:  # while it was sent
             self._cancel(run)
 
     def _cancel(self, run: Run) -> None:
@@ -153,22 +153,22 @@ class Dispatch:
         if run.job_id:
             self._client.cancel(run.batch_id)
 
-    def _read(self, take: Callable[[], None]) -> None:
+    def _read(self, receive: Callable[[], None]) -> None:
         while not self._closing.is_set():
             try:
-                take()
+                receive()
             except BrokerUnavailable as error:
                 log.warning("the broker is away: %s", error)
                 self._closing.wait(_POLL_S)
 
-    def _take_piece(self) -> None:
+    def _receive_piece(self) -> None:
         delivery = self._pieces.receive(_POLL_S)
         event = read_piece(delivery) if delivery else None
         if event and (run := self._runs.get(event.job_id)):
             run.tell(event)
 
-    def _take_results(self) -> None:
-        for reply in self._replies.take(_POLL_S):
+    def _receive_results(self) -> None:
+        for reply in self._replies.receive(_POLL_S):
             if run := self._runs.pop(reply.result.job_id, None):
                 run.tell(reply.result)
             reply.delivery.ack()

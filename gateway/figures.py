@@ -34,9 +34,7 @@ class GatewayMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.ended = Counter(
-            "kvasir_gateway_jobs", "Jobs by how they ended", ["model", "state"], registry=self.registry
-        )
+        self.jobs = Counter("kvasir_gateway_jobs", "Jobs by how they ended", ["model", "state"], registry=self.registry)
         self.tokens = Counter(
             "kvasir_gateway_tokens", "Tokens of answered jobs", ["model", "kind"], registry=self.registry
         )
@@ -45,13 +43,13 @@ class GatewayMetrics:
         for model in models:
             self.first_text.labels(model)
             self.seconds.labels(model)
-            self.ended.labels(model, "succeeded")
+            self.jobs.labels(model, "succeeded")
             for kind in ("prompt", "cached", "completion"):
                 self.tokens.labels(model, kind)
 
-    def answered(self, result: JobResult, seconds: float) -> None:
+    def count_result(self, result: JobResult, seconds: float) -> None:
         """Count a result."""
-        self.ended.labels(result.model, result.state).inc()
+        self.jobs.labels(result.model, result.state).inc()
         self.seconds.labels(result.model).observe(seconds)
         for kind, tokens in (
             ("prompt", result.decode.prompt_tokens),

@@ -17,19 +17,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self, TypeVar
 
-from gateway.refusal import Refused
+from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from infra.config.ownership import why_not_ours
 from messages.errors import ConfigError, UsageError
 from producers.batch import prompt_lines
 from producers.files.private import make_folder, open_private, read_ordinary, sync_folder, take_lock, write_atomically
-from producers.files.shapes import from_json, shaped
+from producers.files.shapes import from_json, parse_as
 
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}[a-z-]*")
-_OURS = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
+_FILE_NAME = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +50,24 @@ def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
 
     Raises ConfigError if one is damaged.
     """
-    found: dict[str, T] = {}
+    descriptions: dict[str, T] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             if not _NAME.fullmatch(path.stem):
                 raise ValueError("its name is none of ours")
-            made: T = shaped(kind, from_json(read_ordinary(path)), "it")
+            description: T = parse_as(kind, from_json(read_ordinary(path)), "it")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} can't be read ({error}): restore it, or move it away") from None
-        found[path.stem] = made
+        descriptions[path.stem] = description
     for path in folder.iterdir():
-        if _OURS.fullmatch(path.name) and path.stem not in found:
+        if _FILE_NAME.fullmatch(path.name) and path.stem not in descriptions:
             path.unlink()
-    return found
+    return descriptions
 
 
-def write_description(folder: Path, name: str, made: Any) -> None:
+def write_description(folder: Path, name: str, description: Any) -> None:
     """Keep a description, on disk on return. Raises BatchError."""
-    write_atomically(folder / f"{name}.json", json.dumps(asdict(made), ensure_ascii=False) + "\n")
+    write_atomically(folder / f"{name}.json", json.dumps(asdict(description), ensure_ascii=False) + "\n")
 
 
 class GatewayFolder:
@@ -75,7 +75,7 @@ class GatewayFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = _locked(folder)
+        self._lock = _lock_folder(folder)
         try:
             self.files = Files(folder / "files")
         except BaseException:
@@ -89,11 +89,11 @@ class GatewayFolder:
         os.close(self._lock)
 
 
-def _locked(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     try:
         make_folder(folder)
-        if why := why_not_ours(folder):
-            raise ConfigError(why)
+        if problem := why_not_ours(folder):
+            raise ConfigError(problem)
         for place in ("files", "batches"):
             make_folder(folder / place)
         sync_folder(folder)
@@ -111,7 +111,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known = read_all(folder, StoredFile)
+        self._files = read_all(folder, StoredFile)
 
     def path(self, name: str) -> Path:
         """Where a file's content lies."""
@@ -119,29 +119,29 @@ class Files:
 
     def of(self, owner: str) -> list[StoredFile]:
         """Everything of one owner, oldest first."""
-        return sorted((each for each in list(self._known.values()) if each.owner == owner), key=lambda f: f.created)
+        return sorted((file for file in list(self._files.values()) if file.owner == owner), key=lambda f: f.created)
 
     def get(self, name: str, owner: str) -> StoredFile:
-        """Raises Refused if there is none, or not for this owner."""
-        found = self._known.get(name)
-        if found is None or found.owner != owner:
-            raise Refused(404, f"there is no file {name!r:.80}", "id", "not_found")
-        return found
+        """Raises ApiError if there is none, or not for this owner."""
+        file = self._files.get(name)
+        if file is None or file.owner != owner:
+            raise ApiError(404, f"there is no file {name!r:.80}", "id", "not_found")
+        return file
 
     def add(self, owner: str, name: str, content: BinaryIO) -> StoredFile:
-        """Keep what a client sends, on disk on return. Raises Refused, BatchError."""
-        made = f"file-{secrets.token_hex(12)}"
+        """Keep what a client sends, on disk on return. Raises ApiError, BatchError."""
+        file_id = f"file-{secrets.token_hex(12)}"
         try:
-            size, sha256 = _copied(content, self.path(made))
-            failpoint("gateway.copied", made)
-            prompt_lines.check_file(self.path(made), "the file")
-            return self._describe(StoredFile(made, owner, name, size, sha256, time.time()))
+            size, sha256 = _copy(content, self.path(file_id))
+            failpoint("gateway.copied", file_id)
+            prompt_lines.check_file(self.path(file_id), "the file")
+            return self._describe(StoredFile(file_id, owner, name, size, sha256, time.time()))
         except OSError as error:
-            self.path(made).unlink(missing_ok=True)
-            raise Refused(507, f"the file can't be kept: {error.strerror or error}") from None
+            self.path(file_id).unlink(missing_ok=True)
+            raise ApiError(507, f"the file can't be kept: {error.strerror or error}") from None
         except UsageError as error:
-            self.path(made).unlink(missing_ok=True)
-            raise Refused(400, str(error), "file", "invalid_value") from None
+            self.path(file_id).unlink(missing_ok=True)
+            raise ApiError(400, str(error), "file", "invalid_value") from None
 
     def write(self, name: str, owner: str, title: str, lines: Iterable[str]) -> None:
         """Keep what a batch has made, under an id that the caller chooses: again, it is the same file."""
@@ -150,21 +150,21 @@ class Files:
         self._describe(StoredFile(name, owner, title, size, "", time.time(), "batch_output"))
 
     def delete(self, name: str, owner: str) -> None:
-        """Delete a file, for good on return. Raises Refused, OSError."""
+        """Delete a file, for good on return. Raises ApiError, OSError."""
         self.get(name, owner)
-        del self._known[name]
+        del self._files[name]
         (self._folder / f"{name}.json").unlink()
         self.path(name).unlink(missing_ok=True)
         sync_folder(self._folder)
 
-    def _describe(self, made: StoredFile) -> StoredFile:
-        write_description(self._folder, made.id, made)
-        failpoint("gateway.described", made.id)
-        self._known[made.id] = made
-        return made
+    def _describe(self, description: StoredFile) -> StoredFile:
+        write_description(self._folder, description.id, description)
+        failpoint("gateway.described", description.id)
+        self._files[description.id] = description
+        return description
 
 
-def _copied(content: BinaryIO, path: Path) -> tuple[int, str]:
+def _copy(content: BinaryIO, path: Path) -> tuple[int, str]:
     """Size and SHA-256 of what was copied, on disk on return. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with open_private(path, "xb") as file:

@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 from fastapi import Request
 
 from gateway.batches import Batches
-from gateway.continued import Continued, Diverged
-from gateway.dispatch import Dispatch, Ended, PromptRequest, Run
+from gateway.continued import AnswerDiverged, AnswerText
+from gateway.dispatch import Dispatch, NoResult, PromptRequest, Run
 from gateway.figures import GatewayMetrics
 from gateway.keys import Key, KeyRing, tag_of
-from gateway.refusal import RETRY_S, Refused, of_error, of_job
+from gateway.refusal import RETRY_S, ApiError, of_error, of_job
 from infra.broker import topology
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError, KvasirError
@@ -35,7 +35,7 @@ STOP_S = 10.0  # that streams have to end when the gateway is told to stop
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
 _BEYOND_DEADLINE_S = 5.0  # the worker's word that it has passed comes first, if one holds the job
 _FRESH_S = 1.0
-_LEFT = "the client has left"
+_CLIENT_LEFT = "the client has left"
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Gateway:
     keys: KeyRing
     batches: Batches
     figures: GatewayMetrics = field(init=False)
-    started: float = field(default_factory=time.time)
-    stopping: bool = False
+    started_at: float = field(default_factory=time.time)
+    is_stopping: bool = False
     _looks: dict[object, tuple[float, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,10 +60,10 @@ class Gateway:
         return [name for name in self.models if key is None or key.may_use(name)]
 
     def model(self, name: str, key: Key | None) -> ModelSettings:
-        """Raises Refused if it does not exist, or not for this key."""
+        """Raises ApiError if it does not exist, or not for this key."""
         if name not in self.visible(key):
-            there = ", ".join(self.visible(key)) or "none"
-            raise Refused(404, f"model {name!r:.120} not found; there are: {there}", "model", "model_not_found")
+            names = ", ".join(self.visible(key)) or "none"
+            raise ApiError(404, f"model {name!r:.120} not found; there are: {names}", "model", "model_not_found")
         return self.models[name]
 
     async def workers(self) -> list[WorkerInfo]:
@@ -76,8 +76,8 @@ class Gateway:
 
     async def context(self, model: str) -> int:
         """Tokens that prompt and answer may have together; 0: not known while no worker serves the model."""
-        served = [worker.context for worker in await self.decoders(model) if worker.context]
-        return min(served, default=self.models[model].context)
+        context_lengths = [worker.context for worker in await self.decoders(model) if worker.context]
+        return min(context_lengths, default=self.models[model].context)
 
     async def default_tokens(self, model: str) -> int:
         """Longest answer of a request that doesn't say: the model's, or half of a small context."""
@@ -87,26 +87,26 @@ class Gateway:
     async def ask(
         self, model: str, prompt: tuple[Part, ...], sampling: Sampling, lane: Lane, stream: bool, key: Key | None
     ) -> PromptRequest:
-        """A request that is taken. Raises Refused if nobody would work on it, or too much waits before it."""
-        if self.stopping:
-            raise Refused(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
+        """A request that is taken. Raises ApiError if nobody would work on it, or too much waits before it."""
+        if self.is_stopping:
+            raise ApiError(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
         if not await self.decoders(model):
-            raise Refused(503, f"no worker serves {model} now", "model", "no_worker", RETRY_S)
-        waiting = await self._look((model, lane), lambda: self._waiting(model, lane))
-        if waiting >= MAX_WAITING:
-            raise Refused(429, f"{waiting:,} jobs wait for {model} already", "model", "queue_full", RETRY_S)
+            raise ApiError(503, f"no worker serves {model} now", "model", "no_worker", RETRY_S)
+        queue_depth = await self._look((model, lane), lambda: self._queue_depth(model, lane))
+        if queue_depth >= MAX_WAITING:
+            raise ApiError(429, f"{queue_depth:,} jobs wait for {model} already", "model", "queue_full", RETRY_S)
         return PromptRequest(model, prompt, sampling, lane, stream, tag_of(key), DEADLINE_S[lane])
 
     async def result(self, ask: PromptRequest, request: Request) -> JobResult:
-        """The whole answer. Raises Refused."""
+        """The whole answer. Raises ApiError."""
         async with aclosing(self.answer(ask, request)) as happenings:
-            async for happening in happenings:
-                if isinstance(happening, JobResult):
-                    return happening
-        raise Refused(500, "the answer ended without a result")
+            async for event in happenings:
+                if isinstance(event, JobResult):
+                    return event
+        raise ApiError(500, "the answer ended without a result")
 
     async def answer(self, ask: PromptRequest, request: Request) -> AsyncGenerator[str | JobResult, None]:
-        """Text of the first answer as it comes, if the ask streams, and the result, which succeeded. Raises Refused."""
+        """Text of the first answer as it comes, if the ask streams, and the result, which succeeded. Raises ApiError."""
         began = time.monotonic()
         try:
             run = await self.dispatch.start(ask)
@@ -114,54 +114,54 @@ class Gateway:
             raise of_error(error) from None
         watch = asyncio.create_task(self._watch(request, run))
         try:
-            text = Continued()
+            text = AnswerText()
             while True:
                 new, result = await self._next(run, text, began + ask.deadline_s + _BEYOND_DEADLINE_S)
-                if new and new == text.sent:
+                if new and new == text.sent_text:
                     self.figures.first_text.labels(ask.model).observe(time.monotonic() - began)
                 if result:
-                    self.figures.answered(result, time.monotonic() - began)
+                    self.figures.count_result(result, time.monotonic() - began)
                     new += _rest(result, text) if ask.stream else ""
                 if new:
                     yield new
                 if result:
-                    yield _succeeded(result)
+                    yield _require_success(result)
                     return
         finally:
             watch.cancel()
             self.dispatch.leave(run)
 
-    async def _next(self, run: Run, text: Continued, until: float) -> tuple[str, JobResult | None]:
+    async def _next(self, run: Run, text: AnswerText, until: float) -> tuple[str, JobResult | None]:
         """The text of all pieces that have come, waiting for the first; and the result, once it is there."""
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                happening = await run.happenings.get()
+                event = await run.events.get()
         except TimeoutError:
-            raise Refused(504, "no worker has answered in time", code="timeout") from None
+            raise ApiError(504, "no worker has answered in time", code="timeout") from None
         new = ""
-        while isinstance(happening, TokenEvent):
-            new += text.feed(happening)
-            if run.happenings.empty():
+        while isinstance(event, TokenEvent):
+            new += text.feed(event)
+            if run.events.empty():
                 return new, None
-            happening = run.happenings.get_nowait()
-        if isinstance(happening, Ended):
-            status = 499 if happening.why == _LEFT else 503
-            raise Refused(status, happening.why, code="stopping", retry_s=RETRY_S)
-        return new, happening
+            event = run.events.get_nowait()
+        if isinstance(event, NoResult):
+            status = 499 if event.reason == _CLIENT_LEFT else 503
+            raise ApiError(status, event.reason, code="stopping", retry_s=RETRY_S)
+        return new, event
 
     async def _watch(self, request: Request, run: Run) -> None:
         """Cancel the job as soon as its client has left: whoever is to read its answer may be asleep meanwhile."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
         self.dispatch.leave(run)
-        run.tell(Ended(_LEFT))
+        run.tell(NoResult(_CLIENT_LEFT))
 
     def stop(self) -> None:
         """Take nothing more; what is under way has STOP_S. In the event loop."""
-        if not self.stopping:
-            self.stopping = True
-            why = "the gateway is stopping"
-            asyncio.get_running_loop().call_later(STOP_S, self.dispatch.end_all, why)
+        if not self.is_stopping:
+            self.is_stopping = True
+            reason = "the gateway is stopping"
+            asyncio.get_running_loop().call_later(STOP_S, self.dispatch.end_all, reason)
 
     async def why_not_ready(self) -> list[str]:
         """Sentences; none: a request could be answered now."""
@@ -177,17 +177,17 @@ class Gateway:
     def status(self) -> dict[str, Any]:
         """What operators are told of this gateway, outside the event loop."""
         reasons = self.why_not_ready_now()
-        known = {"role": "gateway", "models": [*self.models], "uptime_s": round(time.time() - self.started, 1)}
-        return known | {"ready": not reasons, "reasons": reasons}
+        facts = {"role": "gateway", "models": [*self.models], "uptime_s": round(time.time() - self.started_at, 1)}
+        return facts | {"ready": not reasons, "reasons": reasons}
 
     def _reasons(self, workers: Sequence[WorkerInfo]) -> list[str]:
-        reasons = ["the gateway is stopping"] if self.stopping else []
+        reasons = ["the gateway is stopping"] if self.is_stopping else []
         if not self.dispatch.works:
             reasons.append("the broker can't be reached")
-        served = {worker.model for worker in workers if worker.role == "decode"}
-        return reasons + ([] if served.intersection(self.models) else ["no worker serves any model"])
+        served_models = {worker.model for worker in workers if worker.role == "decode"}
+        return reasons + ([] if served_models.intersection(self.models) else ["no worker serves any model"])
 
-    def _waiting(self, model: str, lane: Lane) -> int:
+    def _queue_depth(self, model: str, lane: Lane) -> int:
         names = [topology.work_queue(stage, model, lane) for stage in topology.WORK_STAGES]
         try:
             return sum(depth.ready for name in names if (depth := self.client.broker.depth(name)))
@@ -195,40 +195,40 @@ class Gateway:
             log.info("how many jobs wait for %s is not known: %s", model, error)
             return 0
 
-    async def _look(self, what: object, look: Callable[[], T]) -> T:
+    async def _look(self, key: object, look: Callable[[], T]) -> T:
         """The broker and the store are asked once a second, whoever asks us."""
-        seen_at, seen = self._looks.get(what, (0.0, None))
+        seen_at, answer = self._looks.get(key, (0.0, None))
         if seen_at < time.monotonic() - _FRESH_S:
             try:
-                seen = await asyncio.to_thread(look)
+                answer = await asyncio.to_thread(look)
             except KvasirError as error:
                 raise of_error(error) from None
-            self._looks[what] = time.monotonic(), seen
-        return cast(T, seen)
+            self._looks[key] = time.monotonic(), answer
+        return cast(T, answer)
 
 
 def gateway_of(request: Request) -> Gateway:
     """The gateway that this request came to."""
-    found: Gateway = request.app.state.gateway
-    return found
+    gateway: Gateway = request.app.state.gateway
+    return gateway
 
 
-def _rest(result: JobResult, text: Continued) -> str:
+def _rest(result: JobResult, text: AnswerText) -> str:
     if result.state != "succeeded":
         return ""
     try:
         return text.rest(result.text)
-    except Diverged as error:
-        raise Refused(500, str(error), code="answer_diverged") from None
+    except AnswerDiverged as error:
+        raise ApiError(500, str(error), code="answer_diverged") from None
 
 
-def _succeeded(result: JobResult) -> JobResult:
+def _require_success(result: JobResult) -> JobResult:
     if result.error:
         raise of_job(result.error)
     if result.state == "expired":
-        raise Refused(504, "the answer was not finished in time", code="timeout")
+        raise ApiError(504, "the answer was not finished in time", code="timeout")
     if result.state != "succeeded":
-        raise Refused(500, "the job was cancelled", code="cancelled")
+        raise ApiError(500, "the job was cancelled", code="cancelled")
     return result
 
 

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway
-from gateway.refusal import Refused
+from gateway.refusal import ApiError
 from producers.batch.prompt_lines import MAX_FILE_BYTES
 
 MAX_BODY_BYTES = 8 << 20
@@ -38,9 +38,9 @@ class Guard:
             return await self._app(scope, receive, send)
         send = self._counting(send)
         try:
-            scope.setdefault("state", {})["key"] = self._admitted(scope)
-        except Refused as refused:
-            return await refused.response(scope["path"])(scope, receive, send)
+            scope.setdefault("state", {})["key"] = self._admit(scope)
+        except ApiError as refusal:
+            return await refusal.response(scope["path"])(scope, receive, send)
         self._open += 1
         self._gateway.figures.open.set(self._open)
         try:
@@ -53,50 +53,58 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             if (scope["method"], scope["path"]) == _UPLOAD:
-                return await self._app(scope, _bounded(headers, receive), send)
+                return await self._app(scope, _limit_size(headers, receive), send)
             async with asyncio.timeout(BODY_S):
                 body = await _body(headers, receive)
-        except (Refused, TimeoutError) as error:
-            refused = error if isinstance(error, Refused) else Refused(408, f"the body took longer than {BODY_S:g} s")
-            return await refused.response(scope["path"])(scope, receive, send)
+        except (ApiError, TimeoutError) as error:
+            refusal = (
+                error
+                if isinstance(error, ApiError)
+                else ApiError(408, f"the body took longer than {BODY_S:g} s")
+            )
+            return await refusal.response(scope["path"])(scope, receive, send)
         if body is not None:
             if body:  # curl calls it a form unless told otherwise, and Ollama's own examples don't tell it
-                others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
-                scope["headers"] = [*others, (b"content-type", b"application/json")]
-            await self._app(scope, _once(body, receive), send)
+                other_headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+                scope["headers"] = [*other_headers, (b"content-type", b"application/json")]
+            await self._app(scope, _replay_body(body, receive), send)
 
-    def _admitted(self, scope: Scope) -> Any:
+    def _admit(self, scope: Scope) -> Any:
         headers, path = Headers(scope=scope), scope["path"]
-        if not self._gateway.keys.needed:
+        if not self._gateway.keys.is_required:
             _check_local(headers)
         if path in _OPEN_TO_ALL:
             return None
         if self._open >= MAX_OPEN:
-            raise Refused(429, f"{MAX_OPEN} requests are under way already", code="too_many_requests", retry_s=1)
-        if not self._gateway.keys.needed:
+            raise ApiError(429, f"{MAX_OPEN} requests are under way already", code="too_many_requests", retry_s=1)
+        if not self._gateway.keys.is_required:
             return None
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         key = self._gateway.keys.find(secret.strip()) if scheme.lower() == "bearer" else None
         if key is None:
-            raise Refused(401, "an API key is needed, as 'Authorization: Bearer KEY'", code="invalid_api_key")
+            raise ApiError(401, "an API key is needed, as 'Authorization: Bearer KEY'", code="invalid_api_key")
         return key
 
     def _counting(self, send: Send) -> Send:
-        async def counted(message: Message) -> None:
+        async def count_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._gateway.figures.requests.labels(str(message["status"])).inc()
             await send(message)
 
-        return counted
+        return count_and_send
 
 
 def _check_local(headers: Headers) -> None:
     """Without keys a page on the web, opened on this machine, must not be able to ask."""
     if _hostname(f"//{headers.get('host', '')}") not in _LOOPBACK:
-        raise Refused(403, "without API keys only requests to localhost are answered: add one with kvasir keys add")
+        raise ApiError(
+            403, "without API keys only requests to localhost are answered: add one with kvasir keys add"
+        )
     origin = headers.get("origin")
     if origin and _hostname(origin) not in _LOOPBACK:
-        raise Refused(403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add")
+        raise ApiError(
+            403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add"
+        )
 
 
 def _hostname(url: str) -> str | None:
@@ -106,14 +114,14 @@ def _hostname(url: str) -> str | None:
         return None
 
 
-def _bounded(headers: Headers, receive: Receive) -> Receive:
-    """The body as it comes, for a form that is written to disk. Raises Refused where it is too long, now or later."""
-    too_long = Refused(413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large")
+def _limit_size(headers: Headers, receive: Receive) -> Receive:
+    """The body as it comes, for a form that is written to disk. Raises ApiError where it is too long, now or later."""
+    too_long = ApiError(413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large")
     if int(headers.get("content-length", "0")) > MAX_UPLOAD_BYTES:
         raise too_long
     size = 0
 
-    async def bounded() -> Message:
+    async def receive_within_limit() -> Message:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
@@ -121,16 +129,16 @@ def _bounded(headers: Headers, receive: Receive) -> Receive:
             raise too_long
         return message
 
-    return bounded
+    return receive_within_limit
 
 
 async def _body(headers: Headers, receive: Receive) -> bytes | None:
-    """All of the body; None if the client left while sending. Raises Refused."""
-    too_long = Refused(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
+    """All of the body; None if the client left while sending. Raises ApiError."""
+    too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
     if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
         raise too_long
-    pieces, size, more = [], 0, True
-    while more:
+    pieces, size, has_more = [], 0, True
+    while has_more:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
@@ -138,15 +146,15 @@ async def _body(headers: Headers, receive: Receive) -> bytes | None:
         size += len(pieces[-1])
         if size > MAX_BODY_BYTES:
             raise too_long
-        more = message.get("more_body", False)
+        has_more = message.get("more_body", False)
     return b"".join(pieces)
 
 
-def _once(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """The body in one piece, then whatever comes."""
-    left: list[Callable[[], Message]] = [lambda: {"type": "http.request", "body": body, "more_body": False}]
+    pending: list[Callable[[], Message]] = [lambda: {"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return left.pop()() if left else await receive()
+        return pending.pop()() if pending else await receive()
 
     return replay

@@ -65,8 +65,8 @@ def read_keys(path: Path) -> list[Key] | None:
     """The keys in a file; None where there is no file. Raises ConfigError."""
     try:
         rows = json.loads(read_ordinary(path))
-        if why := why_not_ours(path):
-            raise ConfigError(why)
+        if problem := why_not_ours(path):
+            raise ConfigError(problem)
         return [Key(**(row | {"models": tuple(row["models"])})) for row in _list(rows)]
     except FileNotFoundError:
         return None
@@ -83,21 +83,21 @@ def add_key(path: Path, name: str, models: Sequence[str]) -> str:
         raise UsageError(f"there is a key named {name!r} already: revoke it first, or choose another name")
     secret = f"kv-{secrets.token_urlsafe(32)}"
     try:
-        made = Key(name, _hash(secret), tuple(models), int(time.time()))
+        new_key = Key(name, _hash(secret), tuple(models), int(time.time()))
     except InvalidMessage as error:
         raise UsageError(str(error)) from None
     make_folder(path.parent)
-    _write(path, [*keys, made])
+    _write(path, [*keys, new_key])
     return secret
 
 
 def revoke_key(path: Path, name: str) -> Key:
     """Take a key away, and return it; a running gateway sees it within a second. Raises UsageError, ConfigError."""
     keys = read_keys(path) or []
-    left = [key for key in keys if key.name != name]
-    if len(left) == len(keys):
+    remaining_keys = [key for key in keys if key.name != name]
+    if len(remaining_keys) == len(keys):
         raise UsageError(f"no key is named {name!r}; there are: {', '.join(key.name for key in keys) or 'none'}")
-    _write(path, left)
+    _write(path, remaining_keys)
     return next(key for key in keys if key.name == name)
 
 
@@ -121,27 +121,27 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is there and can't be used."""
         keys = read_keys(path)
-        self.needed = keys is not None  # as long as this gateway runs: a deleted file opens nothing
+        self.is_required = keys is not None  # as long as this gateway runs: a deleted file opens nothing
         self._path = path
         self._keys = keys or []
-        self._seen: Any = self._state()
+        self._file_state: Any = self._state()
         self._next_look = time.monotonic() + _LOOK_S
         self._lock = threading.Lock()
 
     def find(self, secret: str) -> Key | None:
         """The key that a client sends; in a time that does not depend on how much of it is right."""
-        digest, found = _hash(secret), None
+        digest, matching_key = _hash(secret), None
         for key in self._now():
             if hmac.compare_digest(key.sha256, digest):
-                found = key
-        return found
+                matching_key = key
+        return matching_key
 
     def _now(self) -> list[Key]:
         with self._lock:
             if time.monotonic() > self._next_look:
                 self._next_look = time.monotonic() + _LOOK_S
-                if (state := self._state()) != self._seen:
-                    self._seen = state
+                if (state := self._state()) != self._file_state:
+                    self._file_state = state
                     self._keys = self._read()
             return self._keys
 

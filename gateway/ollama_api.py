@@ -14,13 +14,13 @@ from pydantic import Field, model_validator
 
 from gateway.dispatch import PromptRequest
 from gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
-from gateway.refusal import DESCRIBED, Refused
-from gateway.requests import Strict, wanted
-from gateway.streams import streamed
+from gateway.refusal import RESPONSES, ApiError
+from gateway.requests import Strict, meaningful_fields
+from gateway.streams import stream_response
 from infra.config.types import ModelSettings
 from messages.jobs import JobResult, Sampling
 
-router = APIRouter(prefix="/api", tags=["Ollama"], responses=DESCRIBED)
+router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES)
 
 LIKE = "0.33.0"  # the release of Ollama whose API this follows
 
@@ -88,7 +88,7 @@ class Options(Strict):
     top_p: float | None = None
 
 
-class Asked(Strict):
+class OllamaRequest(Strict):
     """What both ways to an answer have."""
 
     model: str
@@ -102,27 +102,31 @@ class Asked(Strict):
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        kept = wanted(body, NOT_SERVED)
-        if isinstance(kept.get("options"), dict):
-            kept["options"] = wanted(kept["options"], NOT_AN_OPTION, "options.")
-        if isinstance(kept.get("messages"), list):
-            kept["messages"] = [
-                wanted(each, NOT_IN_A_MESSAGE, f"messages[{at}].") if isinstance(each, dict) else each
-                for at, each in enumerate(kept["messages"])
+        fields = meaningful_fields(body, NOT_SERVED)
+        if isinstance(fields.get("options"), dict):
+            fields["options"] = meaningful_fields(fields["options"], NOT_AN_OPTION, "options.")
+        if isinstance(fields.get("messages"), list):
+            fields["messages"] = [
+                meaningful_fields(message, NOT_IN_A_MESSAGE, f"messages[{at}].")
+                if isinstance(message, dict)
+                else message
+                for at, message in enumerate(fields["messages"])
             ]
-        return kept
+        return fields
 
     async def sampling(self, gateway: Gateway, model: ModelSettings) -> Sampling:
-        """Raises Refused, InvalidMessage."""
+        """Raises ApiError, InvalidMessage."""
         options = self.options
         context = await gateway.context(model.name)
         if context and (options.num_ctx or 0) > context:
-            raise Refused(400, f"options.num_ctx is {options.num_ctx:,}, but {model.name} has {context:,} tokens")
-        unlimited = options.num_predict is None or options.num_predict < 0
+            raise ApiError(
+                400, f"options.num_ctx is {options.num_ctx:,}, but {model.name} has {context:,} tokens"
+            )
+        is_unlimited = options.num_predict is None or options.num_predict < 0
         random = options.seed is None or options.seed < 0
         schema = {"json": '{"type":"object"}'}.get(self.format, "") if isinstance(self.format, str) else None
         return Sampling(
-            max_tokens=await gateway.default_tokens(model.name) if unlimited else options.num_predict,  # type: ignore[arg-type]
+            max_tokens=await gateway.default_tokens(model.name) if is_unlimited else options.num_predict,  # type: ignore[arg-type]
             temperature=model.temperature if options.temperature is None else options.temperature,
             top_p=model.top_p if options.top_p is None else options.top_p,
             top_k=options.top_k,
@@ -139,7 +143,7 @@ class OllamaMessage(Strict):
     content: str
 
 
-class OllamaChatRequest(Asked):
+class OllamaChatRequest(OllamaRequest):
     """POST /api/chat. Without messages it only asks whether the model is there."""
 
     messages: list[OllamaMessage] = Field(default_factory=list)
@@ -147,10 +151,10 @@ class OllamaChatRequest(Asked):
     @property
     def conversation(self) -> list[tuple[str, str]]:
         """(role, text) of each message."""
-        return [(each.role, each.content) for each in self.messages]
+        return [(message.role, message.content) for message in self.messages]
 
 
-class GenerateRequest(Asked):
+class GenerateRequest(OllamaRequest):
     """POST /api/generate. Without a prompt it only asks whether the model is there."""
 
     prompt: str = ""
@@ -178,34 +182,34 @@ class ShowRequest(Strict):
 @router.post("/chat")
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """An answer to a conversation, by default as a stream of JSON lines."""
-    return await _answered(body, body.conversation, request, _as_message)
+    return await _respond(body, body.conversation, request, _as_message)
 
 
 @router.post("/generate")
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """An answer to a prompt, by default as a stream of JSON lines."""
-    return await _answered(body, body.conversation, request, lambda text: {"response": text})
+    return await _respond(body, body.conversation, request, lambda text: {"response": text})
 
 
 @router.get("/tags")
 async def tags(request: Request) -> dict[str, Any]:
     """The models that there are for this key."""
     gateway = gateway_of(request)
-    return {"models": [await _listed(gateway, name) for name in gateway.visible(request.state.key)]}
+    return {"models": [await _list_entry(gateway, name) for name in gateway.visible(request.state.key)]}
 
 
 @router.get("/ps")
 async def ps(request: Request) -> dict[str, Any]:
     """Those that a worker has in its memory."""
     gateway = gateway_of(request)
-    loaded = []
+    models = []
     for name in gateway.visible(request.state.key):
         if await gateway.decoders(name):
             until = {"expires_at": _time(datetime.now(UTC) + timedelta(days=1)), "size_vram": 0}
-            about = await _listed(gateway, name)
+            about = await _list_entry(gateway, name)
             del about["modified_at"]
-            loaded.append(about | until | {"context_length": await gateway.context(name)})
-    return {"models": loaded}
+            models.append(about | until | {"context_length": await gateway.context(name)})
+    return {"models": models}
 
 
 @router.post("/show")
@@ -223,7 +227,7 @@ async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
         "details": _DETAILS,
         "model_info": info,
         "capabilities": ["completion"],
-        "modified_at": _time(datetime.fromtimestamp(gateway.started, UTC)),
+        "modified_at": _time(datetime.fromtimestamp(gateway.started_at, UTC)),
     }
 
 
@@ -236,22 +240,24 @@ async def version() -> dict[str, str]:
 @router.api_route("/{rest:path}", methods=_ALL_METHODS, include_in_schema=False)
 async def nothing_else(rest: str, request: Request) -> Response:
     """Models are managed by kvasir.toml, and embeddings are not served."""
-    raise Refused(501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml")
+    raise ApiError(
+        501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml"
+    )
 
 
-async def _answered(
-    body: Asked, conversation: list[tuple[str, str]], request: Request, words: Callable[[str], dict[str, Any]]
+async def _respond(
+    body: OllamaRequest, conversation: list[tuple[str, str]], request: Request, words: Callable[[str], dict[str, Any]]
 ) -> Response:
     gateway = gateway_of(request)
     model = _model(gateway, body.model, request)
     if not conversation:
-        loaded = {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": "load"}
-        return JSONResponse(loaded)
+        load_reply = {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": "load"}
+        return JSONResponse(load_reply)
     prompt = prompt_of(conversation, shares=request.state.key is None)
     sampling = await body.sampling(gateway, model)
     ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream, request.state.key)
     if body.stream:
-        return await streamed(_lines(ask, body.model, request, words), _error_line, "application/x-ndjson")
+        return await stream_response(_lines(ask, body.model, request, words), _error_line, "application/x-ndjson")
     result = await gateway.result(ask, request)
     return JSONResponse(_last(body.model, result, words(result.text)))
 
@@ -259,29 +265,29 @@ async def _answered(
 async def _lines(
     ask: PromptRequest, name: str, request: Request, words: Callable[[str], dict[str, Any]]
 ) -> AsyncGenerator[str, None]:
-    async for happening in gateway_of(request).answer(ask, request):
-        if isinstance(happening, JobResult):
-            yield json.dumps(_last(name, happening, words(""))) + "\n"
+    async for event in gateway_of(request).answer(ask, request):
+        if isinstance(event, JobResult):
+            yield json.dumps(_last(name, event, words(""))) + "\n"
         else:
-            piece = {"model": name, "created_at": _time(), **words(happening), "done": False}
+            piece = {"model": name, "created_at": _time(), **words(event), "done": False}
             yield json.dumps(piece, ensure_ascii=False) + "\n"
 
 
 def _last(name: str, result: JobResult, words: dict[str, Any]) -> dict[str, Any]:
     """The whole answer, or the end of a stream; times in nanoseconds."""
-    used = result.decode
+    report = result.decode
     return {
         "model": name,
         "created_at": _time(),
         **words,
         "done": True,
         "done_reason": result.finish_reason or "stop",
-        "total_duration": _nanoseconds(used.total_s),
+        "total_duration": _nanoseconds(report.total_s),
         "load_duration": 0,
-        "prompt_eval_count": used.prompt_tokens,
+        "prompt_eval_count": report.prompt_tokens,
         "prompt_eval_duration": _nanoseconds(result.prefill.prefill_s),
-        "eval_count": used.completion_tokens,
-        "eval_duration": _nanoseconds(used.decode_s),
+        "eval_count": report.completion_tokens,
+        "eval_duration": _nanoseconds(report.decode_s),
     }
 
 
@@ -295,13 +301,13 @@ _DETAILS = {
 }
 
 
-async def _listed(gateway: Gateway, name: str) -> dict[str, Any]:
+async def _list_entry(gateway: Gateway, name: str) -> dict[str, Any]:
     """A model in a list. Its weights lie with the workers, so nobody knows their size here."""
     prints = sorted(worker.fingerprint for worker in await gateway.decoders(name))
     return {
         "name": name,
         "model": name,
-        "modified_at": _time(datetime.fromtimestamp(gateway.started, UTC)),
+        "modified_at": _time(datetime.fromtimestamp(gateway.started_at, UTC)),
         "size": 0,
         "digest": hashlib.sha256(f"{name} {prints[:1]}".encode()).hexdigest(),
         "details": _DETAILS,
@@ -318,8 +324,8 @@ def _as_message(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}}
 
 
-def _error_line(refused: Refused) -> str:
-    return json.dumps(refused.ollama(), ensure_ascii=False) + "\n"
+def _error_line(refusal: ApiError) -> str:
+    return json.dumps(refusal.ollama(), ensure_ascii=False) + "\n"
 
 
 def _time(moment: datetime | None = None) -> str:

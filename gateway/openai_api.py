@@ -15,13 +15,13 @@ from pydantic import Field, model_validator
 
 from gateway.dispatch import PromptRequest
 from gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
-from gateway.refusal import DESCRIBED, Refused
-from gateway.requests import Strict, wanted
-from gateway.streams import streamed
+from gateway.refusal import RESPONSES, ApiError
+from gateway.requests import Strict, meaningful_fields
+from gateway.streams import stream_response
 from messages.jobs import JobResult, Lane
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=DESCRIBED)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES)
 
 # What the API has and we have not, and the values by which a client says that it doesn't want it.
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
@@ -101,7 +101,9 @@ class ResponseFormat(Strict):
     @model_validator(mode="after")
     def _refuse_a_schema_that_is_missing(self) -> Self:
         if self.type == "json_schema" and self.json_schema is None:
-            raise Refused(400, "response_format has no json_schema", "response_format.json_schema", "invalid_value")
+            raise ApiError(
+                400, "response_format has no json_schema", "response_format.json_schema", "invalid_value"
+            )
         return self
 
 
@@ -112,7 +114,7 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] = False
 
 
-class _Asked(Strict):
+class _OpenAIRequest(Strict):
     """What both ways to an answer have. Without temperature, top_p or a length the model's own hold."""
 
     model: str
@@ -127,20 +129,20 @@ class _Asked(Strict):
     user: Annotated[str | None, Field(description="Ignored: keys say who asks.")] = None
 
     async def ask(
-        self, gateway: Gateway, request: Request, said: list[tuple[str, str]] | None = None, lane: Lane = "now"
+        self, gateway: Gateway, request: Request, messages: list[tuple[str, str]] | None = None, lane: Lane = "now"
     ) -> PromptRequest:
-        """The job that it asks for, after `said` or its own messages. Raises Refused, InvalidMessage."""
+        """The job that it asks for, after `messages`, by default its own. Raises ApiError, InvalidMessage."""
         if self.stream_options and not self.stream:
-            raise Refused(400, "stream_options is only for streams", "stream_options", "invalid_value")
+            raise ApiError(400, "stream_options is only for streams", "stream_options", "invalid_value")
         model = gateway.model(self.model, request.state.key)
         fields = self.model_dump(by_alias=True)
         defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
         sampling = sampling_of(fields, defaults, new_seed())
-        prompt = prompt_of(said or messages_of(fields), shares=request.state.key is None)
+        prompt = prompt_of(messages or messages_of(fields), shares=request.state.key is None)
         return await gateway.ask(model.name, prompt, sampling, lane, self.stream, request.state.key)
 
 
-class ChatRequest(_Asked):
+class ChatRequest(_OpenAIRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -154,13 +156,15 @@ class ChatRequest(_Asked):
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        kept = wanted(body, NOT_SERVED)
-        if isinstance(kept.get("messages"), list):
-            kept["messages"] = [_message(each, f"messages[{at}].") for at, each in enumerate(kept["messages"])]
-        return kept
+        fields = meaningful_fields(body, NOT_SERVED)
+        if isinstance(fields.get("messages"), list):
+            fields["messages"] = [
+                _message(message, f"messages[{at}].") for at, message in enumerate(fields["messages"])
+            ]
+        return fields
 
 
-class CompletionRequest(_Asked):
+class CompletionRequest(_OpenAIRequest):
     """POST /v1/completions. The prompt is what a user says: it goes through the model's chat template, too."""
 
     prompt: Annotated[str, Field(min_length=1)]
@@ -170,29 +174,31 @@ class CompletionRequest(_Asked):
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        kept = wanted(body, NOT_IN_A_COMPLETION)
-        match kept.get("prompt"):
-            case [str(only)]:
-                kept["prompt"] = only
+        fields = meaningful_fields(body, NOT_IN_A_COMPLETION)
+        match fields.get("prompt"):
+            case [str(prompt)]:
+                fields["prompt"] = prompt
             case list():
-                raise Refused(400, "prompt: only one text is served", "prompt", "unsupported_parameter")
-        return kept
+                raise ApiError(400, "prompt: only one text is served", "prompt", "unsupported_parameter")
+        return fields
 
 
-def _message(message: Any, where: str) -> Any:
-    """One message without what says nothing. Raises Refused for what is no text, by its name."""
+def _message(message: Any, prefix: str) -> Any:
+    """One message without what says nothing. Raises ApiError for what is no text, by its name."""
     if not isinstance(message, dict):
         return message
     if message.get("role") in ("tool", "function"):
-        raise Refused(400, f"{where}role: {message['role']} messages are not served", f"{where}role", "invalid_value")
-    kept = wanted(message, NOT_IN_A_MESSAGE, where)
-    content = kept.get("content")
+        raise ApiError(
+            400, f"{prefix}role: {message['role']} messages are not served", f"{prefix}role", "invalid_value"
+        )
+    fields = meaningful_fields(message, NOT_IN_A_MESSAGE, prefix)
+    content = fields.get("content")
     for at, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
-            param = f"{where}content[{at}]"
-            raise Refused(400, f"{param}: {kind[:40]} is not served, only text", param, "unsupported_parameter")
-    return kept
+            param = f"{prefix}content[{at}]"
+            raise ApiError(400, f"{param}: {kind[:40]} is not served, only text", param, "unsupported_parameter")
+    return fields
 
 
 @router.get("/models")
@@ -213,7 +219,7 @@ async def model(name: str, request: Request) -> dict[str, Any]:
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """An answer to a conversation."""
     gateway = gateway_of(request)
-    return await _answered(
+    return await _respond(
         gateway, await body.ask(gateway, request, lane=_LANES[body.service_tier]), request, _Chat(body)
     )
 
@@ -222,26 +228,26 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """An answer to one text, in the form of OpenAI's older API."""
     gateway = gateway_of(request)
-    return await _answered(gateway, await body.ask(gateway, request, [("user", body.prompt)]), request, _Text(body))
+    return await _respond(gateway, await body.ask(gateway, request, [("user", body.prompt)]), request, _Text(body))
 
 
-async def _answered(gateway: Gateway, ask: PromptRequest, request: Request, made: _Completion) -> Response:
+async def _respond(gateway: Gateway, ask: PromptRequest, request: Request, completion: _Completion) -> Response:
     if ask.stream:
-        lines = made.chunks(gateway.answer(ask, request))
-        return await streamed(lines, _error_event, "text/event-stream", ": waiting\n\n")
-    return JSONResponse(made.whole(await gateway.result(ask, request)))
+        lines = completion.chunks(gateway.answer(ask, request))
+        return await stream_response(lines, _error_event, "text/event-stream", ": waiting\n\n")
+    return JSONResponse(completion.whole(await gateway.result(ask, request)))
 
 
 def _model(gateway: Gateway, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": int(gateway.started), "owned_by": "kvasir"}
+    return {"id": name, "object": "model", "created": int(gateway.started_at), "owned_by": "kvasir"}
 
 
 class _Completion(ABC):
     """The objects of one answer: the same id and time in all of them."""
 
-    def __init__(self, body: _Asked, kind: str, chunk_kind: str, **more: Any) -> None:
-        made = {"id": f"{random.getrandbits(96):024x}", "created": int(time.time()), "model": body.model}
-        self._same = made | {"system_fingerprint": None} | more
+    def __init__(self, body: _OpenAIRequest, kind: str, chunk_kind: str, **fields: Any) -> None:
+        common = {"id": f"{random.getrandbits(96):024x}", "created": int(time.time()), "model": body.model}
+        self._common_fields = common | {"system_fingerprint": None} | fields
         self._kind, self._chunk_kind = kind, chunk_kind
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
 
@@ -260,33 +266,33 @@ class _Completion(ABC):
     async def chunks(self, answer: AsyncGenerator[str | JobResult, None]) -> AsyncGenerator[str, None]:
         """Server-sent events: the first answer as it is generated, others whole at the end."""
         opening = self._chunk(0, "", opens=True)
-        async for happening in answer:
-            yield opening + (self._chunk(0, happening) if isinstance(happening, str) else self._end(happening))
+        async for event in answer:
+            yield opening + (self._chunk(0, event) if isinstance(event, str) else self._end(event))
             opening = ""
 
     def _end(self, result: JobResult) -> str:
         reason = result.finish_reason or "stop"
-        made = self._chunk(0, "", reason)
+        events = self._chunk(0, "", reason)
         for index, text in enumerate(result.more_texts, 1):
-            made += self._chunk(index, text, opens=True) + self._chunk(index, "", reason)
+            events += self._chunk(index, text, opens=True) + self._chunk(index, "", reason)
         if self._usage:
-            made += _event(self._object(self._chunk_kind, []) | {"usage": usage_of(result)})
-        return made + "data: [DONE]\n\n"
+            events += _event(self._object(self._chunk_kind, []) | {"usage": usage_of(result)})
+        return events + "data: [DONE]\n\n"
 
     def _chunk(self, index: int, text: str, finish_reason: str | None = None, opens: bool = False) -> str:
         choice = {"index": index, "logprobs": None, "finish_reason": finish_reason, **self.piece(text, opens)}
-        made = self._object(self._chunk_kind, [choice])
-        return _event(made | {"usage": None} if self._usage else made)
+        chunk = self._object(self._chunk_kind, [choice])
+        return _event(chunk | {"usage": None} if self._usage else chunk)
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._same, "object": kind, "choices": choices}
+        return {**self._common_fields, "object": kind, "choices": choices}
 
 
 class _Chat(_Completion):
     def __init__(self, body: ChatRequest) -> None:
         tier = "flex" if body.service_tier == "flex" else "default"
         super().__init__(body, "chat.completion", "chat.completion.chunk", service_tier=tier)
-        self._same["id"] = f"chatcmpl-{self._same['id']}"
+        self._common_fields["id"] = f"chatcmpl-{self._common_fields['id']}"
         self._metadata = body.metadata
 
     def choices(self, result: JobResult) -> list[dict[str, Any]]:
@@ -297,25 +303,25 @@ class _Chat(_Completion):
         return {"delta": {**role, "content": text} if opens or text else {}}
 
     def whole(self, result: JobResult) -> dict[str, Any]:
-        made = super().whole(result)
-        return made | {"metadata": self._metadata} if self._metadata else made
+        answer = super().whole(result)
+        return answer | {"metadata": self._metadata} if self._metadata else answer
 
 
 class _Text(_Completion):
     def __init__(self, body: CompletionRequest) -> None:
         super().__init__(body, "text_completion", "text_completion")
-        self._same["id"] = f"cmpl-{self._same['id']}"
+        self._common_fields["id"] = f"cmpl-{self._common_fields['id']}"
 
     def choices(self, result: JobResult) -> list[dict[str, Any]]:
-        return [{"text": each.pop("message")["content"], **each} for each in choices_of(result)]
+        return [{"text": choice.pop("message")["content"], **choice} for choice in choices_of(result)]
 
     def piece(self, text: str, opens: bool) -> dict[str, Any]:
         return {"text": text}
 
 
-def _event(made: dict[str, Any]) -> str:
-    return f"data: {json.dumps(made, ensure_ascii=False)}\n\n"
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 
-def _error_event(refused: Refused) -> str:
-    return _event(refused.openai())
+def _error_event(refusal: ApiError) -> str:
+    return _event(refusal.openai())

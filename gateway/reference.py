@@ -24,15 +24,15 @@ def _routes(api: Mapping[str, Any]) -> Iterator[str]:
             yield f"<h3>{escape(f'{method.upper()} {path}')}</h3><div>{escape(route.get('description', ''))}</div>"
             if body := route.get("requestBody"):
                 yield f"<div>Body: {_kind(body['content']['application/json']['schema'])}</div>"
-            yield from _table((each["name"], each["schema"]) for each in route.get("parameters", ()))
+            yield from _table((parameter["name"], parameter["schema"]) for parameter in route.get("parameters", ()))
 
 
 def _bodies(api: Mapping[str, Any]) -> Iterator[str]:
     for name, schema in api["components"]["schemas"].items():
         yield f"<h3 id='{escape(name)}'>{_short(name)}</h3><div>{escape(schema.get('description', ''))}</div>"
-        needed = schema.get("required", ())
+        required_fields = schema.get("required", ())
         fields = schema.get("properties", {}).items()
-        yield from _table((f"{field}{' (required)' * (field in needed)}", kind) for field, kind in fields)
+        yield from _table((f"{field}{' (required)' * (field in required_fields)}", kind) for field, kind in fields)
 
 
 def _table(rows: Any) -> Iterator[str]:
@@ -48,7 +48,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"<a href='#{escape(name)}'>{_short(name)}</a>"
     if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"])
+        return " or ".join(_kind(variant) for variant in schema["anyOf"])
     if "items" in schema:
         return f"list of {_kind(schema['items'])}"
     values = schema.get("enum") or ([schema["const"]] if "const" in schema else ())

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.refusal import Refused
+from gateway.refusal import ApiError
 
 
 class Strict(BaseModel):
@@ -16,21 +16,23 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def wanted(fields: Mapping[str, Any], not_served: Mapping[str, tuple[Any, ...]], where: str = "") -> dict[str, Any]:
-    """The fields that say something. Raises Refused for what we don't serve, by name.
+def meaningful_fields(
+    fields: Mapping[str, Any], not_served: Mapping[str, tuple[Any, ...]], prefix: str = ""
+) -> dict[str, Any]:
+    """The fields that say something. Raises ApiError for what we don't serve, by name.
 
     `not_served` has for each such field the values by which clients say that they don't want it; null always does.
     """
-    kept = {}
+    meaningful = {}
     for name, value in fields.items():
         if value is None:
             continue
         if name not in not_served:
-            kept[name] = value
-        elif not any(_same(value, neutral) for neutral in not_served[name]):
-            raise Refused(400, f"{where + name!r} is not served", f"{where}{name}", "unsupported_parameter")
-    return kept
+            meaningful[name] = value
+        elif not any(_equals(value, neutral) for neutral in not_served[name]):
+            raise ApiError(400, f"{prefix + name!r} is not served", f"{prefix}{name}", "unsupported_parameter")
+    return meaningful
 
 
-def _same(value: Any, neutral: Any) -> bool:
+def _equals(value: Any, neutral: Any) -> bool:
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

@@ -42,7 +42,7 @@ _IDLE_S = 30
 
 def check_host(host: str, folder: Path) -> None:
     """Raises ConfigError if anybody else than this machine's users could ask without a key."""
-    if not KeyRing(file_in(folder)).needed and not _is_loopback(host):
+    if not KeyRing(file_in(folder)).is_required and not _is_loopback(host):
         raise ConfigError(
             f"without API keys the gateway listens on loopback only, not on {host}: "
             f"add a key with kvasir keys add NAME --state {folder}"
@@ -72,7 +72,7 @@ def serve(
         with closing(Dispatch(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
             gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
             server = GatewayServer(gateway)
-            with _outlived(server), _watched(gateway, page):
+            with _handle_early_signals(server), _serve_page(gateway, page):
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
                 server.run([listener])
 
@@ -80,8 +80,8 @@ def serve(
 class TimedConnection(H11Protocol):
     """Cut if its client is too slow: uvicorn waits for ever for headers, and for one that takes nothing."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self._limits: dict[Literal["headers", "take"], asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -114,12 +114,12 @@ class TimedConnection(H11Protocol):
         self._end("take")
         super().connection_lost(exc)
 
-    def _begin(self, what: Literal["headers", "take"], seconds: float) -> None:
-        if what not in self._limits:
-            self._limits[what] = self.loop.call_later(seconds, self.transport.abort)
+    def _begin(self, limit: Literal["headers", "take"], seconds: float) -> None:
+        if limit not in self._limits:
+            self._limits[limit] = self.loop.call_later(seconds, self.transport.abort)
 
-    def _end(self, what: Literal["headers", "take"]) -> None:
-        if timer := self._limits.pop(what, None):
+    def _end(self, limit: Literal["headers", "take"]) -> None:
+        if timer := self._limits.pop(limit, None):
             timer.cancel()
 
 
@@ -153,29 +153,29 @@ class GatewayServer(uvicorn.Server):
 
 
 @contextmanager
-def _watched(gateway: Gateway, address: tuple[str, int] | None) -> Iterator[None]:
+def _serve_page(gateway: Gateway, address: tuple[str, int] | None) -> Iterator[None]:
     """The gateway's page, served meanwhile."""
     if address is None:
         return (yield)
     page = Page(gateway.figures.registry, lambda: {"status": "ok"}, gateway.why_not_ready_now, gateway.status)
-    with PageServer(page, *address) as served:
-        log.info("metrics, health, readiness and status are at %s", served.url)
+    with PageServer(page, *address) as server:
+        log.info("metrics, health, readiness and status are at %s", server.url)
         yield
 
 
 @contextmanager
-def _outlived(server: GatewayServer) -> Iterator[None]:
+def _handle_early_signals(server: GatewayServer) -> Iterator[None]:
     """A signal that comes before uvicorn listens ends it, too; the one that it raises again at its end does nothing."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
-    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {signal_number: signal.signal(signal_number, stop) for signal_number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler)
 
 
 @contextmanager

@@ -7,15 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from fastapi.responses import StreamingResponse
 
-from gateway.refusal import Refused
+from gateway.refusal import ApiError
 
 _OPEN_S = 10.0  # then the response begins, whatever comes
 
 
-async def streamed(
-    lines: AsyncGenerator[str, None], failed: Callable[[Refused], str], media_type: str, still_waiting: str = ""
+async def stream_response(
+    lines: AsyncGenerator[str, None],
+    error_line: Callable[[ApiError], str],
+    media_type: str,
+    still_waiting: str = "",
 ) -> StreamingResponse:
-    """A response of these lines. `failed`: the line that ends it after a failure; `still_waiting`: keeps it open."""
+    """A response of these lines. `error_line`: the one that ends it after a failure; `still_waiting` keeps it open."""
     first = asyncio.ensure_future(anext(lines))
     await asyncio.wait({first}, timeout=_OPEN_S)
     if first.done():
@@ -30,8 +33,8 @@ async def streamed(
             yield first.result()
             async for line in lines:
                 yield line
-        except Refused as refused:
-            yield failed(refused)
+        except ApiError as refusal:
+            yield error_line(refusal)
         finally:
             first.cancel()
 

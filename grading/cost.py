@@ -10,7 +10,7 @@ from grading.order import answer_tokens
 from grading.prompts.questions import PASSAGE
 from grading.submissions.tokens import estimate_tokens
 from producers.batch.batch import BatchEntry
-from producers.words import listed, plural
+from producers.words import join_with_and, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Cost:
         return bool(self.answered and not self.jobs)
 
     def __str__(self) -> str:
-        sentences = [f"Asked about anew: {listed(self.asked)}."] if self.asked else []
-        sentences += [f"No longer asked about: {listed(self.removed)}."] if self.removed else []
+        sentences = [f"Asked about anew: {join_with_and(self.asked)}."] if self.asked else []
+        sentences += [f"No longer asked about: {join_with_and(self.removed)}."] if self.removed else []
         if self.is_fully_answered:
             return " ".join(sentences)
         share = 100 * self.answer_tokens / max(1, self.all_answer_tokens)
@@ -82,7 +82,7 @@ def cost_of(
         jobs=len(open_tasks),
         questions=sum(len(task.questions) for task in open_tasks),
         prompt_tokens=sum(
-            estimate_tokens(task.prompt.shared + task.prompt.own, letters[task.model]) for task in open_tasks
+            estimate_tokens(task.prompt.prefix + task.prompt.suffix, letters[task.model]) for task in open_tasks
         ),
         answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in open_tasks),
         all_answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in tasks),

@@ -128,7 +128,7 @@ def bonferroni_confidence(confidence: float, statements: int) -> float:
 
 
 def releases(units: Iterable[SamplingUnit], thresholds: Sequence[float], confidence: float) -> list[Release]:
-    """A bound for each threshold. `confidence` is each one's own: see `corrected`."""
+    """A bound for each threshold. `confidence` is each one's own: see `bonferroni_confidence`."""
     all_units = list(units)
     return [_release([unit for unit in all_units if unit.doubt <= limit], limit, confidence) for limit in thresholds]
 

@@ -32,7 +32,7 @@ from grading.rubric.checks import CheckFinding, run_checks
 from grading.rubric.rubric import ROLES, Role, Rubric, load_rubric
 from grading.samples import parse_criterion_samples, parse_samples
 from grading.submissions.lms_names import same_student
-from grading.submissions.reading import Submission, given_in, read_document, read_submissions
+from grading.submissions.reading import Submission, inputs_inside, read_document, read_submissions
 from grading.submissions.tokens import LETTERS_PER_TOKEN, estimate_tokens
 from grading.submissions.truncation import Cut, Limits, truncate
 from messages.errors import ConfigError
@@ -87,18 +87,15 @@ class GradeRequest:
     limit: int = 0
     samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
     ask: AskForm = "together"
-    untouched_names: (
-        tuple[str, ...] | None
-    ) = ()  # names of the class's submissions that this run leaves alone; None: all others
-    from_manifest: bool = (
-        False  # as a manifest keeps it: `only` are the names of the class so far, and some may be gone
-    )
+    # Of the class's submissions those that this run leaves alone; "all": all that it does not grade.
+    untouched_names: tuple[str, ...] | Literal["all"] = ()
+    from_manifest: bool = False  # `only_names` are the names of the class so far then, and some may be gone
 
     @property
     def excluded_paths(self) -> dict[str, str]:
-        """What lies among the submissions and is none, as `given_in` has it."""
+        """What lies among the submissions and is none, as `inputs_inside` has it."""
         documents = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
-        return given_in(self.folder, documents)
+        return inputs_inside(self.folder, documents)
 
     def read(self, names: Collection[str] = (), limit: int = 0, lenient: bool = False) -> list[Submission]:
         """The submissions. Raises SubmissionError."""
@@ -193,7 +190,7 @@ def prepare(
         submission
         for submission in pseudonymise(all_submissions, secret, form)
         if submission.name in selected_names
-        or request.untouched_names is None
+        or request.untouched_names == "all"
         or submission.name in request.untouched_names
     ]
     assignment = assign(
@@ -232,11 +229,11 @@ def assign(
     return replace(assignment, items=tuple(maker.item(submission) for submission in work))
 
 
-def untouched_names(batch: Batch) -> tuple[str, ...] | None:
-    """Who is in the batch's class already, as `GradeRequest.beside` wants it."""
+def untouched_names(batch: Batch) -> tuple[str, ...] | Literal["all"]:
+    """Who is in the batch's class already, as `GradeRequest.untouched_names` wants it."""
     stored_request = batch.request
     whole = stored_request and not (stored_request.get("only") or stored_request.get("limit"))
-    return None if whole else tuple({*stored_request.get("only", ()), *(entry.name for entry in batch.entries)})
+    return "all" if whole else tuple({*stored_request.get("only", ()), *(entry.name for entry in batch.entries)})
 
 
 def select_unfinished(batch: Batch, assignment: Assignment, previous_class: GradedClass | None) -> Assignment:
@@ -302,10 +299,8 @@ def _with_others(
         return [*(entry for entry in other_entries if batch.result(entry.job_id)), *entries], description, []
     if not (request.only_names or request.limit):
         return entries, description, []
-    whole = request.untouched_names is None
-    names = (
-        [] if whole else sorted({*(request.untouched_names or ()), *(item.submission.name for item in selected_items)})
-    )
+    whole = request.untouched_names == "all"
+    names = [] if whole else sorted({*request.untouched_names, *(item.submission.name for item in selected_items)})
     return entries, description | {"only": names, "limit": 0}, other_entries
 
 
@@ -524,7 +519,7 @@ class _PromptMaker:
     def _tasks(self, role: Role, prompt: Prompt, item_id: str) -> list[Task]:
         """The role's prompt of one submission: one job, or those that ask all of its questions."""
         model, sampling = self._assignment.request.models[role].name, self._samplings[role]
-        parts = user_prompt(prompt.shared, prompt.own)
+        parts = user_prompt(prompt.prefix, prompt.suffix)
         task = partial(Task, model=model, parts=parts, sampling=sampling, role=role, prompt=prompt)
         if self._with_criteria:
             job = job_id(self._batch_id, item_id, model, parts, sampling)
@@ -620,7 +615,7 @@ class _PromptMaker:
         # Headings of parts, remarks on cuts, and the chat template around it all.
         margin = 256 + model.context // 16
         fixed_tokens = estimate_tokens(
-            bare.shared + bare.own + max(question_texts, key=len, default=""), model.letters_per_token
+            bare.prefix + bare.suffix + max(question_texts, key=len, default=""), model.letters_per_token
         )
         space = model.context - self._samplings[role].max_tokens - fixed_tokens - margin
         if space < 128:

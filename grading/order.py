@@ -24,4 +24,4 @@ def expected_work(prompt: Prompt, sampling: Sampling, questions: Sequence[Questi
     Only what is known before decoding. A model's mean answer, which workers learn, is the same for all jobs of its
     queue and would change nothing in their order.
     """
-    return answer_tokens(sampling, questions), len(prompt.own.encode())
+    return answer_tokens(sampling, questions), len(prompt.suffix.encode())

@@ -131,7 +131,7 @@ def _submission_remarks(submission: Submission, cuts: Sequence[Cut]) -> list[str
     remarks = _truncation_notes(cuts, outputs=True)
     if submission.images_left_out:
         remarks.append(_images_left_out(submission))
-    return [*remarks, *(note for note in submission.notes if note not in submission.lost)]
+    return [*remarks, *(note for note in submission.notes if note not in submission.unreadable_notes)]
 
 
 def _images_left_out(submission: Submission) -> str:
@@ -147,7 +147,12 @@ def _doubts(
     cuts: Sequence[Cut],
 ) -> list[Doubt]:
     """Why a person must look, in the order in which they are shown."""
-    whole = (*instruction_flags(submission), copy_reason, *submission.lost, *_truncation_notes(cuts, outputs=False))
+    whole = (
+        *instruction_flags(submission),
+        copy_reason,
+        *submission.unreadable_notes,
+        *_truncation_notes(cuts, outputs=False),
+    )
     doubts = [Doubt("", reason) for reason in whole if reason]
     for criterion in criteria:
         doubts += [
@@ -170,7 +175,9 @@ def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding
         yield "the feedback repeats what only graders see"
     if _disagree(criterion):
         yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
-    failed_checks = [finding.text for finding in findings if finding.criterion == criterion.id and not finding.passed]
+    failed_checks = [
+        finding.text for finding in findings if finding.criterion == criterion.id and not finding.has_passed
+    ]
     if failed_checks and criterion.points == criterion.max_points:
         yield f"full points, but a check failed ({failed_checks[0]})"
 
@@ -208,7 +215,10 @@ def grade_submission(
     if submission.empty:
         cause = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
         reason = "; ".join([cause, *submission.notes])
-        unseen_parts = [*submission.lost, *([_images_left_out(submission)] if submission.images_left_out else [])]
+        unseen_parts = [
+            *submission.unreadable_notes,
+            *([_images_left_out(submission)] if submission.images_left_out else []),
+        ]
         empty_grade = _without_answers(name, rubric, "empty", reason)
         return replace(empty_grade, doubts=tuple(Doubt("", unseen_part) for unseen_part in unseen_parts))
     work_texts = submission_texts(submission, private_texts.foreign_lines)
@@ -219,7 +229,7 @@ def grade_submission(
     passages = [] if state == "waiting" else _passages(answers, work_texts)
     doubts = [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copy_reason, cuts)
     doubts = [*passages, *doubts]
-    check_remarks = [f"check: {finding.text}" for finding in findings if not finding.passed]
+    check_remarks = [f"check: {finding.text}" for finding in findings if not finding.has_passed]
     remarks = [*_submission_remarks(submission, cuts), *check_remarks, *no_summary]
     return Grade(
         submission=name,
@@ -253,7 +263,7 @@ def _criterion_grade(
     answer = answers.get(criterion.model, "no answer has come")
     criterion_answer = answer.criteria.get(criterion.id) if isinstance(answer, ParsedAnswer) else None
     if criterion_answer is None:
-        reason = answer if isinstance(answer, str) else answer.missing.get(criterion.id, "the answer lacks it")
+        reason = answer if isinstance(answer, str) else answer.failures.get(criterion.id, "the answer lacks it")
         return CriterionGrade(criterion.id, criterion.title, criterion.points, None, reason=reason)
     return CriterionGrade(
         id=criterion.id,
@@ -263,7 +273,7 @@ def _criterion_grade(
         evidence=criterion_answer.evidence,
         evidence_state=evidence_state(criterion_answer.evidence, work_texts),
         feedback=criterion_answer.feedback,
-        sampled=criterion_answer.sampled,
+        sampled=criterion_answer.sampled_points,
         likelihoods=criterion_answer.likelihoods,
         leaks=leaks(criterion_answer.feedback, private_texts, work_texts),
     )

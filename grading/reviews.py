@@ -29,7 +29,7 @@ from grading.rubric.rubric import MAX_POINTS, Points
 from messages.errors import BatchError
 from producers.files.journal import Lines
 from producers.files.private import open_private
-from producers.files.shapes import shaped
+from producers.files.shapes import parse_as
 
 FILE = "reviews.jsonl"
 MAX_TEXT = 20_000  # characters of a feedback or a reason
@@ -125,7 +125,7 @@ def _row(override: Override) -> dict[str, Any]:
 def read_overrides(folder: Path) -> list[Override]:
     """All decisions that stand about the batch in `folder`, oldest first. Raises BatchError on a line that is none."""
     standing: list[Override] = []
-    for _, (whole, overrides) in Lines(folder / FILE).made(decisions_in, "review"):
+    for _, (whole, overrides) in Lines(folder / FILE).read_all(decisions_in, "review"):
         standing = [override for override in standing if override.item_id != whole] + overrides
     return standing
 
@@ -143,14 +143,14 @@ def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
         "reviewer": row.get("by", ""),
         "time": row.get("at", 0.0),
     }
-    criteria = shaped(Mapping[str, dict], row.get("criteria", {}), "the review.criteria")  # type: ignore[type-arg]
+    criteria = parse_as(Mapping[str, dict], row.get("criteria", {}), "the review.criteria")  # type: ignore[type-arg]
     changes = [{**common_fields, "feedback": None, **change, "criterion_id": id} for id, change in criteria.items()]
     decisions = [_override(fields) for fields in (common_fields, *changes)]
     return row["submission"], [] if row.get("withdrawn") else decisions
 
 
 def _override(fields: dict[str, Any]) -> Override:
-    override: Override = shaped(Override, fields, "the review")
+    override: Override = parse_as(Override, fields, "the review")
     return override
 
 

@@ -10,7 +10,7 @@ from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, 
 from grading.rubric.rubric import Criterion
 from messages.jobs import QuestionAnswer
 
-_AnswerT = TypeVar("_Parsed")
+_AnswerT = TypeVar("_AnswerT")
 
 
 def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
@@ -56,4 +56,4 @@ def _median(answers: Sequence[CriterionAnswer]) -> CriterionAnswer:
     points = sorted(answer.points for answer in answers)
     middle = points[(len(points) - 1) // 2]
     median_answer = next(answer for answer in answers if answer.points == middle)
-    return replace(median_answer, sampled=tuple(answer.points for answer in answers))
+    return replace(median_answer, sampled_points=tuple(answer.points for answer in answers))

@@ -9,7 +9,7 @@ from grading.grade import AskForm
 from infra.config.settings import Settings, load_settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
-from kvasir.options import BatchPlace, Chosen, ClassFiles
+from kvasir.options import BatchPlace, ClassFiles, Selection
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress
 from monitoring.events import Observer
@@ -54,17 +54,19 @@ def grade(
 
     Raises KvasirError, with a sentence that says what to do.
     """
-    used = settings or load_settings(
+    effective_settings = settings or load_settings(
         {"code_model": code_model, "feedback_model": feedback_model}, config=Path(config) if config else None
     )
     solution, template, out = (Path(path) if path else None for path in (solution, template, out))
-    chosen = Chosen(names_in(only) if isinstance(only, str) else tuple(only), limit, samples, ask)
-    request = class_run.request_from(used, ClassFiles(Path(folder), Path(rubric), solution, template), chosen)
+    selection = Selection(names_in(only) if isinstance(only, str) else tuple(only), limit, samples, ask)
+    request = class_run.request_from(
+        effective_settings, ClassFiles(Path(folder), Path(rubric), solution, template), selection
+    )
     with (
         TerminalProgress(quiet) as progress,
         class_run.open_class(request, BatchPlace(out, replace), progress.say) as (batch, assignment),
     ):
-        return class_run.run(used, batch, assignment, progress, observe, max_wait_s, deadline_s)
+        return class_run.run_class(effective_settings, batch, assignment, progress, observe, max_wait_s, deadline_s)
 
 
 def regrade(
@@ -82,9 +84,9 @@ def regrade(
     `cost`, `differences` and `tried` of what it returns say what came of it; its `adopt()` replaces the grades.
     Arguments as in `grade`, and `criteria` and `rubric` as `Regrade` has them. Raises KvasirError.
     """
-    used = settings or load_settings(config=Path(config) if config else None)
-    again = Regrade(used, Path(batch), criteria, Path(rubric) if rubric else None)
-    if again.needed:
+    effective_settings = settings or load_settings(config=Path(config) if config else None)
+    regrading = Regrade(effective_settings, Path(batch), criteria, Path(rubric) if rubric else None)
+    if regrading.needed:
         with TerminalProgress(quiet) as progress:
-            again.run(progress, observe, max_wait_s)
-    return again
+            regrading.run(progress, observe, max_wait_s)
+    return regrading

@@ -26,7 +26,7 @@ from grading.submissions.reading import check_apart
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
-from kvasir.options import ALL, BatchPlace, Chosen, ClassFiles, default_folder
+from kvasir.options import WHOLE_CLASS, BatchPlace, ClassFiles, Selection, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
@@ -54,7 +54,7 @@ class Outcome:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One a submission, as `--json` has them."""
-        return [_grade_json(made) for made in self.grades]
+        return [_grade_json(grade) for grade in self.grades]
 
     def to_csv(self, path: Path | str | None = None) -> str:
         """The text of grades.csv; written to `path` too, if one is given."""
@@ -74,11 +74,11 @@ class Outcome:
         head = "".join(f"<th>{name}</th>" for name in SUMMARY_COLUMNS)
         cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in summary_rows(self.grades)]
         body = "".join(f"<tr>{row}</tr>" for row in cells)
-        said = "".join(f"<p>{escape(line)}</p>" for line in (*self.alarms, summary(self.grades)))
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{said}"
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in (*self.alarms, summary(self.grades)))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{paragraphs}"
 
 
-def request_from(settings: Settings, files: ClassFiles, chosen: Chosen = ALL) -> GradeRequest:
+def request_from(settings: Settings, files: ClassFiles, selection: Selection = WHOLE_CLASS) -> GradeRequest:
     """A request with the configured models of the roles that the rubric uses. Raises ConfigError, RubricError."""
     rubric = load_rubric(files.rubric)
     of_role = {"code": settings.code_model, "feedback": settings.feedback_model}
@@ -89,41 +89,47 @@ def request_from(settings: Settings, files: ClassFiles, chosen: Chosen = ALL) ->
         models,
         files.solution,
         files.template,
-        chosen.only,
-        chosen.limit,
-        samples=chosen.samples,
-        ask=chosen.ask,
+        selection.only,
+        selection.limit,
+        samples=selection.samples,
+        ask=selection.ask,
     )
 
 
-def request_again(settings: Settings, batch: Batch, running: bool = True) -> GradeRequest:
-    """The request that a batch was made from. Raises BatchError if it never was, else as `request_kept`."""
+def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) -> GradeRequest:
+    """The request that a batch was made from. Raises BatchError if it never was, else as `request_from_manifest`."""
     if not batch.request:
         raise BatchError(f"{batch.folder} holds no batch yet; start one with kvasir grade or kvasir submit")
-    return request_kept(settings, batch.request, running)
+    return request_from_manifest(settings, batch.request, will_run)
 
 
-def request_kept(settings: Settings, kept: Mapping[str, Any], running: bool = False) -> GradeRequest:
+def request_from_manifest(
+    settings: Settings, stored_request: Mapping[str, Any], will_run: bool = False
+) -> GradeRequest:
     """The request that a manifest keeps. Raises BatchError if it keeps none.
 
-    Only what is `running` needs the models: they are then used as they are configured now, and ConfigError is raised
+    Only what `will_run` needs the models: they are then used as they are configured now, and ConfigError is raised
     where one is not.
     """
-    if "folder" not in kept:
-        raise BatchError(f"the folder holds no class, but prompts: use kvasir run {kept.get('prompts', '')} again")
-    if missing := {"rubric", "solution", "template", "models", "only", "limit"} - kept.keys():
-        raise BatchError(f"batch.json does not say the {min(missing)}: restore it, or grade with another --out")
-    folder, rubric, solution, template = (Path(kept[key]) for key in ("folder", "rubric", "solution", "template"))
+    if "folder" not in stored_request:
+        raise BatchError(
+            f"the folder holds no class, but prompts: use kvasir run {stored_request.get('prompts', '')} again"
+        )
+    if missing_keys := {"rubric", "solution", "template", "models", "only", "limit"} - stored_request.keys():
+        raise BatchError(f"batch.json does not say the {min(missing_keys)}: restore it, or grade with another --out")
+    folder, rubric, solution, template = (
+        Path(stored_request[key]) for key in ("folder", "rubric", "solution", "template")
+    )
     return GradeRequest(
         folder,
         rubric,
-        _models_again(settings, kept, running),
-        solution if kept["solution"] else None,
-        template if kept["template"] else None,
-        tuple(kept["only"]),
-        kept["limit"],
-        samples=kept.get("samples", 1),
-        ask="criteria" if kept.get("ask") == "criteria" else "together",
+        _models_of_request(settings, stored_request, will_run),
+        solution if stored_request["solution"] else None,
+        template if stored_request["template"] else None,
+        tuple(stored_request["only"]),
+        stored_request["limit"],
+        samples=stored_request.get("samples", 1),
+        ask="criteria" if stored_request.get("ask") == "criteria" else "together",
         from_manifest=True,
     )
 
@@ -132,7 +138,7 @@ def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
     """Read the class's work and write down what is to be done, unless nothing may be published; again: what is left."""
     assignment = read_class(batch, request)
     if request.from_manifest:
-        assignment = grade.select_unfinished(batch, assignment, _kept(batch))
+        assignment = grade.select_unfinished(batch, assignment, _load_saved_class(batch))
     if batch.may_publish:
         grade.plan(batch, assignment)
     return assignment
@@ -142,23 +148,23 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     """The class's work, and what is to be asked about it beside what the batch has answers to."""
     if (request.only_names or request.limit) and not request.from_manifest:
         request = replace(request, untouched_names=grade.untouched_names(batch))
-    succeeded = {job_id for job_id, state in batch.states.items() if state == "succeeded"}
+    succeeded_ids = {job_id for job_id, state in batch.states.items() if state == "succeeded"}
     older = None if batch.may_publish else batch.prompt_form
-    return grade.prepare(request, batch.batch_id, batch.secret, older, batch.entries, succeeded)
+    return grade.prepare(request, batch.batch_id, batch.secret, older, batch.entries, succeeded_ids)
 
 
 @contextmanager
 def open_class(
-    request: GradeRequest, wanted: BatchPlace, say: Callable[[str], None]
+    request: GradeRequest, target: BatchPlace, say: Callable[[str], None]
 ) -> Iterator[tuple[Batch, Assignment]]:
     """The batch of this class, planned: where it is wanted, else in its first default folder that is free or its own.
 
     Another class's batch in the folder that is wanted raises BatchError, unless it is to be moved aside.
     """
-    default = place_of(request, wanted)
+    default = place_of(request, target)
     place, number = default, 1
     if request.excluded_paths:
-        say(left_out(request.excluded_paths))
+        say(exclusion_sentence(request.excluded_paths))
     while True:
         with Batch(place) as batch:
             assignment = read_class(batch, request)
@@ -167,35 +173,38 @@ def open_class(
                 grade.plan(batch, assignment)
                 yield batch, assignment
                 return
-            kept = batch.request
-            whose = f"{place} holds another class's batch, of {kept.get('folder') or kept.get('prompts')}"
-        if wanted.replace:
-            say(f"{place} is now {_moved_aside(place)}")
-        elif wanted.out:
-            raise BatchError(f"{whose}; name another folder with --out, or move that one aside with --replace")
+            stored_request = batch.request
+            source = stored_request.get("folder") or stored_request.get("prompts")
+            conflict = f"{place} holds another class's batch, of {source}"
+        if target.replace:
+            say(f"{place} is now {_move_aside(place)}")
+        elif target.out:
+            raise BatchError(f"{conflict}; name another folder with --out, or move that one aside with --replace")
         else:
             number += 1
             place = default.with_name(f"{default.name}-{number}")
 
 
-def place_of(request: GradeRequest, wanted: BatchPlace) -> Path:
+def place_of(request: GradeRequest, target: BatchPlace) -> Path:
     """Where the batch is to be: where it is wanted, else the default. Raises SubmissionError: not among the work."""
-    place = wanted.out or default_folder(request.folder, load_rubric(request.rubric).title)
+    place = target.out or default_folder(request.folder, load_rubric(request.rubric).title)
     check_apart(request.folder, place)
     return place
 
 
-def left_out(given: Mapping[str, str]) -> str:
-    """`GradeRequest.given` as a sentence."""
-    return f"No submission, so left out: {', '.join(f'{one_line(name)} ({what})' for name, what in given.items())}"
+def exclusion_sentence(reasons: Mapping[str, str]) -> str:
+    """`GradeRequest.excluded_paths` as a sentence."""
+    return (
+        f"No submission, so left out: {', '.join(f'{one_line(name)} ({reason})' for name, reason in reasons.items())}"
+    )
 
 
-def _moved_aside(place: Path) -> Path:
-    aside = place.with_name(f"{place.resolve().name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+def _move_aside(place: Path) -> Path:
+    backup_path = place.with_name(f"{place.resolve().name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
-        return place.rename(aside)
+        return place.rename(backup_path)
     except OSError as error:
-        raise BatchError(f"can't rename {place} to {aside}: {error.strerror}") from None
+        raise BatchError(f"can't rename {place} to {backup_path}: {error.strerror}") from None
 
 
 def look(settings: Settings, batch: Batch) -> Outcome:
@@ -204,18 +213,18 @@ def look(settings: Settings, batch: Batch) -> Outcome:
     Raises UsageError where there is nothing to show.
     """
     try:
-        request = request_again(settings, batch, running=False)
+        request = request_of_batch(settings, batch, will_run=False)
         assignment = read_class(batch, request)
     except UsageError as error:
-        kept = _kept(batch)
-        if kept is None:
+        saved_class = _load_saved_class(batch)
+        if saved_class is None:
             raise
         note = f"the grades are those last written, because {error}"
-        return _outcome(batch, kept, kept.grades, worked=True, note=note)
-    return report(batch, assignment, worked=True, notice=settings.grading.notice)
+        return _outcome(batch, saved_class, saved_class.grades, called_engines=True, note=note)
+    return report(batch, assignment, called_engines=True, notice=settings.grading.notice)
 
 
-def run(
+def run_class(
     settings: Settings,
     batch: Batch,
     assignment: Assignment,
@@ -228,14 +237,14 @@ def run(
 
     Jobs published now expire in `deadline_s`, if that is given.
     """
-    worked = bool(batch.open_jobs)
-    if worked and (batch.may_publish or is_cluster(settings)):
+    has_open_jobs = bool(batch.open_jobs)
+    if has_open_jobs and (batch.may_publish or is_cluster(settings)):
         models = sorted({entry.model for entry in batch.open_jobs.values()})
         with connect(settings, models, observe, f"grade {batch.batch_id}") as client:
             Runner(batch, assignment.tasks, client, progress, deadline_s).run(max_wait_s)
     elif batch.entries and is_cluster(settings):
         _fetch_late(settings, batch, progress, observe)
-    return report(batch, assignment, worked=worked, notice=settings.grading.notice)
+    return report(batch, assignment, called_engines=has_open_jobs, notice=settings.grading.notice)
 
 
 def _fetch_late(settings: Settings, batch: Batch, progress: Progress, observe: Observer) -> None:
@@ -261,83 +270,90 @@ def submit(
         return Runner(batch, assignment.tasks, client, progress, deadline_s).submit()
 
 
-def report(batch: Batch, assignment: Assignment, worked: bool, notice: str = "") -> Outcome:
+def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: str = "") -> Outcome:
     """Write grades.csv, grades.json and report.html from the journal as it is now."""
-    kept = _kept(batch)
-    graded_now = grade.grades(assignment, batch.result, {entry.job_id for entry in batch.entries}, kept)
-    made = grade.with_removed_submissions(assignment, graded_now, kept)
+    saved_class = _load_saved_class(batch)
+    graded_now = grade.grades(assignment, batch.result, {entry.job_id for entry in batch.entries}, saved_class)
+    grades = grade.with_removed_submissions(assignment, graded_now, saved_class)
     results = [result for entry in batch.entries if (result := batch.result(entry.job_id))]
-    write_grades_csv(batch.folder / "grades.csv", made, assignment.rubric)
-    graded = grade.graded_class(batch.batch_id, assignment, made, kept)
-    save_graded(batch.folder, graded)
+    write_grades_csv(batch.folder / "grades.csv", grades, assignment.rubric)
+    graded_class = grade.graded_class(batch.batch_id, assignment, grades, saved_class)
+    save_graded(batch.folder, graded_class)
     page = render_page(
-        made,
+        grades,
         assignment.rubric,
-        [*_about(graded), *facts(results)],
+        [*_about(graded_class), *facts(results)],
         notice,
         runs.pictures(results),
-        _late(batch.folder, graded),
+        _late(batch.folder, graded_class),
     )
     write_atomically(batch.folder / "report.html", page)
-    mine = [one for one in made if assignment.request.from_manifest or one.item_id in (assignment.selected_ids or ())]
-    return _outcome(batch, graded, mine, worked)
+    run_grades = [
+        grade
+        for grade in grades
+        if assignment.request.from_manifest or grade.item_id in (assignment.selected_ids or ())
+    ]
+    return _outcome(batch, graded_class, run_grades, called_engines)
 
 
-def _outcome(batch: Batch, graded: GradedClass, mine: Iterable[Grade], worked: bool, note: str = "") -> Outcome:
+def _outcome(
+    batch: Batch, graded_class: GradedClass, run_grades: Iterable[Grade], called_engines: bool, note: str = ""
+) -> Outcome:
     go_on = f"go on with: {next_command('watch', batch.folder)}" if batch.may_publish else older_form(batch.folder)
     return Outcome(
         batch.batch_id,
         batch.folder,
         batch.counts(),
-        list(mine),
-        list(graded.grades),
-        worked,
-        graded.alarms,
+        list(run_grades),
+        list(graded_class.grades),
+        called_engines,
+        graded_class.alarms,
         note,
         go_on,
     )
 
 
-def _kept(batch: Batch) -> GradedClass | None:
+def _load_saved_class(batch: Batch) -> GradedClass | None:
     """The grades last written, if there are any that can be read."""
     with suppress(BatchError):
         return load_graded(batch.folder)
     return None
 
 
-def _late(folder: Path, graded: GradedClass) -> dict[str, str]:
+def _late(folder: Path, graded_class: GradedClass) -> dict[str, str]:
     """What is taken off for lateness, in words, by submission: of the models' points, as all of the report."""
-    late = late_of(folder, graded.late)
-    finals = [apply_decisions(grade, {}, include_unreviewed=True, late=late) for grade in graded.grades]
+    late = late_of(folder, graded_class.late)
+    finals = [apply_decisions(grade, {}, include_unreviewed=True, late=late) for grade in graded_class.grades]
     return {final.submission: final.penalty.words for final in finals if final.penalty}
 
 
-def _about(graded: GradedClass) -> list[tuple[str, str]]:
+def _about(graded_class: GradedClass) -> list[tuple[str, str]]:
     """What was used, and what the class as a whole says of it."""
-    used = ", ".join(f"{name} {digest}" for name, digest in graded.versions.items())
-    return [*(("Look at the class", alarm) for alarm in graded.alarms), ("Versions", used)]
+    versions = ", ".join(f"{name} {digest}" for name, digest in graded_class.versions.items())
+    return [*(("Look at the class", alarm) for alarm in graded_class.alarms), ("Versions", versions)]
 
 
 def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:
     """What a reader may want to know of the run."""
-    done = [result for result in results if result.state == "succeeded"]
-    if not done:
+    successes = [result for result in results if result.state == "succeeded"]
+    if not successes:
         return []
-    prompt = sum(result.decode.prompt_tokens for result in done)
+    prompt = sum(result.decode.prompt_tokens for result in successes)
     # Of a job with questions the report has the one that cost the most, and each answer its own.
-    evaluated = sum(
-        sum(answer.evaluated_tokens for answer in result.answers) or result.decode.evaluated_tokens for result in done
+    evaluated_tokens = sum(
+        sum(answer.evaluated_tokens for answer in result.answers) or result.decode.evaluated_tokens
+        for result in successes
     )
-    computed = sum(result.prefill.computed_tokens for result in done)
-    transferred = sum(result.decode.kv_transfer != "none" for result in done)
-    models = ", ".join(sorted({result.model for result in done}))
-    hosts = sorted({outside_in(result.decode.why_none) for result in done} - {""})
+    computed_tokens = sum(result.prefill.computed_tokens for result in successes)
+    transfer_count = sum(result.decode.kv_transfer != "none" for result in successes)
+    models = ", ".join(sorted({result.model for result in successes}))
+    hosts = sorted({outside_in(result.decode.why_none) for result in successes} - {""})
     return [
         *(("Outside", f"prompts went to {host}, outside private networks") for host in hosts),
         ("Models", models),
-        ("Answers", f"{len(done)}, of which {transferred} from a transferred KV cache"),
-        ("Prompt tokens", f"{prompt:,}; computed by prefill {computed:,}, by decode {evaluated:,}"),
-        ("Answer tokens", f"{sum(result.decode.completion_tokens for result in done):,}"),
+        ("Answers", f"{len(successes)}, of which {transfer_count} from a transferred KV cache"),
+        ("Prompt tokens", f"{prompt:,}; computed by prefill {computed_tokens:,}, by decode {evaluated_tokens:,}"),
+        ("Answer tokens", f"{sum(result.decode.completion_tokens for result in successes):,}"),
     ]
 
 
@@ -353,28 +369,32 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _grade_json(made: Grade) -> dict[str, Any]:
+def _grade_json(grade: Grade) -> dict[str, Any]:
     return {
-        "submission": made.submission,
-        "state": made.state,
-        "points": made.points,
-        "max_points": made.max_points,
-        "criteria": {criterion.id: criterion.points for criterion in made.criteria},
-        "reason": made.reason,
-        "needs_review": made.needs_review,
-        "review_reasons": list(made.review_reasons),
-        "remarks": list(made.remarks),
+        "submission": grade.submission,
+        "state": grade.state,
+        "points": grade.points,
+        "max_points": grade.max_points,
+        "criteria": {criterion.id: criterion.points for criterion in grade.criteria},
+        "reason": grade.reason,
+        "needs_review": grade.needs_review,
+        "review_reasons": list(grade.review_reasons),
+        "remarks": list(grade.remarks),
     }
 
 
-def _models_again(settings: Settings, kept: Mapping[str, Any], running: bool) -> dict[Role, RoleModel]:
-    names, planned_for = kept["models"], kept.get("settings", {})
-    if running:
+def _models_of_request(settings: Settings, stored_request: Mapping[str, Any], will_run: bool) -> dict[Role, RoleModel]:
+    names, planned_for = stored_request["models"], stored_request.get("settings", {})
+    if will_run:
         return {role: role_model(settings.model(names[role])) for role in ROLES if role in names}
-    known = {name: role_model(model) for name, model in settings.models.items()}
-    again = {role: known.get(names[role], RoleModel(names[role], _DEFAULT_CONTEXT)) for role in ROLES if role in names}
+    configured_models = {name: role_model(model) for name, model in settings.models.items()}
+    models = {
+        role: configured_models.get(names[role], RoleModel(names[role], _DEFAULT_CONTEXT))
+        for role in ROLES
+        if role in names
+    }
     try:
-        return again | {role: RoleModel(**planned_for[role]) for role in again if role in planned_for}
+        return models | {role: RoleModel(**planned_for[role]) for role in models if role in planned_for}
     except (TypeError, ValueError) as error:
         raise BatchError(f"the batch's settings can't be read: {error}") from None
 

@@ -27,18 +27,18 @@ from kvasir.commands import run as run_commands
 from kvasir.commands import serve as serve_commands
 from kvasir.commands import ui as ui_commands
 from kvasir.commands import worker as worker_commands
-from kvasir.early import INTERRUPTED, interrupt
+from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
 from kvasir.options import global_options
 from kvasir.plan import command as plan_command
-from kvasir.terminal import print_what_the_locale_can
+from kvasir.terminal import adapt_streams_to_locale
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
 
-FAILED = 1
-USAGE = 2
-UNREACHABLE = 3
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
 
-GOES_ON = ("demo", "grade", "submit", "watch", "retry", "regrade", "run")  # where they stopped
+RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "run")  # where they stopped
 
 
 @click.group(
@@ -82,12 +82,12 @@ complete(kvasir)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and leave with its exit code."""
-    sys.exit(run(arguments))
+    sys.exit(run_command(arguments))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. Errors of ours become one sentence on stderr."""
-    print_what_the_locale_can()
+    adapt_streams_to_locale()
     try:
         interrupt()
         code = kvasir.main(args=arguments, prog_name="kvasir", standalone_mode=False)
@@ -95,29 +95,29 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return leave.exit_code
     except click.ClickException as error:
         error.show()
-        return USAGE
+        return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         words = sys.argv[1:] if arguments is None else arguments
         command = next((word for word in words if word in kvasir.commands), "")
-        how = "; run the same command again to go on where it stopped" if command in GOES_ON else ""
-        click.echo(f"interrupted{how}", err=True)
-        return INTERRUPTED
+        hint = "; run the same command again to go on where it stopped" if command in RESUMABLE_COMMANDS else ""
+        click.echo(f"interrupted{hint}", err=True)
+        return EXIT_INTERRUPTED
     except KvasirError as error:
         click.echo(f"kvasir: {error}", err=True)
         return _code_of(error)
     except BrokenPipeError:  # whoever read our output has left: `kvasir results … | head`
         sys.stderr.close()
-        return FAILED
+        return EXIT_FAILURE
     except OSError as error:  # of a file whose reader had nothing better to say
         click.echo(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", err=True)
-        return USAGE
+        return EXIT_USAGE
     return code if isinstance(code, int) else 0
 
 
 def _code_of(error: KvasirError) -> int:
     if isinstance(error, BrokerUnavailable | StoreUnavailable):
-        return UNREACHABLE
-    return USAGE if isinstance(error, UsageError | DeadLetter) else FAILED
+        return EXIT_UNREACHABLE
+    return EXIT_USAGE if isinstance(error, UsageError | DeadLetter) else EXIT_FAILURE
 
 
 if __name__ == "__main__":

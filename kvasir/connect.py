@@ -48,17 +48,19 @@ def is_cluster(settings: Settings) -> bool:
     """Whether a broker and a store are configured. Raises ConfigError if only one of them is."""
     broker, store = bool(settings.services.broker), bool(settings.services.store)
     if broker != store:
-        missing = "KVASIR_STORE_URL=redis://…" if broker else "KVASIR_BROKER_URL=amqp://…"
-        raise ConfigError(f"a cluster needs both a broker and a store: set {missing} too, or neither to stay local")
+        missing_setting = "KVASIR_STORE_URL=redis://…" if broker else "KVASIR_BROKER_URL=amqp://…"
+        raise ConfigError(
+            f"a cluster needs both a broker and a store: set {missing_setting} too, or neither to stay local"
+        )
     return broker
 
 
-def need_cluster(settings: Settings, command: str, instead: str = "") -> None:
-    """Raises BatchError where none is configured; `instead` ends its sentence."""
+def require_cluster(settings: Settings, command: str, alternative: str = "") -> None:
+    """Raises BatchError where none is configured; `alternative` ends its sentence."""
     if not is_cluster(settings):
         raise BatchError(
             f"kvasir {command} needs a broker that outlives this process: set KVASIR_BROKER_URL and KVASIR_STORE_URL"
-            + instead
+            + alternative
         )
 
 

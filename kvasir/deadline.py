@@ -19,10 +19,10 @@ def seconds_to(text: str, now: datetime) -> float:
         return _to_time_of_day(int(match[1]), int(match[2]), now)
     match = _TO_GO.fullmatch(text)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
-    found = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
-    if not found:
+    total_s = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+    if not total_s:
         raise ValueError(f"{_EXPECTED}, not {text!r:.40}")
-    return found
+    return total_s
 
 
 def _to_time_of_day(hour: int, minute: int, now: datetime) -> float:

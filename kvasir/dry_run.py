@@ -17,9 +17,9 @@ from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import count_parts
 from infra.config.settings import Settings
-from kvasir.class_run import left_out
+from kvasir.class_run import exclusion_sentence
 from kvasir.connect import connect
-from kvasir.terminal import say, say_json, table
+from kvasir.terminal import print_table, say, say_json
 from messages.errors import ConfigError, Retry
 from producers.client import Client
 from producers.words import plural
@@ -29,15 +29,15 @@ _BATCH_ID = "dry-run"
 _SECRET = bytes(16)
 
 
-def show(settings: Settings, request: GradeRequest, as_json: bool) -> int:
+def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> int:
     """Print the dry run; 0 if every submission can be read, else 1."""
     assignment = grade.prepare(request, _BATCH_ID, _SECRET)
     with ExitStack() as stack:
         client = _client(settings, assignment, stack)
-        found = describe(assignment, *_counter(assignment, client))
-        found["outside"] = _outside(settings, assignment, client)
-    say_json(found) if as_json else _print(found)
-    return 1 if any(item["problem"] for item in found["submissions"]) else 0
+        summary = describe(assignment, *_counter(assignment, client))
+        summary["outside"] = _outside(settings, assignment, client)
+    say_json(summary) if as_json else _print(summary)
+    return 1 if any(item["problem"] for item in summary["submissions"]) else 0
 
 
 def describe(
@@ -45,8 +45,8 @@ def describe(
 ) -> dict[str, Any]:
     """The dry run as plain data. `contexts`: tokens that workers hold, by model, where they say so."""
     models = assignment.request.models
-    known = {model.name: model.context for model in models.values()} | dict(contexts)
-    items = [_item(item, count, known) for item in assignment.items]
+    context_by_model = {model.name: model.context for model in models.values()} | dict(contexts)
+    items = [_item(item, count, context_by_model) for item in assignment.items]
     return {
         "rubric": assignment.rubric.title,
         "points": assignment.rubric.total,
@@ -55,10 +55,14 @@ def describe(
         "questions": sum(len(task.questions) for task in assignment.tasks),
         "prompt_tokens": sum(sum(item["prompts"].values()) for item in items),
         "criteria": [
-            {"role": role, "model": model.name, "ids": [one.id for one in assignment.rubric.for_model(role)]}
+            {
+                "role": role,
+                "model": model.name,
+                "ids": [criterion.id for criterion in assignment.rubric.for_model(role)],
+            }
             for role, model in models.items()
         ],
-        "shared_prefix": [_shared(assignment, role, count) for role in models],
+        "shared_prefix": [_shared_prefix(assignment, role, count) for role in models],
         "submissions": items,
         "left_out": assignment.request.excluded_paths,
     }
@@ -66,15 +70,19 @@ def describe(
 
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
     submission = item.submission
-    prompts = {task.role: count(task.prompt.shared + task.prompt.own) for task in item.tasks}
-    asked = {task.role: max([count(one.suffix[0].text) for one in task.questions], default=0) for task in item.tasks}
+    prompts = {task.role: count(task.prompt.prefix + task.prompt.suffix) for task in item.tasks}
+    question_tokens = {
+        task.role: max([count(question.suffix[0].text) for question in task.questions], default=0)
+        for task in item.tasks
+    }
     too_long = [
-        f"{prompts[task.role] + asked[task.role]:,} tokens of prompt and up to {task.sampling.max_tokens:,} of answer "
+        f"{prompts[task.role] + question_tokens[task.role]:,} tokens of prompt "
+        f"and up to {task.sampling.max_tokens:,} of answer "
         f"are more than the {contexts[task.model]:,} that {task.model} holds"
         for task in item.tasks
-        if prompts[task.role] + asked[task.role] + task.sampling.max_tokens > contexts[task.model]
+        if prompts[task.role] + question_tokens[task.role] + task.sampling.max_tokens > contexts[task.model]
     ]
-    nothing = "only the template" if submission.only_template else "nothing of the student's own"
+    empty_reason = "only the template" if submission.only_template else "nothing of the student's own"
     return {
         "submission": submission.name,
         "language": submission.language,
@@ -85,31 +93,39 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
         "cuts": cut_summary(item.cuts),
         "notes": list(submission.notes),
         "student_id": student_id(submission.name),
-        "replaces": list(submission.superseded),
+        "replaces": list(submission.superseded_names),
         "prompts": prompts,
         "review_reasons": list(
-            dict.fromkeys(why for why in (*instruction_flags(submission), item.copy_reason, *submission.lost) if why)
+            dict.fromkeys(
+                reason
+                for reason in (*instruction_flags(submission), item.copy_reason, *submission.unreadable_notes)
+                if reason
+            )
         ),
         "remarks": [
             *([submission.problem] if submission.problem else []),
-            *([f"{nothing}: 0 points without a model"] if submission.empty else []),
+            *([f"{empty_reason}: 0 points without a model"] if submission.empty else []),
             *too_long,
             *(f"truncated: {line}" for line in cut_summary(item.cuts)),
             *submission.notes,
-            *(f"replaces {name}" for name in submission.superseded),
+            *(f"replaces {name}" for name in submission.superseded_names),
             *([f"{plural(submission.images_left_out, 'image')} left out"] if submission.images_left_out else []),
         ],
     }
 
 
-def _shared(assignment: Assignment, role: str, count: Callable[[str], int]) -> dict[str, Any]:
+def _shared_prefix(assignment: Assignment, role: str, count: Callable[[str], int]) -> dict[str, Any]:
     """How much of a role's prompts is the same for the class."""
     tasks = [task for task in assignment.tasks if task.role == role]
     if not tasks:
         return {"role": role, "tokens": 0, "percent": 0}
-    shared = count(tasks[0].prompt.shared)
-    total = sum(count(task.prompt.shared + task.prompt.own) for task in tasks)
-    return {"role": role, "tokens": shared, "percent": round(100 * shared * len(tasks) / total) if total else 0}
+    shared_tokens = count(tasks[0].prompt.prefix)
+    total = sum(count(task.prompt.prefix + task.prompt.suffix) for task in tasks)
+    return {
+        "role": role,
+        "tokens": shared_tokens,
+        "percent": round(100 * shared_tokens * len(tasks) / total) if total else 0,
+    }
 
 
 def _client(settings: Settings, assignment: Assignment, stack: ExitStack) -> Client | None:
@@ -127,10 +143,14 @@ def _models(assignment: Assignment) -> list[str]:
 def _outside(settings: Settings, assignment: Assignment, client: Client | None) -> list[str]:
     """Hosts outside private networks that prompts go to: by the configuration here, and by the workers' own word."""
     names = _models(assignment)
-    told = {outside_in(worker.notes) for worker in (client.workers() if client else ()) if worker.model in names}
-    chosen = [settings.models[name] for name in names if name in settings.models]
-    places = [model.weights["openai"] for model in chosen if model.allow_external and "openai" in model.weights]
-    return sorted((told | {outside(place) for place in places}) - {""})
+    reported_hosts = {
+        outside_in(worker.notes) for worker in (client.workers() if client else ()) if worker.model in names
+    }
+    configured_models = [settings.models[name] for name in names if name in settings.models]
+    places = [
+        model.weights["openai"] for model in configured_models if model.allow_external and "openai" in model.weights
+    ]
+    return sorted((reported_hosts | {outside(place) for place in places}) - {""})
 
 
 def _counter(assignment: Assignment, client: Client | None) -> tuple[Callable[[str], int], bool, Mapping[str, int]]:
@@ -145,21 +165,23 @@ def _counter(assignment: Assignment, client: Client | None) -> tuple[Callable[[s
     return lambda text: client.count_tokens(models[0], text) or 0, True, contexts
 
 
-def _print(found: dict[str, Any]) -> None:
-    how = "counted with the model's tokenizer" if found["exact_tokens"] else "estimated: no tokenizer at hand"
-    rows = [_row(item) for item in found["submissions"]]
+def _print(summary: dict[str, Any]) -> None:
+    counting_method = (
+        "counted with the model's tokenizer" if summary["exact_tokens"] else "estimated: no tokenizer at hand"
+    )
+    rows = [_row(item) for item in summary["submissions"]]
     columns = ("submission", "language", *_FIGURES, "needs review", "remarks")
-    table(columns, rows, right=_FIGURES)
-    if found["left_out"]:
-        say(left_out(found["left_out"]))
-    say(f"{plural(found['prompts'], 'prompt')}, {found['prompt_tokens']:,} tokens ({how})")
-    if found["questions"]:
-        say(f"{plural(found['questions'], 'question')}, each after the prompt of its submission, from one KV cache")
-    for part in found["criteria"]:
+    print_table(columns, rows, right=_FIGURES)
+    if summary["left_out"]:
+        say(exclusion_sentence(summary["left_out"]))
+    say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
+    if summary["questions"]:
+        say(f"{plural(summary['questions'], 'question')}, each after the prompt of its submission, from one KV cache")
+    for part in summary["criteria"]:
         say(f"{part['role']}: {part['model']} grades {', '.join(part['ids']) or 'nothing, and writes the summary'}")
-    for host in found["outside"]:
+    for host in summary["outside"]:
         say(f"OUTSIDE: prompts, with students' work, go to {host}, outside private networks")
-    for part in found["shared_prefix"]:
+    for part in summary["shared_prefix"]:
         say(f"{part['role']}: the class shares {part['tokens']:,} tokens, {part['percent']}% of its prompts")
 
 
@@ -169,5 +191,5 @@ _FIGURES = ("code", "text", "output", "prompts")
 def _row(item: dict[str, Any]) -> list[str]:
     tokens = item["tokens"]
     figures = [*(f"{tokens[kind]:,}" for kind in ("code", "text", "output")), f"{sum(item['prompts'].values()):,}"]
-    said = [one_line("; ".join(item[which])) for which in ("review_reasons", "remarks")]
-    return [one_line(item["submission"]), item["language"], *figures, *said]
+    texts = [one_line("; ".join(item[key])) for key in ("review_reasons", "remarks")]
+    return [one_line(item["submission"]), item["language"], *figures, *texts]

@@ -3,7 +3,7 @@
 import os
 import signal
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 
 
 def leave_quietly() -> None:
@@ -19,4 +19,4 @@ def interrupt() -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    os._exit(INTERRUPTED)  # no exception: a callback of the imports would swallow it
+    os._exit(EXIT_INTERRUPTED)  # no exception: a callback of the imports would swallow it

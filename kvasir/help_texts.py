@@ -61,10 +61,10 @@ EXAMPLES = {
 }
 
 
-def complete(group: click.Group, before: str = "") -> None:
+def complete(group: click.Group, prefix: str = "") -> None:
     """Give every command of a group its example, and a summary that is not cut."""
     for name, command in group.commands.items():
-        lines = EXAMPLES.get(f"{before}{name}", ())
+        lines = EXAMPLES.get(f"{prefix}{name}", ())
         command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
         command.short_help = command.get_short_help_str(limit=500)
         if isinstance(command, click.Group):

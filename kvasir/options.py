@@ -52,7 +52,7 @@ class ClassFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Selection:
     """Which submissions, how many answers to each prompt, and whether the criteria are asked about one by one."""
 
     only: tuple[str, ...] = ()  # names or LMS ids; (): all
@@ -61,7 +61,7 @@ class Chosen:
     ask: AskForm = "together"
 
 
-ALL = Chosen()
+WHOLE_CLASS = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ ssh_config_option = click.option(
 wait_option = click.option("--max-wait", type=Number(0), metavar="SECONDS", help="Stop waiting after this long.")
 
 
-def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+def combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Options that several commands share, as one decorator."""
 
     def decorate(function: F) -> F:
@@ -118,16 +118,17 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def gathered(**groups: type) -> Callable[[F], F]:
+def group_options(**groups: type) -> Callable[[F], F]:
     """Options as objects: each argument named here is made of the options that are called like its class's fields."""
 
     def decorate(function: F) -> F:
         @wraps(function)
-        def call(*args: Any, **given: Any) -> object:
-            made = {
-                name: cls(**{each.name: given.pop(each.name) for each in fields(cls)}) for name, cls in groups.items()
+        def call(*args: Any, **arguments: Any) -> object:
+            option_objects = {
+                name: cls(**{field.name: arguments.pop(field.name) for field in fields(cls)})
+                for name, cls in groups.items()
             }
-            return function(*args, **given, **made)
+            return function(*args, **arguments, **option_objects)
 
         return call  # type: ignore[return-value]
 
@@ -161,7 +162,7 @@ def global_options(function: F) -> F:
     return with_globals  # type: ignore[return-value]
 
 
-page_options = together(
+page_options = combine_options(
     click.option(
         "--metrics-port",
         type=click.IntRange(0, 65535),
@@ -178,10 +179,10 @@ def only_option(help_text: str) -> Callable[[F], F]:
     """--only, which may be repeated, as the names in it."""
 
     def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
-        found = tuple(name for text in values for name in names_in(text))
-        if values and not found:  # a variable that is not set; without the option it would be the whole class
+        names = tuple(name for text in values for name in names_in(text))
+        if values and not names:  # a variable that is not set; without the option it would be the whole class
             raise click.BadParameter("it names nobody")
-        return found
+        return names
 
     return click.option("--only", multiple=True, metavar="IDS", callback=names, help=help_text)
 
@@ -194,7 +195,7 @@ def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -
 
 
 # What goes with a class's work, and who grades it: for what grades it, and what plans that.
-class_options = together(
+class_options = combine_options(
     click.option("--solution", type=path, help="Reference solution."),
     click.option("--template", type=path, help="What the students were given to start from."),
     click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration]."),
@@ -202,7 +203,7 @@ class_options = together(
 )
 
 # What to grade, for `grade` and `submit`.
-grading_options = together(
+grading_options = combine_options(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
     class_options,

@@ -67,9 +67,9 @@ class LocalPipeline:
         self._stack.close()
 
     def _serve(self, model: str) -> None:
-        chosen = self._settings.model(model)
-        decoder = self._load(chosen)
-        prefiller = self._load(chosen) if chosen.copies > 1 else decoder
+        model_settings = self._settings.model(model)
+        decoder = self._load(model_settings)
+        prefiller = self._load(model_settings) if model_settings.copies > 1 else decoder
         self._engines[model] = decoder
         why_no_kv = prove(prefiller, decoder)
         if why_no_kv:
@@ -79,10 +79,10 @@ class LocalPipeline:
         # No KV cache comes from elsewhere, so none is checked.
         self._start(partial(DecodeWorker, ModelCache(home), kv_check_every=0))
 
-    def _load(self, chosen: ModelSettings) -> Engine:
-        name, weights = chosen.weights_for()
-        slots = chosen.slots, chosen.prefill_slots
-        engine = open_engine(name, engine_options(chosen, name, weights, chosen.context, *slots))
+    def _load(self, model_settings: ModelSettings) -> Engine:
+        name, weights = model_settings.weights_for()
+        slots = model_settings.slots, model_settings.prefill_slots
+        engine = open_engine(name, engine_options(model_settings, name, weights, model_settings.context, *slots))
         self._stack.callback(engine.close)
         return engine
 

@@ -21,7 +21,7 @@ from messages.errors import BatchError
 from monitoring.events import Observer
 from producers.batch.batch import Batch
 from producers.batch.runner import Progress
-from producers.words import listed, plural
+from producers.words import join_with_and, plural
 
 
 class Regrade:
@@ -41,36 +41,45 @@ class Regrade:
         """
         self._settings, self.folder = settings, folder
         self.tried: Outcome | None = None  # the round's
-        self._before = load_graded(folder)
+        self._saved_class = load_graded(folder)
         with Batch(folder) as batch:
             batch.check_may_publish()
             if batch.open_jobs:
-                still = plural(len(batch.open_jobs), "job", "has", "have")
+                open_jobs = plural(len(batch.open_jobs), "job", "has", "have")
                 go_on = next_command("watch", folder)
-                raise BatchError(f"{still} no result yet; go on with the grading first: {go_on}")
-            request = class_run.request_again(settings, batch)
+                raise BatchError(f"{open_jobs} no result yet; go on with the grading first: {go_on}")
+            request = class_run.request_of_batch(settings, batch)
             self._request = replace(request, rubric=rubric.resolve()) if rubric else request
             self._assignment = class_run.read_class(batch, self._request)
-            graded = {one.id for made in self._before.grades for one in made.criteria}
-            succeeded = {job for job, state in batch.states.items() if state == "succeeded"}
+            graded_criteria = {criterion.id for grade in self._saved_class.grades for criterion in grade.criteria}
+            succeeded_ids = {job for job, state in batch.states.items() if state == "succeeded"}
             self.place = self._round_to_go_on()  # the round's folder; None: a new one is made
-            self.cost = cost_of(self._assignment, batch.entries, succeeded, graded, _answered(self.place))
+            self.cost = cost_of(
+                self._assignment, batch.entries, succeeded_ids, graded_criteria, _answered_jobs(self.place)
+            )
         self._check_named(criteria)
 
     @property
     def may_affect(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """For each changed criterion that has rulings: submissions whose evidence shares words with them, and which."""
-        changed = [one for one in self._assignment.rubric.criteria if one.id in self.cost.asked and one.rulings]
-        quoted = {
-            one.id: {
-                made.submission: each.evidence
-                for made in self._before.grades
-                for each in made.criteria
-                if each.id == one.id
+        changed_criteria = [
+            criterion
+            for criterion in self._assignment.rubric.criteria
+            if criterion.id in self.cost.asked and criterion.rulings
+        ]
+        evidence = {
+            criterion.id: {
+                grade.submission: criterion_grade.evidence
+                for grade in self._saved_class.grades
+                for criterion_grade in grade.criteria
+                if criterion_grade.id == criterion.id
             }
-            for one in changed
+            for criterion in changed_criteria
         }
-        return {one.id: rulings.may_affect(one.rulings, quoted[one.id]) for one in changed}
+        return {
+            criterion.id: rulings.may_affect(criterion.rulings, evidence[criterion.id])
+            for criterion in changed_criteria
+        }
 
     @property
     def needed(self) -> bool:
@@ -87,42 +96,46 @@ class Regrade:
             assignment = class_run.read_class(batch, self._request)
             grade.plan(batch, assignment)
             if last:
-                wanted = {task.job_id for task in assignment.tasks}
-                batch.run_again(job for job in wanted if batch.states[job] not in (None, "succeeded"))
-            self.tried = class_run.run(self._settings, batch, assignment, progress, observe, max_wait_s)
+                job_ids = {task.job_id for task in assignment.tasks}
+                batch.run_again(job for job in job_ids if batch.states[job] not in (None, "succeeded"))
+            self.tried = class_run.run_class(self._settings, batch, assignment, progress, observe, max_wait_s)
         return self.tried
 
     @property
     def differences(self) -> list[Difference]:
         """What `run` brought, a row for each submission, beside the grades there are."""
-        after = self.tried.whole if self.tried else ()
-        return differences({made.submission: made for made in self._before.grades}, after)
+        new_grades = self.tried.whole if self.tried else ()
+        return differences({grade.submission: grade for grade in self._saved_class.grades}, new_grades)
 
     @property
     def failed(self) -> int:
         """Jobs of `run` without an answer, for whatever reason; adopting them takes points away."""
         counts = self.tried.counts if self.tried else None
-        return counts.done - counts.succeeded - counts.unreadable if counts else 0
+        return counts.finished_jobs - counts.succeeded - counts.unreadable if counts else 0
 
     @property
     def decided(self) -> int:
         """Points of what is asked about anew that a person has decided: these stay."""
-        found = {(each.item_id, each.criterion_id) for each in read_overrides(self.folder) if each.points is not None}
-        return sum(criterion in self.cost.asked for _, criterion in found)
+        decisions = {
+            (override.item_id, override.criterion_id)
+            for override in read_overrides(self.folder)
+            if override.points is not None
+        }
+        return sum(criterion in self.cost.asked for _, criterion in decisions)
 
     def adopt(self) -> Outcome:
         """Make what `run` brought the batch's grades, keep those there were as a version, and note who did it when."""
         if not (self.place and self.tried) or self.tried.counts.open:
             raise BatchError(f"the regrade of {self.folder} is not done; run it first")
-        keep_grades(self.folder, self._before)
-        with Batch(self.place) as made:
-            results = [result for entry in made.entries if (result := made.result(entry.job_id))]
+        keep_grades(self.folder, self._saved_class)
+        with Batch(self.place) as round_batch:
+            results = [result for entry in round_batch.entries if (result := round_batch.result(entry.job_id))]
         record_change(self.folder, self.place, account())
         with Batch(self.folder) as batch:
             batch.journal.record(results)
             assignment = class_run.read_class(batch, self._request)
             grade.plan(batch, assignment)
-            return class_run.report(batch, assignment, worked=True, notice=self._settings.grading.notice)
+            return class_run.report(batch, assignment, called_engines=True, notice=self._settings.grading.notice)
 
     def _round_to_go_on(self) -> Path | None:
         last = rounds(self.folder)[-1:]
@@ -136,20 +149,22 @@ class Regrade:
                 "this batch asks for all criteria in one answer, so none can be asked about alone: regrade without "
                 "--criterion, or grade the class with --ask criteria"
             )
-        ids = [one.id for one in self._assignment.rubric.criteria]
-        changed = {*self.cost.asked, *self.cost.removed}
+        ids = [criterion.id for criterion in self._assignment.rubric.criteria]
+        changed_ids = {*self.cost.asked, *self.cost.removed}
         for name in criteria:
-            if name not in ids and name not in changed:
-                raise BatchError(f"the rubric has no criterion {name!r:.60}; it has {listed(ids)}")
-            if name not in changed:
+            if name not in ids and name not in changed_ids:
+                raise BatchError(f"the rubric has no criterion {name!r:.60}; it has {join_with_and(ids)}")
+            if name not in changed_ids:
                 raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
-        if others := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
-            raise BatchError(f"also changed: {listed(others)}; name that too, or nothing, for all that has changed")
+        if unnamed_ids := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
+            raise BatchError(
+                f"also changed: {join_with_and(unnamed_ids)}; name that too, or nothing, for all that has changed"
+            )
 
 
-def _answered(place: Path | None) -> set[str]:
+def _answered_jobs(place: Path | None) -> set[str]:
     """Ids of the jobs that this round has answers to."""
     if place is None:
         return set()
-    with Batch(place) as made:
-        return {job for job, state in made.states.items() if state == "succeeded"}
+    with Batch(place) as round_batch:
+        return {job for job, state in round_batch.states.items() if state == "succeeded"}

@@ -46,9 +46,9 @@ class TerminalProgress:
         self._last_line = 0.0
         self._last_shown = -1
         self._last_part = 0
-        self._started = time.monotonic()
-        self._done_before: int | None = None
-        self._said: set[str] = set()
+        self._start_s = time.monotonic()
+        self._finished_before: int | None = None
+        self._said_sentences: set[str] = set()
 
     def __enter__(self) -> TerminalProgress:
         if stderr.is_terminal and not stderr.is_dumb_terminal and not self._quiet:
@@ -69,37 +69,37 @@ class TerminalProgress:
 
     def update(self, counts: Counts) -> None:
         """New figures."""
-        if self._done_before is None:
-            self._done_before = counts.done
+        if self._finished_before is None:
+            self._finished_before = counts.finished_jobs
         if self._bar and self._task is not None:
             # Drawn now: the jobs of a quick class may all end between two of the bar's own frames.
             self._bar.update(
-                self._task, total=counts.total, completed=counts.done, figures=_figures(counts), refresh=True
+                self._task, total=counts.total, completed=counts.finished_jobs, figures=_figures(counts), refresh=True
             )
         elif not self._quiet and self._due(counts):
             stderr.print(f"{_figures(counts)}{self._time_left(counts)}", highlight=False)
 
     def say(self, sentence: str) -> None:
         """Something to know now; once each."""
-        if sentence not in self._said:
-            self._said.add(sentence)
+        if sentence not in self._said_sentences:
+            self._said_sentences.add(sentence)
             stderr.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
     def _due(self, counts: Counts) -> bool:
-        if counts.done == self._last_shown:
+        if counts.finished_jobs == self._last_shown:
             return False
         now = time.monotonic()
-        part = _PLAIN_PARTS * counts.done // max(1, counts.total)
+        part = _PLAIN_PARTS * counts.finished_jobs // max(1, counts.total)
         if part == self._last_part and now - self._last_line < _PLAIN_EVERY_S:
             return False
-        self._last_line, self._last_shown, self._last_part = now, counts.done, part
+        self._last_line, self._last_shown, self._last_part = now, counts.finished_jobs, part
         return True
 
     def _time_left(self, counts: Counts) -> str:
-        done = counts.done - (self._done_before or 0)
-        if not done or not counts.open:
+        newly_finished = counts.finished_jobs - (self._finished_before or 0)
+        if not newly_finished or not counts.open:
             return ""
-        seconds = (time.monotonic() - self._started) / done * counts.open
+        seconds = (time.monotonic() - self._start_s) / newly_finished * counts.open
         return f", about {duration(seconds)} left"
 
 
@@ -111,9 +111,9 @@ def _figures(counts: Counts) -> str:
         (counts.cancelled, "cancelled"),
         (counts.expired, "expired"),
     ]
-    more = "".join(f", {number:,} {word}" for number, word in parts if number)
-    percent = 100 * counts.done // counts.total if counts.total else 100
-    return f"{counts.done:,}/{plural(counts.total, 'job')}, {percent}%{more}"
+    problem_counts = "".join(f", {number:,} {word}" for number, word in parts if number)
+    percent = 100 * counts.finished_jobs // counts.total if counts.total else 100
+    return f"{counts.finished_jobs:,}/{plural(counts.total, 'job')}, {percent}%{problem_counts}"
 
 
 def duration(seconds: float) -> str:
@@ -129,19 +129,19 @@ def say(sentence: str) -> None:
     stdout.print(sentence, soft_wrap=True, markup=False, highlight=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
     """Print a table on stdout; `right` names the columns of figures."""
-    stdout.print(drawn(columns, rows, right))
+    stdout.print(make_table(columns, rows, right))
 
 
-def drawn(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> Table:
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> Table:
     """The same, to be printed."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
+    grid = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        grid.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return made
+        grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return grid
 
 
 def say_json(value: Any) -> None:
@@ -149,21 +149,21 @@ def say_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=not _takes_everything(sys.stdout)))
 
 
-def confirmed(question: str, nothing: str) -> bool:
-    """Ask before something is deleted. Answered n, or by nobody, it says `nothing`."""
+def confirm(question: str, no_change_message: str) -> bool:
+    """Ask before something is deleted. Answered n, or by nobody, it says `no_change_message`."""
     try:
         if click.confirm(question, err=True):
             return True
-    except click.Abort as left:
-        click.echo(f"\n{nothing}", err=True)  # the question's line has no end yet
-        if isinstance(left.__context__, KeyboardInterrupt):
+    except click.Abort as abort:
+        click.echo(f"\n{no_change_message}", err=True)  # the question's line has no end yet
+        if isinstance(abort.__context__, KeyboardInterrupt):
             raise
         return False
-    click.echo(nothing, err=True)
+    click.echo(no_change_message, err=True)
     return False
 
 
-def print_what_the_locale_can() -> None:
+def adapt_streams_to_locale() -> None:
     """Let stdout and stderr write something near for what their encoding lacks, instead of failing."""
     codecs.register_error("kvasir", _near)
     for stream in (sys.stdout, sys.stderr):

@@ -32,7 +32,7 @@ class KVStore(ABC):
     """Blocks of KV caches under their keys."""
 
     @abstractmethod
-    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+    def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """Those of `refs` that are not stored; all others had their TTL renewed. One pipeline."""
 
     @abstractmethod
@@ -164,8 +164,8 @@ class ClusterState(ABC):
         """The bytes under this name, or None. Whoever reads them checks that it is theirs."""
 
     @abstractmethod
-    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
-        """Reserve space in the store, atomically: False if all live reservations would exceed `room_bytes`.
+    def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
+        """Reserve space in the store, atomically: False if all live reservations would exceed `capacity_bytes`.
 
         A second call with the same name replaces the first reservation.
         """

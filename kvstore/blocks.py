@@ -34,9 +34,9 @@ class BlockRef:
     chain: str  # 32 hex digits
     start: int
     end: int
-    shared: bool
+    is_shared: bool
     layer: int | None = None  # of a state
-    tagged: bool = False  # shared among the turns of one's conversations
+    is_tagged: bool = False  # shared among the turns of one's conversations
 
 
 def block_refs(
@@ -64,14 +64,20 @@ def block_refs(
         is_class_wide = whole and end <= shared_tokens
         has_tag = whole and bool(tag) and not is_class_wide
         owner = "" if is_class_wide else f"{tag}." if has_tag else f"{job_id}:"
-        refs.append(BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, is_class_wide or has_tag, tagged=has_tag))
+        refs.append(
+            BlockRef(f"kv:{fingerprint}:{owner}{name}", name, start, end, is_class_wide or has_tag, is_tagged=has_tag)
+        )
     return refs
 
 
 def window_ref(last_block: BlockRef) -> BlockRef:
     """The window record at the end of a block."""
     return BlockRef(
-        "kvw" + last_block.key.removeprefix("kv"), last_block.chain, last_block.end, last_block.end, last_block.shared
+        "kvw" + last_block.key.removeprefix("kv"),
+        last_block.chain,
+        last_block.end,
+        last_block.end,
+        last_block.is_shared,
     )
 
 
@@ -79,7 +85,7 @@ def snapshot_refs(layout: KVLayout, last_block: BlockRef) -> list[BlockRef]:
     """What some layers keep at the end of a block: the window record, if there is one, then the states."""
     window = window_ref(last_block)
     states = [
-        BlockRef(f"{window.key}.{layer}", f"{window.chain}.{layer}", window.start, window.end, window.shared, layer)
+        BlockRef(f"{window.key}.{layer}", f"{window.chain}.{layer}", window.start, window.end, window.is_shared, layer)
         for layer in layout.state_layers
     ]
     return [window, *states] if layout.window_layers else states

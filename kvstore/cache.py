@@ -33,20 +33,20 @@ class CachedKVStore(KVStore):
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         """See KVStore. A block held in memory is served even if the store has lost it."""
-        cached_blocks = self._held(fingerprint, layout, refs)
+        cached_blocks = self._cached(fingerprint, layout, refs)
         absent = [ref for ref in refs if ref not in cached_blocks]
         stored_blocks = iter(self._store.get(fingerprint, layout, absent) if absent else [])
         if cached_blocks:
             # The blocks are here; whether the store can renew them is only the next reader's concern.
             with contextlib.suppress(StoreUnavailable):
-                self._store.missing(list(cached_blocks))
+                self._store.find_missing(list(cached_blocks))
         blocks = [cached_blocks[ref] if ref in cached_blocks else next(stored_blocks) for ref in refs]
         self._keep(fingerprint, layout, refs, blocks)
         return blocks
 
-    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+    def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore: what the store holds, not this cache, since others read it too."""
-        return self._store.missing(refs)
+        return self._store.find_missing(refs)
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
@@ -66,7 +66,7 @@ class CachedKVStore(KVStore):
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
-        if shared_refs := {ref for ref in refs if ref.shared}:  # seldom: nobody owns one
+        if shared_refs := {ref for ref in refs if ref.is_shared}:  # seldom: nobody owns one
             with self._lock:
                 for identity in [identity for identity in self._blocks if identity[2] in shared_refs]:
                     self._forget(identity)
@@ -87,7 +87,7 @@ class CachedKVStore(KVStore):
             self.held_bytes = 0
         self._store.close()
 
-    def _held(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> dict[BlockRef, Block]:
+    def _cached(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> dict[BlockRef, Block]:
         with self._lock:
             blocks = {
                 ref: self._blocks[fingerprint, layout, ref]
@@ -95,13 +95,13 @@ class CachedKVStore(KVStore):
                 if (fingerprint, layout, ref) in self._blocks
             }
             self.hits += len(blocks)
-            self.misses += sum(ref.shared and not ref.tagged and ref not in blocks for ref in refs)
+            self.misses += sum(ref.is_shared and not ref.is_tagged and ref not in blocks for ref in refs)
             return blocks
 
     def _keep(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef], blocks: Sequence[Block]) -> None:
         with self._lock:
             for ref, block in zip(refs, blocks, strict=True):
-                if ref.shared and not ref.tagged:  # the next turn needs it once
+                if ref.is_shared and not ref.is_tagged:  # the next turn needs it once
                     self._remember((fingerprint, layout, ref), block)
             while self.held_bytes > self._max_bytes:
                 self._forget(next(iter(self._blocks)))

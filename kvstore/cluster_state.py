@@ -28,7 +28,7 @@ class BestEffortClusterState(ClusterState):
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
-        self._away = False
+        self._is_away = False
         # Of the store's clock to our monotonic one, as last seen: our wall clock may be set while the store is away.
         self._offset_s = time.time() - time.monotonic()
         self._next_look = 0.0
@@ -103,9 +103,9 @@ class BestEffortClusterState(ClusterState):
         """A sketch, if it is there and the store can say so."""
         return self._try(lambda: self._cluster_state.get_sketch(name), None)
 
-    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
+    def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
         """Reserve; granted if nobody can say: putting will show."""
-        return self._try(lambda: self._cluster_state.reserve(name, size_bytes, room_bytes, ttl_s), True)
+        return self._try(lambda: self._cluster_state.reserve(name, size_bytes, capacity_bytes, ttl_s), True)
 
     def unreserve(self, name: str) -> None:
         """Give a reservation up, if possible; else it runs out."""
@@ -123,11 +123,11 @@ class BestEffortClusterState(ClusterState):
         try:
             answer = call()
         except StoreUnavailable as error:
-            if not self._away:
+            if not self._is_away:
                 log.warning("the store is away, going on without it: %s", error)
-            self._away = True
+            self._is_away = True
             return fallback
-        if self._away:
+        if self._is_away:
             log.info("the store is back")
-        self._away = False
+        self._is_away = False
         return answer

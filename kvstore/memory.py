@@ -32,7 +32,7 @@ class Expiring:
         self._clock = clock
         self._lock = threading.RLock()
         self._entries: dict[str, tuple[bytes, float]] = {}
-        self._used = 0
+        self._total_bytes = 0
         self._sweep_at = 64
 
     @property
@@ -40,7 +40,7 @@ class Expiring:
         """Bytes of all values alive."""
         with self._lock:
             self._sweep()
-            return self._used
+            return self._total_bytes
 
     def put(self, key: str, value: bytes, ttl_s: float) -> None:
         """Store a value. Raises StoreUnavailable if it doesn't fit; what was under `key` then stays."""
@@ -49,10 +49,12 @@ class Expiring:
                 self._sweep()
                 self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping costs a constant time per put
             if self._overfull(key, value):
-                raise StoreUnavailable(f"the store in memory is full ({self._used:,} of {self.max_bytes:,} bytes)")
+                raise StoreUnavailable(
+                    f"the store in memory is full ({self._total_bytes:,} of {self.max_bytes:,} bytes)"
+                )
             self.delete(key)
             self._entries[key] = (value, self._clock() + ttl_s)
-            self._used += len(value)
+            self._total_bytes += len(value)
 
     def get(self, key: str) -> bytes | None:
         """The value, or None."""
@@ -73,7 +75,7 @@ class Expiring:
         """Delete; a missing key is fine."""
         with self._lock:
             value, _ = self._entries.pop(key, (b"", 0.0))
-            self._used -= len(value)
+            self._total_bytes -= len(value)
 
     def values(self) -> list[bytes]:
         """All that are alive."""
@@ -89,7 +91,7 @@ class Expiring:
 
     def _overfull(self, key: str, value: bytes) -> bool:
         old_value, _ = self._entries.get(key, (b"", 0.0))
-        return bool(self.max_bytes) and self._used - len(old_value) + len(value) > self.max_bytes
+        return bool(self.max_bytes) and self._total_bytes - len(old_value) + len(value) > self.max_bytes
 
     def _sweep(self) -> None:
         now = self._clock()
@@ -103,7 +105,7 @@ class MemoryKVStore(KVStore):
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, clock: Clock = time.monotonic) -> None:
         self._values = Expiring(max_bytes, clock)
 
-    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+    def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
         return [ref for ref in refs if not self._values.renew(ref.key, TTL_S)]
 
@@ -206,7 +208,9 @@ class MemoryClusterState(ClusterState):
 
     def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
         """See ClusterState."""
-        bodies = {number: self._values.get(f"answers:{job_id}:{run}:{number}") for number in range(MAX_QUESTION_ANSWERS)}
+        bodies = {
+            number: self._values.get(f"answers:{job_id}:{run}:{number}") for number in range(MAX_QUESTION_ANSWERS)
+        }
         return {number: body for number, body in bodies.items() if body is not None}
 
     def forget_answers(self, job_id: str, run: int) -> None:
@@ -257,11 +261,11 @@ class MemoryClusterState(ClusterState):
         """See ClusterState."""
         return self._values.get(f"sketch:{name}")
 
-    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
+    def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
         """See ClusterState."""
         with self._claims:
             self._reservations.delete(name)
-            if self.reserved_bytes() + size_bytes > room_bytes:
+            if self.reserved_bytes() + size_bytes > capacity_bytes:
                 return False
             self._reservations.put(name, str(size_bytes).encode(), ttl_s)
             return True

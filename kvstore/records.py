@@ -76,7 +76,7 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     rows = header.get("rows")
     min_rows = min(ref.end, layout.window - 1)
     if type(rows) is not int or not min_rows <= rows <= ref.end:
-        raise _failed(ref, f"has {_shown(rows)} rows; {min_rows} to {ref.end} are needed")
+        raise _failure(ref, f"has {_describe(rows)} rows; {min_rows} to {ref.end} are needed")
     shape = layout.window_shape(rows)
     _check(header, _header(_WINDOW, fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))
@@ -129,19 +129,19 @@ def _pack(header: dict[str, Any]) -> bytes:
 def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], memoryview]:
     view = memoryview(value).toreadonly()
     if view[:1] != _ARRAY_OF_TWO:
-        raise _failed(ref, "is no record of ours")
+        raise _failure(ref, "is no record of ours")
     unpacker = msgpack.Unpacker(max_buffer_size=MAX_HEADER_BYTES)
     try:
         unpacker.feed(view[1:MAX_HEADER_BYTES])
         header = unpacker.unpack()
     except Exception as error:  # noqa: BLE001  msgpack raises a family of its own, ValueError, and UnicodeDecodeError
-        raise _failed(ref, f"has no readable header ({type(error).__name__})") from None
+        raise _failure(ref, f"has no readable header ({type(error).__name__})") from None
     if not isinstance(header, dict):
-        raise _failed(ref, "has no header")
+        raise _failure(ref, "has no header")
     start = len(_ARRAY_OF_TWO) + unpacker.tell() + _BIN_BYTES
     payload = view[start:]
     if view[start - _BIN_BYTES : start - 4] != _BIN_32 or int.from_bytes(view[start - 4 : start]) != len(payload):
-        raise _failed(ref, "is cut short, or longer than it says")
+        raise _failure(ref, "is cut short, or longer than it says")
     return header, payload
 
 
@@ -154,14 +154,14 @@ def _check(
     for name, expected_field in expected.items():
         stored_field = header.get(name)
         if type(stored_field) is not type(expected_field) or stored_field != expected_field:
-            raise _failed(ref, f"has {name} {_shown(stored_field)}, not {_shown(expected_field)}")
-    raise _failed(ref, "has a header that this program does not write")
+            raise _failure(ref, f"has {name} {_describe(stored_field)}, not {_describe(expected_field)}")
+    raise _failure(ref, "has a header that this program does not write")
 
 
-def _shown(value: object) -> str:
+def _describe(value: object) -> str:
     # Nothing nested: the value may come from anybody.
     return f"{value!r:.80}" if isinstance(value, str | int | None) else f"of type {type(value).__name__}"
 
 
-def _failed(ref: BlockRef, reason: str) -> KVTransferFailed:
+def _failure(ref: BlockRef, reason: str) -> KVTransferFailed:
     return KVTransferFailed(f"stored KV record at position {ref.start} ({ref.key}) {reason}")

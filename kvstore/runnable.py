@@ -22,7 +22,7 @@ from functools import partial
 from kvstore.base import ClusterState
 
 _KNOWN_FOR_S = 1.0
-_MOST = 1000  # batches remembered
+_MAX_BATCHES = 1000  # batches remembered
 
 
 class Tombstones:
@@ -39,12 +39,12 @@ class Tombstones:
             return False
         if self._cluster_state.is_cancelled(batch_id):
             return True
-        if len(self._none_until) >= _MOST:
+        if len(self._none_until) >= _MAX_BATCHES:
             self._none_until.clear()
         self._none_until[batch_id] = now + _KNOWN_FOR_S
         return False
 
-    def heard(self, batch_id: str) -> None:
+    def note_cancel(self, batch_id: str) -> None:
         """Somebody says that the batch was cancelled: ask the store again for its next job."""
         self._none_until.pop(batch_id, None)
 

@@ -42,7 +42,7 @@ class Uploader:
         self._layout = layout
         self._max_pending = max_pending_blocks
         self._pending: deque[tuple[BlockRef, Record]] = deque()
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._ending = False  # no more puts will come
         self._dropping = False  # abandoned or failed
         self._error: Exception | None = None
@@ -53,21 +53,21 @@ class Uploader:
 
     def put(self, ref: BlockRef, record: Record) -> None:
         """Pass on one record; waits while too many are pending. After an error it is dropped: see `finish`."""
-        with self._changed:
+        with self._condition:
             if self._ending:
                 raise ValueError("the upload has been finished or abandoned")
             if self._thread:
-                self._changed.wait_for(lambda: self._dropping or len(self._pending) < self._max_pending)
+                self._condition.wait_for(lambda: self._dropping or len(self._pending) < self._max_pending)
             if not self._dropping:
                 self._pending.append((ref, record))
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def finish(self) -> UploadReport:
         """Wait until everything lies in the store. Raises what the store raised first, as a rule StoreUnavailable."""
         start = time.perf_counter()
-        with self._changed:
+        with self._condition:
             self._ending = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         self._thread.join() if self._thread else self._run()
         if self._error:
             raise self._error
@@ -79,18 +79,18 @@ class Uploader:
         self._drop()
 
     def _drop(self) -> None:
-        with self._changed:
+        with self._condition:
             self._dropping = True
             self._pending.clear()
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._ending)
+            with self._condition:
+                self._condition.wait_for(lambda: self._pending or self._ending)
                 batch = list(self._pending)
                 self._pending.clear()
-                self._changed.notify_all()
+                self._condition.notify_all()
             if not batch:
                 return
             try:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def changed(whole: T, **changes: Any) -> T:
+def replace_fields(whole: T, **changes: Any) -> T:
     """The same dataclass with some fields changed; it checks itself anew. Raises what it raises, TypeError included."""
     kind: Any = type(whole)
-    same: T = kind(**(values_of(whole) | changes))
-    return same
+    copy: T = kind(**(values_of(whole) | changes))
+    return copy
 
 
 def values_of(whole: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def values_of(whole: Any) -> dict[str, Any]:
     return dict(zip(names, values(whole), strict=True))
 
 
-def stated(whole: Any) -> dict[str, Any]:
+def non_default_fields(whole: Any) -> dict[str, Any]:
     """The fields of a dataclass that differ from their defaults, by name, nested ones as they are."""
     names, values, defaults = _fields(whole.__class__)
     fields = zip(names, values(whole), defaults, strict=True)
@@ -36,7 +36,7 @@ def _fields(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], lis
     """Names, how to get their values, and their defaults; a field without one has MISSING, which equals nothing."""
     fields = dataclasses.fields(kind)
     names = [field.name for field in fields]
-    made = [
+    defaults = [
         field.default if field.default_factory is dataclasses.MISSING else field.default_factory() for field in fields
     ]
-    return names, attrgetter(*names), made
+    return names, attrgetter(*names), defaults

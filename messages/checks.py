@@ -63,7 +63,7 @@ def number(field: str, value: object, low: float, high: float) -> None:
         raise InvalidMessage(f"{field} must be from {low:g} to {high:g}, not {value:g}")
 
 
-def one_of(field: str, value: object, allowed: Collection[str]) -> None:
+def one_of(field: str, value: object, choices: Collection[str]) -> None:
     """One of a few known words."""
-    if value not in allowed:
-        raise InvalidMessage(f"{field} must be one of {', '.join(sorted(allowed))}, not {value!r:.40}")
+    if value not in choices:
+        raise InvalidMessage(f"{field} must be one of {', '.join(sorted(choices))}, not {value!r:.40}")

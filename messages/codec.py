@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from messages.change import stated, values_of
+from messages.change import non_default_fields, values_of
 from messages.errors import InvalidMessage, NewerMessage
 from messages.jobs import (
     MIB,
@@ -42,7 +42,7 @@ from messages.kv import KVLayout
 from messages.workers import WorkerInfo
 
 VERSION = 2
-_BEFORE = 1  # a prompt was two texts, and the KV transfer in a result had another name
+_PREVIOUS_VERSION = 1  # a prompt was two texts, and the KV transfer in a result had another name
 # Ours hold a map for each of 256 parts, four for each of 64 questions, and no list is longer than a worker's jobs. Far
 # more could be nested too deep to be shown in an error.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
@@ -67,7 +67,7 @@ M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerInfo)
 
 def encode(message: Message) -> bytes:
     """The message as bytes, at most MAX_MESSAGE_BYTES long. Raises InvalidMessage if it is longer."""
-    fields = {"v": VERSION, "kind": _NAMES[type(message)], **_plain(message, stated)}
+    fields = {"v": VERSION, "kind": _NAMES[type(message)], **_plain(message, non_default_fields)}
     body: bytes = msgpack.packb(fields)
     if len(body) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
@@ -84,15 +84,17 @@ def decode(body: bytes, expected: type[M]) -> M:
     version = fields.pop("v", None)
     if isinstance(version, int) and version > VERSION:
         raise NewerMessage(f"message version {version}; this program reads up to {VERSION}")
-    if not isinstance(version, int) or version < _BEFORE:
-        raise InvalidMessage(f"message version {version!r:.20} is not one this program reads: {_BEFORE} and {VERSION}")
+    if not isinstance(version, int) or version < _PREVIOUS_VERSION:
+        raise InvalidMessage(
+            f"message version {version!r:.20} is not one this program reads: {_PREVIOUS_VERSION} and {VERSION}"
+        )
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or _KINDS.get(kind) is not expected:
         raise InvalidMessage(f"a {kind!r:.40} message where a {_NAMES[expected]!r} belongs")
-    return typing.cast(M, _build(expected, fields if version == VERSION else _renamed(fields)))
+    return typing.cast(M, _build(expected, fields if version == VERSION else _upgrade(fields)))
 
 
-def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+def _upgrade(fields: dict[str, Any]) -> dict[str, Any]:
     """A message of the version before, with the names of this one."""
     if isinstance(report := fields.get("decode"), dict) and "hand_over" in report:
         return {**fields, "decode": _with_kv_transfer(report)}
@@ -111,14 +113,14 @@ def to_dict(result: JobResult) -> dict[str, Any]:
 
 def result_from_dict(fields: Any) -> JobResult:
     """The result that `to_dict` gave. Also reads what older folders hold. Raises InvalidMessage."""
-    return typing.cast(JobResult, _build(JobResult, _renamed(fields) if isinstance(fields, dict) else fields))
+    return typing.cast(JobResult, _build(JobResult, _upgrade(fields) if isinstance(fields, dict) else fields))
 
 
 def _with_kv_transfer(report: dict[str, Any]) -> dict[str, Any]:
     """A decode report of an older folder: the KV transfer had other names there."""
-    named = {"hand_over": "kv_transfer", "handed_over_tokens": "transferred_tokens"}
-    read = {named.get(name, name): value for name, value in report.items()}
-    return {**read, "kv_transfer": "verified" if read["kv_transfer"] == "kv" else read["kv_transfer"]}
+    new_names = {"hand_over": "kv_transfer", "handed_over_tokens": "transferred_tokens"}
+    fields = {new_names.get(name, name): value for name, value in report.items()}
+    return {**fields, "kv_transfer": "verified" if fields["kv_transfer"] == "kv" else fields["kv_transfer"]}
 
 
 def unpack(body: bytes) -> Any:
@@ -126,10 +128,10 @@ def unpack(body: bytes) -> Any:
 
     Twelve million empty lists fit into a message, and take a gigabyte once they are made.
     """
-    made = itertools.count(1)
+    nest_count = itertools.count(1)
 
-    def counted(nest: Any) -> Any:
-        if next(made) > _MAX_NESTS:
+    def count_nest(nest: Any) -> Any:
+        if next(nest_count) > _MAX_NESTS:
             raise ValueError("too many maps and lists")
         return nest
 
@@ -137,8 +139,8 @@ def unpack(body: bytes) -> Any:
         return msgpack.unpackb(
             body,
             strict_map_key=True,
-            list_hook=counted,
-            object_hook=counted,
+            list_hook=count_nest,
+            object_hook=count_nest,
             max_array_len=_MAX_LENGTH,
             max_map_len=_MAX_LENGTH,
             max_ext_len=0,
@@ -147,12 +149,12 @@ def unpack(body: bytes) -> Any:
         raise InvalidMessage(f"not a msgpack message: {type(error).__name__}: {error}") from None
 
 
-def _plain(message: Any, chosen: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def _plain(message: Any, select_fields: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """The chosen fields of a dataclass, nested ones as maps, token ids as packed little-endian u32."""
-    result = chosen(message)
+    result = select_fields(message)
     for name, writer in _writers(message.__class__):
         if name in result:
-            result[name] = writer(result[name], chosen)
+            result[name] = writer(result[name], select_fields)
     return result
 
 
@@ -165,10 +167,10 @@ def _writers(cls: type) -> list[tuple[str, Callable[[Any, Any], Any]]]:
 def _writer(name: str, hint: Any) -> Callable[[Any, Any], Any] | None:
     if any(kind in _NESTED for kind in (hint, *typing.get_args(hint))):
         if typing.get_origin(hint) is tuple:
-            return lambda value, chosen: [_plain(one, chosen) for one in value]
-        return lambda value, chosen: None if value is None else _plain(value, chosen)
+            return lambda value, select_fields: [_plain(element, select_fields) for element in value]
+        return lambda value, select_fields: None if value is None else _plain(value, select_fields)
     if name == "tokens":
-        return lambda value, _chosen: _packed_ids(value)
+        return lambda value, _select_fields: _packed_ids(value)
     return None
 
 
@@ -191,34 +193,34 @@ def _reader(name: str, hint: Any) -> Callable[[str, Any], Any] | None:
         return None
     kind = typing.get_args(hint)[0]
     if kind in _NESTED:
-        return lambda name, value: tuple([_build(kind, one) for one in _listed(name, value)])
-    return _listed
+        return lambda name, value: tuple([_build(kind, element) for element in _as_tuple(name, value)])
+    return _as_tuple
 
 
 def _build(cls: type, fields: Any) -> Any:
     if not isinstance(fields, dict):
         raise InvalidMessage(f"{cls.__name__} must be a map, not {type(fields).__name__}")
-    known, readers = _readers(cls)
-    if not fields.keys() <= known:
-        raise InvalidMessage(f"{cls.__name__} has no field {min(fields.keys() - known, key=str)!r:.60}")
-    read = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
+    field_names, readers = _readers(cls)
+    if not fields.keys() <= field_names:
+        raise InvalidMessage(f"{cls.__name__} has no field {min(fields.keys() - field_names, key=str)!r:.60}")
+    values = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
-        return cls(**(fields | read if read else fields))
+        return cls(**(fields | values if values else fields))
     except TypeError as error:  # a required field is missing, or a value has a type its check did not expect
         raise InvalidMessage(f"{cls.__name__}: {error}") from None
 
 
-def _listed(name: str, value: Any) -> tuple[Any, ...]:
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise InvalidMessage(f"{name} must be a list, not {type(value).__name__}")
     return tuple(value)
 
 
 def _packed_ids(ids: tuple[int, ...]) -> bytes:
-    packed = array(_U32, ids)
+    words = array(_U32, ids)
     if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+        words.byteswap()
+    return words.tobytes()
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

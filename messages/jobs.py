@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from messages import checks
-from messages.change import changed, stated
+from messages.change import non_default_fields, replace_fields
 from messages.errors import InvalidMessage
 from messages.kv import KVLayout
 
@@ -130,10 +130,10 @@ def conversation(messages: Iterable[tuple[str, str]], opening: Scope, rest: Scop
     return tuple(parts)
 
 
-def user_prompt(shared: str, own: str) -> tuple[Part, ...]:
+def user_prompt(class_text: str, job_text: str) -> tuple[Part, ...]:
     """One user message: what the whole class has in common, then what belongs to this job; either may be empty."""
-    common = (Part("user", shared, "class"),) if shared else ()
-    return (*common, Part("user", own)) if own else common
+    common = (Part("user", class_text, "class"),) if class_text else ()
+    return (*common, Part("user", job_text)) if job_text else common
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,37 +226,40 @@ class PrefillJob:
 
     def tokenized(self, tokens: tuple[int, ...], shared_tokens: int) -> PrefillJob:
         """The same job with its token ids."""
-        return changed(self, tokens=tokens, shared_tokens=shared_tokens)
+        return replace_fields(self, tokens=tokens, shared_tokens=shared_tokens)
 
     @property
     def kv_tokens(self) -> int:
         """How many of `tokens` have their KV cache transferred: all, if each question has some left for the decoder."""
-        return len(self.tokens) - (not self.questions or not all(one.tokens for one in self.questions))
+        return len(self.tokens) - (not self.questions or not all(question.tokens for question in self.questions))
 
     def asks(self) -> list[Ask]:
         """All answers that it wants, question by question; several to one prompt have seeds that count up."""
         if not self.questions and self.sampling.answers == 1:
             return [Ask(self.prompt, self.tokens, self.sampling)]
-        prompts = [((*self.prompt, *one.suffix), self.tokens + one.tokens, one.sampling) for one in self.questions]
-        found = []
+        prompts = [
+            ((*self.prompt, *question.suffix), self.tokens + question.tokens, question.sampling)
+            for question in self.questions
+        ]
+        asks = []
         for prompt, tokens, sampling in prompts or [(self.prompt, self.tokens, self.sampling)]:
             seeds = [(sampling.seed + number) % 2**32 for number in range(sampling.answers)]
-            each = [changed(sampling, seed=seed, answers=1) for seed in seeds] if seeds[1:] else [sampling]
-            found += [Ask(prompt, tokens, one) for one in each]
-        return found
+            variants = [replace_fields(sampling, seed=seed, answers=1) for seed in seeds] if seeds[1:] else [sampling]
+            asks += [Ask(prompt, tokens, variant) for variant in variants]
+        return asks
 
 
 def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) -> None:
-    if not isinstance(questions, tuple) or not all(isinstance(one, Question) for one in questions):
+    if not isinstance(questions, tuple) or not all(isinstance(question, Question) for question in questions):
         raise InvalidMessage("questions must be a tuple of questions")
-    if sum(one.sampling.answers for one in questions) > MAX_QUESTION_ANSWERS:
+    if sum(question.sampling.answers for question in questions) > MAX_QUESTION_ANSWERS:
         raise InvalidMessage(f"questions ask for more than {MAX_QUESTION_ANSWERS} answers in all")
-    if sum([len(one.suffix) for one in questions], len(prompt)) > MAX_PARTS:
+    if sum([len(question.suffix) for question in questions], len(prompt)) > MAX_PARTS:
         raise InvalidMessage(f"prompt and questions must have at most {MAX_PARTS} parts")
     if not prompt:
         raise InvalidMessage("prompt is empty")
-    for one in questions:
-        check_prompt((*prompt, *one.suffix))
+    for question in questions:
+        check_prompt((*prompt, *question.suffix))
 
 
 def check_prompt(prompt: tuple[Part, ...]) -> None:
@@ -269,8 +272,8 @@ def check_prompt(prompt: tuple[Part, ...]) -> None:
     for part in prompt:
         if not isinstance(part, Part):
             raise InvalidMessage("prompt must be a tuple of parts")
-        before, place = place, SCOPES.index(part.scope)
-        if place < before:
+        previous, place = place, SCOPES.index(part.scope)
+        if place < previous:
             raise InvalidMessage(f"parts of a prompt must be in the order of their scopes: {', '.join(SCOPES)}")
         size += len(part.text)
     if size > MAX_PROMPT_BYTES // 4:
@@ -295,14 +298,14 @@ def job_id(
     changes no id.
     """
     texts = [batch_id, item_id, model, *_texts(prompt, sampling)]
-    for one in questions:
-        texts += _texts(one.suffix, one.sampling)
+    for question in questions:
+        texts += _texts(question.suffix, question.sampling)
     parts = [text.encode() for text in texts]
-    framed = b"".join([len(part).to_bytes(8, "little") + part for part in parts])
-    return hashlib.blake2b(framed, digest_size=16, person=b"kvasir.job").hexdigest()
+    hash_input = b"".join([len(part).to_bytes(8, "little") + part for part in parts])
+    return hashlib.blake2b(hash_input, digest_size=16, person=b"kvasir.job").hexdigest()
 
 
-_KEPT = 64
+_CACHE_SIZE = 64
 _json = json.JSONEncoder(sort_keys=True).encode
 _sampling_texts: dict[int, tuple[Sampling, str]] = {}
 
@@ -310,13 +313,13 @@ _sampling_texts: dict[int, tuple[Sampling, str]] = {}
 def _texts(prompt: Sequence[Part], sampling: Sampling) -> list[str]:
     texts = []
     for part in prompt:
-        fields = stated(part)
+        fields = non_default_fields(part)
         text = fields.pop("text")
         texts += [_part_text(tuple(fields.items())), text]
     return [*texts, _sampling_text(sampling)]
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_SIZE)
 def _part_text(fields: tuple[tuple[str, str], ...]) -> str:
     return _json(dict(fields))
 
@@ -326,12 +329,12 @@ def _sampling_text(sampling: Sampling) -> str:
 
     By identity: samplings that are equal may differ in their text (0 and 0.0), and so in their ids.
     """
-    known = _sampling_texts.get(id(sampling))
-    if known is None or known[0] is not sampling:
-        if len(_sampling_texts) >= _KEPT:
+    entry = _sampling_texts.get(id(sampling))
+    if entry is None or entry[0] is not sampling:
+        if len(_sampling_texts) >= _CACHE_SIZE:
             _sampling_texts.clear()
-        known = _sampling_texts[id(sampling)] = sampling, _json(stated(sampling))
-    return known[1]
+        entry = _sampling_texts[id(sampling)] = sampling, _json(non_default_fields(sampling))
+    return entry[1]
 
 
 @dataclass(frozen=True, slots=True)

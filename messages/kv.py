@@ -66,10 +66,10 @@ class KVLayout:
         checks.whole("window", self.window, 0, 1 << 24)
         if self.v_head_dim is not None:
             checks.whole("v_head_dim", self.v_head_dim, 0, 4096)
-        named = (*self.window_layers, *self.recurrent_layers, *self.both_layers)
-        for layer in named:
+        listed_layers = (*self.window_layers, *self.recurrent_layers, *self.both_layers)
+        for layer in listed_layers:
             checks.whole("window_layers, recurrent_layers and both_layers", layer, 0, self.num_layers - 1)
-        if len(set(named)) != len(named):
+        if len(set(listed_layers)) != len(listed_layers):
             raise InvalidMessage("window_layers, recurrent_layers and both_layers must name a layer once at most")
         if bool(self.window_layers) != bool(self.window):
             raise InvalidMessage("window_layers must be present exactly when window is")
@@ -82,8 +82,8 @@ class KVLayout:
     @cached_property
     def full_layers(self) -> tuple[int, ...]:
         """Indices of the layers that attend to every position, in order."""
-        others = {*self.window_layers, *self.recurrent_layers}
-        return tuple(i for i in range(self.num_layers) if i not in others)
+        partial_layers = {*self.window_layers, *self.recurrent_layers}
+        return tuple(i for i in range(self.num_layers) if i not in partial_layers)
 
     @cached_property
     def state_layers(self) -> tuple[int, ...]:
@@ -231,7 +231,9 @@ class KVCache:
             (n, position) for n in self.layout.state_layers
         ]:
             raise KVTransferFailed(f"not one state of each recurrent layer at position {position}")
-        if any(one.data.shape != (self.layout.state_size,) or one.data.dtype != STATE_TYPE for one in self.states):
+        if any(
+            state.data.shape != (self.layout.state_size,) or state.data.dtype != STATE_TYPE for state in self.states
+        ):
             raise KVTransferFailed(f"a recurrent state of another size than {self.layout.state_size:,} float32")
 
     def _check_window(self, position: int) -> None:
@@ -240,11 +242,11 @@ class KVCache:
             raise KVTransferFailed(f"no record of the sliding-window layers at position {position}")
         if window is None:
             return
-        data, rows, needed = window.data, window.data.shape[2], min(layout.window - 1, position)
+        data, rows, min_rows = window.data, window.data.shape[2], min(layout.window - 1, position)
         if data.shape != layout.window_shape(rows) or data.dtype != layout.numpy_type:
             raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
-        if rows < needed:
-            raise KVTransferFailed(f"{rows} rows of the sliding-window layers; {needed} are needed")
+        if rows < min_rows:
+            raise KVTransferFailed(f"{rows} rows of the sliding-window layers; {min_rows} are needed")
 
     @property
     def num_tokens(self) -> int:
@@ -261,18 +263,18 @@ class KVCache:
         """The rows that the sliding-window layers look back at, at most `window - 1`: a view, as in `Window`."""
         if self.window is None:
             return np.empty(self.layout.window_shape(0), self.layout.numpy_type)
-        rows, needed = self.window.data.shape[2], min(self.layout.window - 1, self.num_tokens)
-        return self.window.data[:, :, rows - needed :]
+        rows, min_rows = self.window.data.shape[2], min(self.layout.window - 1, self.num_tokens)
+        return self.window.data[:, :, rows - min_rows :]
 
-    def require_layout(self, own: KVLayout) -> None:
+    def require_layout(self, model_layout: KVLayout) -> None:
         """Raises KVTransferFailed unless a model with this layout can take it in, cast to its dtype."""
-        if replace(self.layout, dtype=own.dtype) != own:
-            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, this model {own}")
+        if replace(self.layout, dtype=model_layout.dtype) != model_layout:
+            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, this model {model_layout}")
 
-    def require_part_of(self, tokens: int, left: int = 1) -> None:
+    def require_part_of(self, tokens: int, min_evaluated: int = 1) -> None:
         """Raises KVTransferFailed unless it leaves so many of a prompt's `tokens` to be evaluated."""
-        if self.num_tokens > tokens - left:
-            none = ": none is left" if left else ""
+        if self.num_tokens > tokens - min_evaluated:
+            none = ": none is left" if min_evaluated else ""
             raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} tokens of {tokens:,}{none}")
 
     def layer(self, index: int) -> tuple[Array, Array]:
@@ -283,7 +285,7 @@ class KVCache:
         return keys, values
 
 
-def gathered(layout: KVLayout, records: Iterable[Record]) -> KVCache:
+def assemble_cache(layout: KVLayout, records: Iterable[Record]) -> KVCache:
     """The cache that a prefill's records make up. Raises KVTransferFailed if they don't."""
     blocks, windows, states = [], [], []
     for record in records:
@@ -335,5 +337,5 @@ def is_finite(data: Array, dtype: DType) -> bool:
 def _to_bf16(data: Array) -> Array:
     """Round to nearest even, as hardware does; nan stays nan."""
     bits = np.ascontiguousarray(data, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(data), 0x7FC0, rounded).astype(np.uint16)
+    bf16_bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(data), 0x7FC0, bf16_bits).astype(np.uint16)

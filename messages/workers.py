@@ -10,7 +10,7 @@ from messages import checks
 from messages.errors import InvalidMessage
 from messages.kv import KVLayout
 
-Role = Literal["prefill", "decode"]
+WorkerStage = Literal["prefill", "decode"]
 
 MAX_LAYOUT_BYTES = 512
 MAX_REFUSALS = 16
@@ -38,11 +38,11 @@ def layout_text(layout: KVLayout | None) -> str:
 
 def _ranges(numbers: tuple[int, ...]) -> str:
     """`0-34 step 2` for an even sequence, else every number."""
-    ordered = sorted(numbers)
-    steps = {after - before for before, after in pairwise(ordered)}
-    if len(steps) == 1 and len(ordered) > 2:
-        return f"{ordered[0]}-{ordered[-1]} step {steps.pop()}"
-    return " ".join(str(number) for number in ordered)
+    ascending = sorted(numbers)
+    steps = {after - before for before, after in pairwise(ascending)}
+    if len(steps) == 1 and len(ascending) > 2:
+        return f"{ascending[0]}-{ascending[-1]} step {steps.pop()}"
+    return " ".join(str(number) for number in ascending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class WorkerInfo:
     """Read by status, doctor, stealing and the producers; every figure is the worker's own."""
 
     worker_id: str  # host.pid.random: unique for one process's life
-    role: Role
+    role: WorkerStage
     model: str  # the queue it serves
     engine: str
     device: str  # "cpu", "cuda", "metal", "simulated"
@@ -106,19 +106,19 @@ class WorkerInfo:
             raise InvalidMessage("refuses must have a reason for each sketch")
         if len(self.refuses) > MAX_REFUSALS:
             raise InvalidMessage(f"refuses must be at most {MAX_REFUSALS} sketches")
-        for sketch, why in zip(*columns, strict=True):
+        for sketch, reason in zip(*columns, strict=True):
             checks.text("refuses", sketch, 255)
-            checks.text("refuses_because", why, 1024)
+            checks.text("refuses_because", reason, 1024)
 
     def _check_resident(self) -> None:
-        measured = (self.resident_tokens_per_s, self.resident_answer_tokens)
+        columns = (self.resident_tokens_per_s, self.resident_answer_tokens)
         if not isinstance(self.resident, tuple) or len(self.resident) > 64:
             raise InvalidMessage("resident must be at most 64 models")
-        if any(not isinstance(column, tuple) or len(column) != len(self.resident) for column in measured):
+        if any(not isinstance(column, tuple) or len(column) != len(self.resident) for column in columns):
             raise InvalidMessage("what was measured of the resident models must have one figure for each")
         for model in self.resident:
             checks.model_name("resident", model)
-        for name, column in zip(("resident_tokens_per_s", "resident_answer_tokens"), measured, strict=True):
+        for name, column in zip(("resident_tokens_per_s", "resident_answer_tokens"), columns, strict=True):
             for value in column:
                 checks.number(name, value, 0, 1e11)
 
@@ -126,7 +126,7 @@ class WorkerInfo:
         """Why it uses no KV caches of producers with this sketch; "": it may, or there is none to refuse."""
         return dict(zip(self.refuses, self.refuses_because, strict=True)).get(sketch, "") if sketch else ""
 
-    def measured(self, model: str) -> tuple[float, float]:
+    def figures_for(self, model: str) -> tuple[float, float]:
         """(tokens a second of one sequence, mean tokens of an answer) here; 0 where nothing is known."""
         if model not in self.resident:
             return 0.0, 0.0

@@ -63,7 +63,7 @@ class GpuCollector(Collector):
         """Busy share and memory, by host and number of the GPU."""
         labels = ("host", "gpu")
         busy = GaugeMetricFamily("kvasir_gpu_busy_ratio", "Share of a moment in which a GPU computed.", labels=labels)
-        used = GaugeMetricFamily("kvasir_gpu_memory_used_bytes", "GPU memory in use.", labels=labels)
+        memory_in_use = GaugeMetricFamily("kvasir_gpu_memory_used_bytes", "GPU memory in use.", labels=labels)
         total = GaugeMetricFamily("kvasir_gpu_memory_total_bytes", "GPU memory.", labels=labels)
         for number, device in enumerate(self._devices):
             place = (self._host, str(number))
@@ -71,9 +71,9 @@ class GpuCollector(Collector):
                 busy.add_metric(place, self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
             with suppress(Exception):  # a GPU that shares the machine's memory has none of its own to tell of
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
-                used.add_metric(place, memory.used)
+                memory_in_use.add_metric(place, memory.used)
                 total.add_metric(place, memory.total)
-        yield from (family for family in (busy, used, total) if family.samples)
+        yield from (family for family in (busy, memory_in_use, total) if family.samples)
 
 
 class PowerMeter:
@@ -85,10 +85,10 @@ class PowerMeter:
         host: str,
         is_busy: Callable[[], bool],
         declared_watts: float = 0.0,
-        measured: Callable[[], float] | None = None,
+        read_watts: Callable[[], float] | None = None,
     ) -> None:
-        self._read = measured or (lambda: declared_watts if is_busy() else 0.0)
-        source = "nvml" if measured else "declared" if declared_watts else "unknown"
+        self._read_watts = read_watts or (lambda: declared_watts if is_busy() else 0.0)
+        source = "nvml" if read_watts else "declared" if declared_watts else "unknown"
         watts = Gauge("kvasir_power_watts", "What the machine draws now.", ("host", "source"), registry=registry)
         energy = Counter("kvasir_energy_joules", "Energy since the start.", ("host", "source"), registry=registry)
         self._watts, self._energy = watts.labels(host, source), energy.labels(host, source)
@@ -104,16 +104,16 @@ class PowerMeter:
         self._thread.join()
 
     def _sample(self) -> None:
-        before = time.monotonic()
+        last_sample_at = time.monotonic()
         while not self._closed.wait(SAMPLE_EVERY_S):
             watts, now = self._read_once(), time.monotonic()
             self._watts.set(watts)
-            self._energy.inc(watts * (now - before))
-            before = now
+            self._energy.inc(watts * (now - last_sample_at))
+            last_sample_at = now
 
     def _read_once(self) -> float:
         try:
-            return max(0.0, self._read())
+            return max(0.0, self._read_watts())
         except Exception:
             log.debug("no watts this time", exc_info=True)
             return 0.0

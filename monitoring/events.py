@@ -21,17 +21,17 @@ def fan_out(*observers: Observer) -> Observer:
 
     Only the first failure of each observer is logged with its traceback: a broken one must not fill the disk.
     """
-    failed: set[int] = set()
+    broken_observers: set[int] = set()
 
     def observe(event: Event) -> None:
         for number, observer in enumerate(observers):
             try:
                 observer(event)
             except Exception:
-                if number in failed:
+                if number in broken_observers:
                     log.debug("observer %r failed again", observer, exc_info=True)
                 else:
-                    failed.add(number)
+                    broken_observers.add(number)
                     log.exception("observer %r failed; its further failures are logged at level debug", observer)
 
     return observe

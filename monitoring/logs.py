@@ -112,10 +112,10 @@ class _Stderr(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """As logging's own, which since Python 3.13 takes the lock without asking whether there is one."""
-        found = self.filter(record)
-        if found:
-            self.emit(found if isinstance(found, logging.LogRecord) else record)
-        return bool(found)
+        accepted_record = self.filter(record)
+        if accepted_record:
+            self.emit(accepted_record if isinstance(accepted_record, logging.LogRecord) else record)
+        return bool(accepted_record)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -146,9 +146,9 @@ class _Background(_Stderr):
 
     def flush(self) -> None:
         """Return when all that was logged so far is written. At the end of the process logging calls it."""
-        written = threading.Event()
-        self._lines.put(written)
-        written.wait(_FLUSH_S)
+        event = threading.Event()
+        self._lines.put(event)
+        event.wait(_FLUSH_S)
 
     def close(self) -> None:
         """Write the rest, and end the thread."""
@@ -158,15 +158,15 @@ class _Background(_Stderr):
 
     def _write_all(self) -> None:
         while not self._closing:
-            found = [self._lines.get()]
+            lines = [self._lines.get()]
             while not self._lines.empty():
-                found.append(self._lines.get())
+                lines.append(self._lines.get())
             with suppress(Exception):  # a closed or full stderr must not end the lines for good
-                sys.stderr.write("".join(each for each in found if isinstance(each, str)))
+                sys.stderr.write("".join(line for line in lines if isinstance(line, str)))
                 sys.stderr.flush()
-            for each in found:
-                if isinstance(each, threading.Event):
-                    each.set()
+            for line in lines:
+                if isinstance(line, threading.Event):  # of a flush: all before it is written
+                    line.set()
 
 
 class _Console(logging.Formatter):

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from messages.jobs import LANES, SHORT_PROMPT_TOKENS, STAGES
 from messages.lifecycle import Event, Step
-from messages.workers import Role
+from messages.workers import WorkerStage
 
 # A chat answer takes a tenth of a second, a class's last job waits most of an hour.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
@@ -25,8 +25,8 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 30
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 2)
 
 MAX_MODELS = 64  # label values; what comes after them is counted as OTHER
-OTHER = "other"
-QUESTIONS = ("code", "feedback", OTHER)
+OTHER_LABEL = "other"
+QUESTIONS = ("code", "feedback", OTHER_LABEL)
 REASONS = ("home_busy", "unserved")  # of a steal
 NEVER_S = 1e9  # how a thief writes "nobody would have done it"
 STATES = ("succeeded", "failed", "expired")
@@ -48,16 +48,16 @@ class Metrics:
         self._make_counters()
         self._make_histograms()
         self._handlers: dict[Step, Callable[[Event, str], None]] = {
-            Step.PREFILL_STARTED: self._prefill_started,
-            Step.KV_STORED: self._kv_stored,
-            Step.STOLEN: self._stolen,
-            Step.DECODE_STARTED: self._decode_started,
-            Step.KV_CHECKED: self._kv_checked,
-            Step.FIRST_TOKEN: self._first_token,
-            Step.ANSWERED: self._answered,
-            Step.REPLIED: self._ended,
-            Step.FAILED: self._failed,
-            Step.EXPIRED: self._ended,
+            Step.PREFILL_STARTED: self._on_prefill_started,
+            Step.KV_STORED: self._on_kv_stored,
+            Step.STOLEN: self._on_stolen,
+            Step.DECODE_STARTED: self._on_decode_started,
+            Step.KV_CHECKED: self._on_kv_checked,
+            Step.FIRST_TOKEN: self._on_first_token,
+            Step.ANSWERED: self._on_answered,
+            Step.REPLIED: self._on_ended,
+            Step.FAILED: self._on_failed,
+            Step.EXPIRED: self._on_ended,
             Step.RETRIED: lambda event, model: self._retries.labels(model, _stage(event)).inc(),
             Step.REDELIVERED: lambda event, model: self._redeliveries.labels(model, _stage(event)).inc(),
             Step.ISOLATED: lambda event, model: self._suspects.labels(model, _stage(event)).inc(),
@@ -70,16 +70,16 @@ class Metrics:
         if handler:
             handler(event, self._model(event.model))
 
-    def prepare(self, model: str, role: Role) -> None:
+    def prepare(self, model: str, stage: WorkerStage) -> None:
         """Start this model's series at zero: the rate of a series that begins with its first event misses that one."""
         model = self._model(model)
         for lane in LANES:
-            self._queue_wait.labels(model, role, lane)
+            self._queue_wait.labels(model, stage, lane)
         for counter in (self._retries, self._redeliveries, self._suspects, self._dead_letters):
-            counter.labels(model, role)
+            counter.labels(model, stage)
         for state in STATES:
-            self._jobs.labels(model, role, state)
-        self._prepare_prefill(model) if role == "prefill" else self._prepare_decode(model)
+            self._jobs.labels(model, stage, state)
+        self._prepare_prefill(model) if stage == "prefill" else self._prepare_decode(model)
 
     def _prepare_prefill(self, model: str) -> None:
         for source in ("computed", "stored"):
@@ -154,7 +154,7 @@ class Metrics:
         self._tpot = seconds("tpot", "Per token after the first.", "model", buckets=TOKEN_SECONDS)
         self._decode_seconds = seconds("decode", "Decode in the engine.", "model")
         self._total = seconds("job", "From submission to the finished answer.", "model", "lane")
-        self._taken = Gauge(
+        self._newest_taken = Gauge(
             "kvasir_taken_submitted_timestamp_seconds",
             "When the newest job taken so far was submitted: what still waits in this queue is newer.",
             ("model", "stage", "lane"),
@@ -164,16 +164,16 @@ class Metrics:
     def _model(self, name: str) -> str:
         with self._lock:
             if name not in self._models and len(self._models) >= MAX_MODELS:
-                return OTHER
+                return OTHER_LABEL
             self._models.add(name)
             return name
 
-    def _prefill_started(self, event: Event, model: str) -> None:
+    def _on_prefill_started(self, event: Event, model: str) -> None:
         waited_s = _number(event.facts, "queue_s")
         self._note_taken(event, model, waited_s)
         self._at(self._queue_wait, model, "prefill", _lane(event)).observe(waited_s)
 
-    def _kv_stored(self, event: Event, model: str) -> None:
+    def _on_kv_stored(self, event: Event, model: str) -> None:
         facts = event.facts
         self._at(self._prefill_seconds, model).observe(_number(facts, "prefill_s"))
         self._at(self._put_seconds, model).observe(_number(facts, "put_s"))
@@ -181,50 +181,50 @@ class Metrics:
         self._at(self._prefill_tokens, model, "computed").inc(_number(facts, "computed_tokens"))
         self._at(self._prefill_tokens, model, "stored").inc(_number(facts, "restored_tokens"))
 
-    def _decode_started(self, event: Event, model: str) -> None:
+    def _on_decode_started(self, event: Event, model: str) -> None:
         self._note_taken(event, model, _number(event.facts, "queue_s"))
         waited_s = _number(event.facts, "waited_s")
         self._at(self._queue_wait, model, "decode", _lane(event)).observe(waited_s)
 
-    def _stolen(self, event: Event, model: str) -> None:
+    def _on_stolen(self, event: Event, model: str) -> None:
         """Where nobody was at home there is no waiting to compare with, and so no saving."""
-        unserved = _number(event.facts, "end_there_s") >= NEVER_S
-        self._at(self._steals, model, "unserved" if unserved else "home_busy").inc()
-        self._at(self._steal_saved, model).inc(0.0 if unserved else _number(event.facts, "saving_s"))
+        is_unserved = _number(event.facts, "end_there_s") >= NEVER_S
+        self._at(self._steals, model, "unserved" if is_unserved else "home_busy").inc()
+        self._at(self._steal_saved, model).inc(0.0 if is_unserved else _number(event.facts, "saving_s"))
 
-    def _kv_checked(self, event: Event, model: str) -> None:
+    def _on_kv_checked(self, event: Event, model: str) -> None:
         outcome = "differs" if event.facts.get("differs") else "agrees"
         self._at(self._kv_check_seconds, model, outcome).observe(_number(event.facts, "seconds"))
 
-    def _first_token(self, event: Event, model: str) -> None:
+    def _on_first_token(self, event: Event, model: str) -> None:
         self._at(self._ttft, model, _lane(event)).observe(_number(event.facts, "ttft_s"))
 
-    def _answered(self, event: Event, model: str) -> None:
+    def _on_answered(self, event: Event, model: str) -> None:
         facts = event.facts
-        tokens, transferred = _number(facts, "completion_tokens"), _number(facts, "transferred_tokens")
+        tokens, transferred_tokens = _number(facts, "completion_tokens"), _number(facts, "transferred_tokens")
         self._at(self._decode_tokens, model).inc(tokens)
         self._at(self._decode_seconds, model).observe(_number(facts, "decode_s"))
         self._at(self._total, model, _lane(event)).observe(_number(facts, "total_s"))
-        self._at(self._prompt_tokens, model, "transferred").inc(transferred)
+        self._at(self._prompt_tokens, model, "transferred").inc(transferred_tokens)
         self._at(self._prompt_tokens, model, "evaluated").inc(_number(facts, "evaluated_tokens"))
         short = 0 < _number(facts, "prompt_tokens") <= SHORT_PROMPT_TOKENS
-        self._at(self._kv_transfers, model, "verified" if transferred else "short" if short else "none").inc()
-        if transferred:
+        self._at(self._kv_transfers, model, "verified" if transferred_tokens else "short" if short else "none").inc()
+        if transferred_tokens:
             self._at(self._get_seconds, model).observe(_number(facts, "get_s"))
             self._at(self._get_bytes, model).inc(_number(facts, "get_bytes"))
         if tokens > 1:
             after_first_s = _number(facts, "total_s") - _number(facts, "ttft_s")
             self._at(self._tpot, model).observe(max(0.0, after_first_s) / (tokens - 1))
 
-    def _ended(self, event: Event, model: str) -> None:
+    def _on_ended(self, event: Event, model: str) -> None:
         state = _word(event.facts, "state", STATES)
         self._at(self._jobs, model, _stage(event), state).inc()
         if state == "succeeded":
             _, _, question = str(event.facts.get("item_id", "")).rpartition(".")
-            self._at(self._answers, model, question if question in QUESTIONS else OTHER).inc()
+            self._at(self._answers, model, question if question in QUESTIONS else OTHER_LABEL).inc()
 
-    def _failed(self, event: Event, model: str) -> None:
-        self._ended(event, model)
+    def _on_failed(self, event: Event, model: str) -> None:
+        self._on_ended(event, model)
         self._at(self._dead_letters, model, _stage(event)).inc()
 
     def _note_taken(self, event: Event, model: str, age_s: float) -> None:
@@ -232,7 +232,7 @@ class Metrics:
         with self._lock:
             newest = max(self._clock() - age_s, self._taken_up_to.get(key, 0.0))
             self._taken_up_to[key] = newest
-        self._at(self._taken, *key).set(newest)
+        self._at(self._newest_taken, *key).set(newest)
 
 
 def _number(facts: Facts, name: str) -> float:
@@ -241,9 +241,9 @@ def _number(facts: Facts, name: str) -> float:
     return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0.0
 
 
-def _word(facts: Facts, name: str, known: tuple[str, ...]) -> str:
+def _word(facts: Facts, name: str, words: tuple[str, ...]) -> str:
     value = facts.get(name)
-    return str(value) if value in known else OTHER
+    return str(value) if value in words else OTHER_LABEL
 
 
 def _stage(event: Event) -> str:

@@ -44,7 +44,7 @@ _NEGLIGIBLE = 1 / 1024
 _SPARE = 1 / 16
 
 
-class NoRoom(Stopped):
+class NoCapacity(Stopped):
     """The store has no room for this job now; nothing was done, and admission is shut until there may be some."""
 
 
@@ -72,31 +72,31 @@ class Admission:
         self._name = name
         self._decode_waits = decode_waits
         self._clock = clock
-        self._wanted = 0  # bytes of the last job that found no room; 0: the door is open
+        self._refused_bytes = 0  # bytes of the last job that found no room; 0: the door is open
         self._next_look = 0.0
         self._idle_since = 0.0  # at every look since then nothing waited for decode
         self._hopeless_until = 0.0
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
-        self._granted = 0  # bytes since then
+        self._granted_bytes = 0  # bytes since then
         self._lock = threading.Lock()
         self._numbers = count()  # of reservations: several of a worker's jobs may hold one
 
     def is_open(self) -> bool:
         """Whether to take a job now. Looks at the store at most twice a second, and makes room where it may."""
         with self._lock:
-            if not self._wanted:
+            if not self._refused_bytes:
                 return True
             now = self._clock()
             if now < self._next_look:
                 return False
             self._next_look = now + _LOOK_EVERY_S
             try:
-                may_try = self._find_room(self._wanted) or self._is_hopeless()
+                may_try = self._find_capacity(self._refused_bytes) or self._is_hopeless()
             except StoreUnavailable:
                 may_try = True  # the job will find out, and go on without
             if may_try:
-                self._wanted = 0
+                self._refused_bytes = 0
             return may_try
 
     def reserve(self, measure: Callable[[], int]) -> AbstractContextManager[None]:
@@ -111,7 +111,7 @@ class Admission:
         with self._lock:
             now = self._clock()
             if now - self._asked_at > _KNOWN_FOR_S or self._is_near_full(size):
-                self._last_usage, self._asked_at, self._granted = self._kv.usage(), now, 0
+                self._last_usage, self._asked_at, self._granted_bytes = self._kv.usage(), now, 0
             usage, mark = self._last_usage, high_water_mark(self._last_usage)
             negligible = size <= mark * _NEGLIGIBLE and not self._is_near_full(size)
             reservation: AbstractContextManager[None] = nullcontext()
@@ -125,36 +125,36 @@ class Admission:
                     self._refuse(size)
                 reservation = _keep_reserved(self._cluster_state, name, measure)
             self._hopeless_until = 0.0
-            self._granted += size
+            self._granted_bytes += size
             return reservation
 
     def _refuse(self, size: int) -> NoReturn:
         if self._clock() < self._hopeless_until and not self._decode_waits():
             raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
         log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")
-        self._wanted = size
+        self._refused_bytes = size
         self._idle_since = self._clock()
         self._next_look = 0.0
-        raise NoRoom(f"no room for {size:,} bytes for now")
+        raise NoCapacity(f"no room for {size:,} bytes for now")
 
     def _is_near_full(self, size: int) -> bool:
         """With `size` and all that we granted since the store was asked. A quarter counts as near, for there may be a
         few more workers, who grant as we do."""
         usage = self._last_usage
-        return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted + size) > high_water_mark(usage)
+        return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted_bytes + size) > high_water_mark(usage)
 
-    def _find_room(self, size: int) -> bool:
+    def _find_capacity(self, size: int) -> bool:
         """Whether `size` bytes would be granted now, after shared blocks were freed if they may be."""
         usage = self._kv.usage()
         if not usage.max_bytes:
             return True
         mark = high_water_mark(usage)
-        lacking = size + self._cluster_state.reserved_bytes() + usage.used_bytes - mark
-        if lacking > 0 and self._idle_s() >= _IDLE_FOR_SURE_S:
-            freed = self._kv.free_shared(lacking + int(mark * _SPARE))
-            log.info("freed %s bytes of shared blocks, the least recently used ones", f"{freed:,}")
-            lacking -= freed
-        return lacking <= 0
+        deficit_bytes = size + self._cluster_state.reserved_bytes() + usage.used_bytes - mark
+        if deficit_bytes > 0 and self._idle_s() >= _IDLE_FOR_SURE_S:
+            freed_bytes = self._kv.free_shared(deficit_bytes + int(mark * _SPARE))
+            log.info("freed %s bytes of shared blocks, the least recently used ones", f"{freed_bytes:,}")
+            deficit_bytes -= freed_bytes
+        return deficit_bytes <= 0
 
     def _is_hopeless(self) -> bool:
         if self._idle_s() < _PATIENCE_S:
@@ -177,10 +177,10 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
 
     Without that they would count twice, and keep the neighbours waiting.
     """
-    left = threading.Event()
+    stop_event = threading.Event()
 
     def renew() -> None:
-        while not left.wait(RENEW_EVERY_S):
+        while not stop_event.wait(RENEW_EVERY_S):
             try:
                 cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
             except StoreUnavailable as error:  # what was put there shows it too
@@ -191,6 +191,6 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
     try:
         yield
     finally:
-        left.set()
+        stop_event.set()
         thread.join()
         cluster_state.unreserve(name)

@@ -14,11 +14,11 @@ from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
 from kvstore.heartbeat import CLAIM_TTL_S
 from kvstore.uploader import Uploader
-from messages.change import changed
+from messages.change import replace_fields
 from messages.errors import Cancelled, ContextExceeded, KvasirError, KVTransferFailed, StoreUnavailable
 from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
-from prefill_worker.admission import Admission, NoRoom
+from prefill_worker.admission import Admission, NoCapacity
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class KVWriter:
 
     def __init__(
         self,
-        loaded: LoadedEngine[PrefillEngine],
+        loaded_engine: LoadedEngine[PrefillEngine],
         kv: KVStore,
         cluster_state: ClusterState,
         worker_id: str,
@@ -59,11 +59,11 @@ class KVWriter:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
         self.leases = PrefixLeases(cluster_state, worker_id)
         self.tokens_per_s = 0.0  # moving average; 0: nothing computed yet
-        self.engine = loaded.engine
+        self.engine = loaded_engine.engine
         self.store = kv
-        self._engine_why_no_kv = loaded.why_no_kv
+        self._engine_why_no_kv = loaded_engine.why_no_kv
         self._worker_id = worker_id
-        self.sketch = loaded.sketches.name
+        self.sketch = loaded_engine.sketches.name
         self._refusals = refusals
         self._short_tokens = short_tokens
 
@@ -75,31 +75,31 @@ class KVWriter:
         A store that is away or too small, or an engine that can't give its cache out, costs the KV transfer and not the
         job: the decoder then does the prompt itself. Raises ContextExceeded, NoRoom, and what else the engine raises.
         """
-        layout, why = self.engine.info.layout, self._why_no_kv(job)
+        layout, reason = self.engine.info.layout, self._why_no_kv(job)
         report = PrefillReport(self._worker_id, self.engine.info.engine, queue_s)
-        if why or not layout:
-            return DecodeJob(job, None, report, why)
-        one = _Transfer(self, layout, job, report, stop)
+        if reason or not layout:
+            return DecodeJob(job, None, report, reason)
+        transfer = _Transfer(self, layout, job, report, stop)
         try:
-            one.known_absent = one.absent(one.kv.num_tokens)
-            with self.admission.reserve(one.bytes_to_store):
-                one.compute_in_parts()
-        except NoRoom:
+            transfer.known_absent = transfer.absent(transfer.kv.num_tokens)
+            with self.admission.reserve(transfer.bytes_to_store):
+                transfer.compute_in_parts()
+        except NoCapacity:
             raise
         except Exception as error:  # no decode job will point at what was stored, so nobody else would delete it
-            one.drop_own()
+            transfer.drop_own()
             if isinstance(error, StoreUnavailable):
-                why = f"the store did not take it: {error}"
+                reason = f"the store did not take it: {error}"
             elif isinstance(error, KVTransferFailed):
-                why = f"the engine did not give it out: {error}"
+                reason = f"the engine did not give it out: {error}"
             else:
                 raise
-            log.warning("job %s goes on without its KV cache: %s", job.job_id, why)
-            return DecodeJob(job, None, report, why)
-        if one.report.computed_tokens and one.report.prefill_s > 0:
-            rate, mean = one.report.computed_tokens / one.report.prefill_s, self.tokens_per_s
+            log.warning("job %s goes on without its KV cache: %s", job.job_id, reason)
+            return DecodeJob(job, None, report, reason)
+        if transfer.report.computed_tokens and transfer.report.prefill_s > 0:
+            rate, mean = transfer.report.computed_tokens / transfer.report.prefill_s, self.tokens_per_s
             self.tokens_per_s = 0.8 * mean + 0.2 * rate if mean else rate
-        return DecodeJob(job, one.kv, one.report)
+        return DecodeJob(job, transfer.kv, transfer.report)
 
     def _why_no_kv(self, job: PrefillJob) -> str:
         """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if it is too long."""
@@ -116,7 +116,7 @@ class KVWriter:
             return "a prompt of one token has no KV cache to transfer"
         if job.kv_tokens * len(asks) < self._short_tokens:
             return "a prompt this short is computed sooner than fetched"
-        return self._engine_why_no_kv or info.layout.why_unsupported or self._refusals.why()
+        return self._engine_why_no_kv or info.layout.why_unsupported or self._refusals.reason()
 
 
 class _Transfer:
@@ -130,29 +130,29 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        covered = job.kv_tokens  # what is left is the decoder's
-        shared = shared_boundary(layout, min(job.shared_tokens, covered))
+        num_tokens = job.kv_tokens  # what is left is the decoder's
+        shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
         # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.
         sketch = owner.sketch
-        size = covered * layout.token_bytes + layout.state_bytes
-        self.kv = StoredKV(fingerprint, layout, covered, shared, size, sketch)
-        self.report = changed(report, restored_tokens=covered)
-        self._refs = block_refs(fingerprint, layout, job.tokens, covered, shared, job.job_id, sketch, job.tag)
+        size = num_tokens * layout.token_bytes + layout.state_bytes
+        self.kv = StoredKV(fingerprint, layout, num_tokens, shared_tokens, size, sketch)
+        self.report = replace_fields(report, restored_tokens=num_tokens)
+        self._refs = block_refs(fingerprint, layout, job.tokens, num_tokens, shared_tokens, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
         # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut. So is a
         # turn's up to its last whole block, where the next turn goes on.
-        self._stops_at_boundary = self._resumes and shared >= MIN_RESUME_TOKENS
-        kept = shared_boundary(layout, covered) if job.tag and layout.snapshots and self._resumes else 0
-        self._turn_end = kept if kept >= max(MIN_RESUME_TOKENS, shared + 1) else 0
+        self._stops_at_boundary = self._resumes and shared_tokens >= MIN_RESUME_TOKENS
+        last_boundary = shared_boundary(layout, num_tokens) if job.tag and layout.snapshots and self._resumes else 0
+        self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
         # What was absent a moment ago; None as soon as somebody else may have stored some of it.
         self.known_absent: _Records | None = None
-        self._repaired = False  # a stored start was damaged: once, it is computed anew
+        self._has_repaired = False  # a stored start was damaged: once, it is computed anew
 
     def bytes_to_store(self) -> int:
         """About what its absent records will take in the store."""
-        absent, shared = self.absent(self.kv.num_tokens), self.kv.shared_tokens
-        stops = (shared if self._stops_at_boundary and self.kv.layout.snapshots else 0, self._turn_end)
+        absent, shared_tokens = self.absent(self.kv.num_tokens), self.kv.shared_tokens
+        stops = (shared_tokens if self._stops_at_boundary and self.kv.layout.snapshots else 0, self._turn_end)
         for stop in stops:
             if 0 < stop < self.kv.num_tokens:
                 absent += [(type_, ref) for type_, ref in self.absent(stop) if type_ is not Block]
@@ -176,7 +176,7 @@ class _Transfer:
     def drop_own(self) -> None:
         """Delete what was stored for this job alone."""
         try:
-            self._store.delete([ref for _, ref in self._records(self.kv.num_tokens) if not ref.shared])
+            self._store.delete([ref for _, ref in self._records(self.kv.num_tokens) if not ref.is_shared])
         except StoreUnavailable as error:  # their TTL ends them
             log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
 
@@ -188,8 +188,8 @@ class _Transfer:
             self.known_absent = None
             with self._owner.leases.turn(
                 chain, lambda: not self.absent(self.kv.shared_tokens), patience_s, self._stop
-            ) as ours:
-                if ours:
+            ) as holds_lease:
+                if holds_lease:
                     self._compute(self.kv.shared_tokens)
         if self._turn_end:
             self._compute(self._turn_end)
@@ -205,9 +205,9 @@ class _Transfer:
         try:
             resume = self._stored_start(min(first, end - 1))
         except KVTransferFailed as error:
-            if self._repaired:
+            if self._has_repaired:
                 raise
-            self._repaired = True
+            self._has_repaired = True
             log.warning("job %s: deleted its stored start, which can't be used: %s", self._job.job_id, error)
             return self.compute_in_parts() if end > self.kv.shared_tokens else self._compute(end)
         uploader = Uploader(
@@ -223,33 +223,33 @@ class _Transfer:
 
     def _upload(self, uploader: Uploader, end: int, absent: _Records, resume: KVCache | None) -> None:
         """Have the engine compute up to `end`, and those records stored that are not there yet."""
-        wanted = {(type_, ref.end, ref.layer): ref for type_, ref in absent}
+        absent_refs = {(type_, ref.end, ref.layer): ref for type_, ref in absent}
         first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
         tokens = self._job.tokens[:end]
 
         def emit(record: Record) -> None:
             end = record.end if isinstance(record, Block) else record.position
-            ref = wanted.get((type(record), end, record.layer if isinstance(record, RecurrentState) else None))
+            ref = absent_refs.get((type(record), end, record.layer if isinstance(record, RecurrentState) else None))
             if ref:
                 uploader.put(ref, record)
                 failpoint("prefill.storing", self._job.job_id)
 
         try:
-            done = self._engine.prefill(tokens, emit, first=first, resume=resume, stop=self._stop)
+            outcome = self._engine.prefill(tokens, emit, first=first, resume=resume, stop=self._stop)
         except KVTransferFailed as error:
             if resume is None:
                 raise
             log.info("job %s: the engine can't go on from the stored start: %s", self._job.job_id, error)
-            done = self._engine.prefill(tokens, emit, first=first, stop=self._stop)
-        uploaded = uploader.finish()
-        before, computed = self.report, self.report.computed_tokens + done.computed_tokens
-        self.report = changed(
-            before,
-            prefill_s=before.prefill_s + done.seconds,
-            put_s=before.put_s + uploaded.exposed_s,
-            computed_tokens=computed,
-            restored_tokens=max(0, self.kv.num_tokens - computed),
-            put_bytes=before.put_bytes + uploaded.bytes,
+            outcome = self._engine.prefill(tokens, emit, first=first, stop=self._stop)
+        upload = uploader.finish()
+        report, computed_tokens = self.report, self.report.computed_tokens + outcome.computed_tokens
+        self.report = replace_fields(
+            report,
+            prefill_s=report.prefill_s + outcome.seconds,
+            put_s=report.put_s + upload.exposed_s,
+            computed_tokens=computed_tokens,
+            restored_tokens=max(0, self.kv.num_tokens - computed_tokens),
+            put_bytes=report.put_bytes + upload.bytes,
         )
 
     def _records(self, end: int) -> _Records:
@@ -268,8 +268,8 @@ class _Transfer:
         if self.known_absent is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
             return [(type_, ref) for type_, ref in self.known_absent if ref.end <= end]
         records = self._records(end)
-        missing = set(self._store.missing([ref for _, ref in records]))
-        return [(type_, ref) for type_, ref in records if ref in missing]
+        missing_refs = set(self._store.find_missing([ref for _, ref in records]))
+        return [(type_, ref) for type_, ref in records if ref in missing_refs]
 
     def _stored_start(self, end: int) -> KVCache | None:
         """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
@@ -292,9 +292,9 @@ class _Transfer:
     def _turns(self, end: int) -> list[int]:
         """Where earlier turns of the conversation left a whole snapshot, up to `end`."""
         layout = self.kv.layout
-        at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.tagged and ref.end <= end}
-        missing = set(self._store.missing([ref for refs in at.values() for ref in refs])) if at else set()
-        return [position for position, refs in at.items() if missing.isdisjoint(refs)]
+        at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.is_tagged and ref.end <= end}
+        missing_refs = set(self._store.find_missing([ref for refs in at.values() for ref in refs])) if at else set()
+        return [position for position, refs in at.items() if missing_refs.isdisjoint(refs)]
 
 
 class PrefixLeases:
@@ -308,16 +308,16 @@ class PrefixLeases:
     def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
         self._cluster_state = cluster_state
         self._worker_id = worker_id
-        self._held: list[tuple[str, int]] = []
+        self._claims: list[tuple[str, int]] = []
         self._lock = threading.Lock()
 
-    def held(self) -> list[tuple[str, int]]:
+    def claims(self) -> list[tuple[str, int]]:
         """Claims that are ours."""
-        return list(self._held)
+        return list(self._claims)
 
     def renew(self) -> None:
         """Keep what is held."""
-        for name in self.held():
+        for name in self.claims():
             self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
 
     @contextmanager
@@ -333,10 +333,12 @@ class PrefixLeases:
         give_up = time.monotonic() + patience_s
         while True:
             with self._lock:  # the store tells workers apart, and not the jobs of one
-                ours = name not in self._held and self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
-                if ours:
-                    self._held.append(name)
-            if ours or is_there() or time.monotonic() > give_up:
+                holds_lease = name not in self._claims and self._cluster_state.claim(
+                    *name, self._worker_id, CLAIM_TTL_S
+                )
+                if holds_lease:
+                    self._claims.append(name)
+            if holds_lease or is_there() or time.monotonic() > give_up:
                 break
             if stop.wait(_LOOK_EVERY_S):
                 raise Cancelled("cancelled while another worker computed the prefix")
@@ -344,8 +346,8 @@ class PrefixLeases:
             # Whoever held the lease until just now may have finished.
             yield not is_there()
         finally:
-            if ours:
-                self._held.remove(name)
+            if holds_lease:
+                self._claims.remove(name)
                 self._cluster_state.release(*name, self._worker_id)
 
 
@@ -364,9 +366,9 @@ class Refusals:
         self._sketch = sketch
         self._clock = clock
         self._next_look = 0.0
-        self._why = ""
+        self._reason = ""
 
-    def why(self) -> str:
+    def reason(self) -> str:
         """Why all of them refuse it, in the words of one; "": there is none yet, or one that does not refuse it.
 
         As of at most REFUSALS_EVERY_S ago.
@@ -374,10 +376,10 @@ class Refusals:
         now = self._clock()
         if self._sketch and now >= self._next_look:
             self._next_look = now + REFUSALS_EVERY_S
-            whys = [
-                each.why_refused(self._sketch)
-                for each in self._cluster_state.registrations()
-                if each.role == "decode" and each.model == self._model
+            reasons = [
+                registration.why_refused(self._sketch)
+                for registration in self._cluster_state.registrations()
+                if registration.role == "decode" and registration.model == self._model
             ]
-            self._why = whys[0] if whys and all(whys) else ""
-        return self._why
+            self._reason = reasons[0] if reasons and all(reasons) else ""
+        return self._reason

@@ -22,7 +22,7 @@ from infra.broker.consume import (
     HELD_IF_INSTANT,
     QUICK_S,
     ConsumerLoop,
-    Slots,
+    SlotPool,
     adaptive_prefetch,
     receive_group,
 )
@@ -31,7 +31,7 @@ from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settlement, Settler, check_runnable, passing_on
 from infra.broker.topology import jobs_waiting, work_queue
-from infra.config.hours import ALWAYS, Hours
+from infra.config.hours import ALL_HOURS, Hours
 from kvstore.base import ClusterState, KVStore
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import Heartbeat, new_worker_id
@@ -60,7 +60,7 @@ class PrefillWorker:
     def __init__(
         self,
         model: str,
-        loaded: LoadedEngine[PrefillEngine],
+        loaded_engine: LoadedEngine[PrefillEngine],
         broker: Broker,
         kv: KVStore,
         cluster_state: ClusterState,
@@ -69,30 +69,30 @@ class PrefillWorker:
     ) -> None:
         self.worker_id = new_worker_id()
         self._model = model
-        self._engine = loaded.engine
+        self._engine = loaded_engine.engine
         self._broker = broker
         self._cluster_state = BestEffortClusterState(cluster_state)
         self._observe = observe
-        self._loaded = loaded
-        self._refusals = Refusals(self._cluster_state, model, loaded.sketches.name)
+        self._loaded_engine = loaded_engine
+        self._refusals = Refusals(self._cluster_state, model, loaded_engine.sketches.name)
         self._kv_writer = KVWriter(
-            loaded, kv, self._cluster_state, self.worker_id, self._decode_waits, self._refusals, short_tokens
+            loaded_engine, kv, self._cluster_state, self.worker_id, self._decode_waits, self._refusals, short_tokens
         )
         self._tombstones = Tombstones(self._cluster_state)
         self._settler = Settler(broker, [model], observe)
         self._onward = GroupCommit("passing on", self._settle, HELD_IF_INSTANT)
-        self._slots = Slots(loaded.engine.info.prefill_slots)
+        self._slots = SlotPool(loaded_engine.engine.info.prefill_slots)
         flow = SlotFlow if self._slots.count > 1 else PrefillFlow
         open_flow = partial(flow, broker, model, self._settler.hand_back_all)
-        away = partial(outage_of, loaded.engine)
-        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow, away)
+        find_outage = partial(outage_of, loaded_engine.engine)
+        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow, find_outage)
         self._lock = threading.Lock()
         self._prefilling: set[Attempt[PrefillJob]] = set()
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        self._done = 0
+        self._finished_jobs = 0
 
-    def run(self, hours: Hours = ALWAYS) -> None:
+    def run(self, hours: Hours = ALL_HOURS) -> None:
         """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
         self._renew()
         heartbeat = Heartbeat(self._cluster_state, self.registration, self._renew)
@@ -105,7 +105,7 @@ class PrefillWorker:
 
     def _renew(self) -> None:
         """What lies in the store under our name: our sketch, so that decoders can compare theirs, and leases."""
-        self._loaded.sketches.publish()
+        self._loaded_engine.sketches.publish()
         self._kv_writer.leases.renew()
 
     def stop(self, abort: bool = False) -> None:
@@ -116,22 +116,22 @@ class PrefillWorker:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")
 
-    def take(self, deliveries: list[Delivery]) -> None:
+    def accept(self, deliveries: list[Delivery]) -> None:
         """Deliveries, from arrival to decode jobs that are about to be published; the acks follow that.
 
         Here, if the engine computes one prompt at a time, and else in a slot.
         """
         if self._slots.count > 1:
-            self._slots.take(lambda _leave_slot: self.handle(deliveries), len(deliveries))
+            self._slots.run_in_slot(lambda _leave_slot: self.handle(deliveries), len(deliveries))
         else:
             self.handle(deliveries)
 
     def handle(self, deliveries: list[Delivery]) -> None:
         """Deliveries, from arrival to decode jobs on their way out, one after the other."""
-        started = time.monotonic()
+        start = time.monotonic()
         ready: list[Settlement] = []
         for number, delivery in enumerate(deliveries):
-            slow = number and time.monotonic() - started > GROUP_PATIENCE_S  # they are slower than was thought
+            slow = number and time.monotonic() - start > GROUP_PATIENCE_S  # they are slower than was thought
             if slow or self._aborting or outage_of(self._engine):
                 self._settler.hand_back_all(deliveries[number:])
                 break
@@ -151,9 +151,11 @@ class PrefillWorker:
         attempt = self._settler.begin(Attempt[PrefillJob], delivery)
         envelope = attempt.envelope
         settlement = None
-        taken = counting_crashes(self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns)
+        crash_counter = counting_crashes(
+            self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns
+        )
         try:
-            with taken as crashes, self._settler.settling_errors(attempt):
+            with crash_counter as crashes, self._settler.settling_errors(attempt):
                 failpoint("prefill.taken", envelope.job_id)
                 job = attempt.job = codec.decode(delivery.message.body, PrefillJob)
                 cancelled, now = self._tombstones.has(job.batch_id), self._cluster_state.now()
@@ -174,7 +176,7 @@ class PrefillWorker:
         finally:
             with self._lock:
                 self._prefilling.discard(attempt)
-                self._done += 1
+                self._finished_jobs += 1
         return settlement
 
     def _settle(self, ready: list[Settlement]) -> None:
@@ -184,23 +186,23 @@ class PrefillWorker:
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
             return
-        for one in ready:
-            failpoint("prefill.acked", one.attempt.envelope.job_id)
-        if any(one.attempt.envelope.lane == "now" for one in ready):
+        for settlement in ready:
+            failpoint("prefill.acked", settlement.attempt.envelope.job_id)
+        if any(settlement.attempt.envelope.lane == "now" for settlement in ready):
             ring(self._broker, work_queue("decode", self._model, "now"))
 
     # What the consumer loop asks.
 
-    def wait_for_room(self, timeout_s: float) -> bool:
+    def wait_for_capacity(self, timeout_s: float) -> bool:
         """Whether there is a slot for another job, and room in the store as far as is known; waits for either."""
         if self._kv_writer.admission.is_open():
             return self._slots.wait(timeout_s)
         time.sleep(timeout_s)
         return False
 
-    def holding(self) -> int:
+    def count_in_progress(self) -> int:
         """Jobs whose decode job is not confirmed yet; the loop's own thread computes none while it asks."""
-        return self._slots.holding + len(self._onward.unfinished())
+        return self._slots.active_groups + len(self._onward.snapshot())
 
     def finish(self) -> None:
         """Wait until what was taken is acked."""
@@ -209,7 +211,7 @@ class PrefillWorker:
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what is prefilled of this batch."""
-        self._tombstones.heard(batch_id)
+        self._tombstones.note_cancel(batch_id)
         for attempt in self._in_hand():
             if attempt.job.batch_id == batch_id:
                 attempt.stop_for("cancelled")
@@ -231,19 +233,19 @@ class PrefillWorker:
             return list(self._prefilling)
 
     def _job_ids(self) -> tuple[str, ...]:
-        onward = [one.attempt for one in self._onward.unfinished()]
-        return tuple(each.envelope.job_id for each in [*self._in_hand(), *onward])
+        onward = [settlement.attempt for settlement in self._onward.snapshot()]
+        return tuple(attempt.envelope.job_id for attempt in [*self._in_hand(), *onward])
 
     def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""
-        engine = engine_registration(self.worker_id, "prefill", self._model, self._started_at, self._loaded)
+        engine = engine_registration(self.worker_id, "prefill", self._model, self._started_at, self._loaded_engine)
         return replace(
             engine,
             busy=len(self._in_hand()),
-            done=self._done,
+            done=self._finished_jobs,
             tokens_per_s=self._kv_writer.tokens_per_s,
             off=self._loop.off,
-            notes=engine.notes or self._refusals.why(),
+            notes=engine.notes or self._refusals.reason(),
             jobs=self._job_ids(),
         )
 
@@ -268,18 +270,18 @@ class PrefillFlow:
         self._hand_back = hand_back
         self._prefetch = 1
         self._mean_s = _SLOW_S  # of a job
-        self._given = 0  # how many were given out last
+        self._group_size = 0  # how many were given out last
         self._given_at = 0.0
-        self._paused = False
+        self._is_paused = False
 
     def next(self, timeout_s: float) -> list[Delivery]:
         """One job, or a group of quick ones."""
-        if self._paused:
+        if self._is_paused:
             self._consumer.resume()
-            self._paused = False
-        if self._given:
-            took_s = (time.monotonic() - self._given_at) / self._given
-            self._mean_s += (1 - 0.9**self._given) * (took_s - self._mean_s)
+            self._is_paused = False
+        if self._group_size:
+            took_s = (time.monotonic() - self._given_at) / self._group_size
+            self._mean_s += (1 - 0.9**self._group_size) * (took_s - self._mean_s)
         self._set_prefetch(adaptive_prefetch(self._mean_s, self._prefetch))
         first = self._consumer.receive(timeout_s)
         if first is None:
@@ -291,16 +293,16 @@ class PrefillFlow:
         if self._prefetch > 1 and any(map(is_large, group)):
             self._mean_s = _SLOW_S
             self._set_prefetch(1)
-        self._given, self._given_at = len(group), time.monotonic()
+        self._group_size, self._given_at = len(group), time.monotonic()
         return group
 
-    def full(self, _urgent: Callable[[], Delivery | None]) -> None:
+    def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
         """The store has no room: nothing is held that another worker might take."""
         self._hand_back(self.pause())
 
     def pause(self) -> list[Delivery]:
         """See Flow."""
-        self._paused, self._given = True, 0
+        self._is_paused, self._group_size = True, 0
         return self._consumer.pause()
 
     def close(self) -> list[Delivery]:
@@ -311,13 +313,13 @@ class PrefillFlow:
         """See Flow."""
         self._consumer.nudge()
 
-    def _set_prefetch(self, wanted: int) -> None:
-        if wanted > self._prefetch:
-            self._consumer.widen(wanted)
-        elif wanted < self._prefetch:
+    def _set_prefetch(self, prefetch: int) -> None:
+        if prefetch > self._prefetch:
+            self._consumer.widen(prefetch)
+        elif prefetch < self._prefetch:
             self._hand_back(self._consumer.close())
-            self._consumer = self._broker.consume(self._bulk, wanted)
-        self._prefetch = wanted
+            self._consumer = self._broker.consume(self._bulk, prefetch)
+        self._prefetch = prefetch
 
 
 class SlotFlow:
@@ -345,7 +347,7 @@ class SlotFlow:
         self._hand_back(self.pause())
         return [delivery]
 
-    def full(self, _urgent: Callable[[], Delivery | None]) -> None:
+    def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
         """No slot is free, or the store has no room: nothing is held that another worker might take."""
         self._hand_back(self.pause())
 

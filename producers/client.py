@@ -48,7 +48,7 @@ class Replies:
         self.backlog = depth.ready if depth else 0  # results that came while nobody listened
         self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
 
-    def take(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
+    def receive(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
         """What has arrived, waiting at most `timeout_s` for the first."""
         replies: list[Reply] = []
         while len(replies) < at_most and (delivery := self._consumer.receive(timeout_s)):
@@ -61,40 +61,40 @@ class Replies:
         """Let the `take` that waits now return at once. From any thread."""
         self._consumer.nudge()
 
-    def parked(self) -> Generator[list[Reply]]:
+    def receive_parked(self) -> Generator[list[Reply]]:
         """This batch's results that found no reply queue and were parked, some at a time; others' are put back.
 
         Ack each group before you ask for the next: the broker brings no more than two groups that are unacked.
         """
-        _, parked = topology.parked(self._queue)
-        depth = self._broker.depth(parked)
+        _, parked_queue = topology.parking_place(self._queue)
+        depth = self._broker.depth(parked_queue)
         if not depth or not depth.ready:
             return
-        consumer = self._broker.consume(parked, prefetch=2 * _PARKED_AT_ONCE)
-        mine: list[Reply] = []
-        others: list[Delivery] = []
+        consumer = self._broker.consume(parked_queue, prefetch=2 * _PARKED_AT_ONCE)
+        own_replies: list[Reply] = []
+        foreign_deliveries: list[Delivery] = []
         try:
             for _ in range(depth.ready):
                 delivery = consumer.receive(_PARKED_WAIT_S)
                 if delivery is None:
                     break
                 if delivery.message.correlation_id != self._batch_id:
-                    others.append(delivery)
+                    foreign_deliveries.append(delivery)
                 elif reply := read_reply(delivery):
-                    mine.append(reply)
-                if len(others) >= _PARKED_AT_ONCE:
-                    self._park_again(others)
-                if len(mine) >= _PARKED_AT_ONCE:
-                    yield mine
-                    mine = []
+                    own_replies.append(reply)
+                if len(foreign_deliveries) >= _PARKED_AT_ONCE:
+                    self._park_again(foreign_deliveries)
+                if len(own_replies) >= _PARKED_AT_ONCE:
+                    yield own_replies
+                    own_replies = []
         finally:
-            self._park_again([*others, *consumer.close()])
-        if mine:
-            yield mine
+            self._park_again([*foreign_deliveries, *consumer.close()])
+        if own_replies:
+            yield own_replies
 
     def _park_again(self, deliveries: list[Delivery]) -> None:
         """Many at once: somebody else's 50,000 results must not hold up our start."""
-        to, _ = topology.parked(self._queue)
+        to, _ = topology.parking_place(self._queue)
         self._broker.publish_many((to, delivery.message) for delivery in deliveries)
         for delivery in deliveries:
             delivery.ack()
@@ -110,20 +110,20 @@ class Replies:
 
     def listen_anew(self) -> list[Reply]:
         """Subscribe again, where results wait and none comes (see ConsumerLoop); returns what had arrived unread."""
-        arrived = [reply for delivery in self._consumer.pause() if (reply := read_reply(delivery))]
+        replies = [reply for delivery in self._consumer.pause() if (reply := read_reply(delivery))]
         self._consumer.resume()
-        return arrived
+        return replies
 
-    def close(self, *, delete: bool = False, unread: Iterable[Reply] = ()) -> None:
+    def close(self, *, delete: bool = False, unread_replies: Iterable[Reply] = ()) -> None:
         """Stop listening; with `delete` the queue goes too: only when every job has its result on disk.
 
-        Otherwise what is `unread`, or was never taken, is put back for whoever listens next.
+        Otherwise what is `unread_replies`, or was never taken, is put back for whoever listens next.
         """
-        left = [reply.delivery for reply in unread] + self._consumer.close()
+        deliveries = [reply.delivery for reply in unread_replies] + self._consumer.close()
         if delete:
             return self._broker.delete_queue(self._queue)
         with suppress(BrokerUnavailable):  # then the broker takes them back by itself
-            for delivery in left:
+            for delivery in deliveries:
                 self._broker.publish(topology.reply(self._queue), delivery.message, _PUT_BACK_S)
                 delivery.ack()
 
@@ -175,10 +175,10 @@ class Client:
 
         Raises NoQueue for a model without a queue, BrokerUnavailable if the broker stays away.
         """
-        waiting: dict[str, PrefillJob] = {}
+        jobs_by_id: dict[str, PrefillJob] = {}
 
-        def confirmed(message: Message) -> None:
-            job = waiting.pop(message.message_id, None)
+        def note_confirmed(message: Message) -> None:
+            job = jobs_by_id.pop(message.message_id, None)
             if job is None:  # published twice, and told of already
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
@@ -190,10 +190,10 @@ class Client:
         def sends() -> Iterator[tuple[Address, Message]]:
             for job in jobs:
                 self.check_model(job.model)
-                waiting[job.job_id] = job
+                jobs_by_id[job.job_id] = job
                 yield submit_message(job)
 
-        return self.broker.publish_many(sends(), confirmed)
+        return self.broker.publish_many(sends(), note_confirmed)
 
     def gather(self, batch_id: str, job_ids: Iterable[str], timeout_s: float | None = None) -> Iterator[JobResult]:
         """Results of these jobs as they arrive, each once; ends after the last, or after `timeout_s` of silence.
@@ -201,24 +201,24 @@ class Client:
         A result is acked when the next one is asked for: keep it before you ask. Leaving early loses none: what was not
         acked can be gathered again.
         """
-        wanted = set(job_ids)
+        open_ids = set(job_ids)
         replies = Replies(self.broker, batch_id)
-        parked = replies.parked()  # those that were faster than this call
-        arrived: deque[Reply] = deque()
+        parked_replies = replies.receive_parked()  # those that were faster than this call
+        new_replies: deque[Reply] = deque()
         try:
             silent_since = time.monotonic()
-            while wanted and (timeout_s is None or time.monotonic() - silent_since < timeout_s):
-                while arrived:
-                    if arrived[0].result.job_id in wanted:
-                        yield arrived[0].result
-                    wanted.discard(arrived[0].result.job_id)
-                    arrived.popleft().delivery.ack()
+            while open_ids and (timeout_s is None or time.monotonic() - silent_since < timeout_s):
+                while new_replies:
+                    if new_replies[0].result.job_id in open_ids:
+                        yield new_replies[0].result
+                    open_ids.discard(new_replies[0].result.job_id)
+                    new_replies.popleft().delivery.ack()
                     silent_since = time.monotonic()
-                if wanted:
-                    arrived += next(parked, []) or replies.take(0.5)
+                if open_ids:
+                    new_replies += next(parked_replies, []) or replies.receive(0.5)
         finally:
-            parked.close()
-            replies.close(delete=not wanted, unread=arrived)
+            parked_replies.close()
+            replies.close(delete=not open_ids, unread_replies=new_replies)
 
     def ask(self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0) -> JobResult:
         """One prompt, one result, ahead of the bulk; `prompt` is what a user says, or a conversation."""
@@ -283,7 +283,7 @@ class Client:
             lane=lane,
             submitted_at=self.cluster_state.now(),
             deadline=deadline,
-            reply_to=topology.reply_queue(batch_id, self.broker.clustered),
+            reply_to=topology.reply_queue(batch_id, self.broker.is_clustered),
             stream_to=stream_to,
         )
 
@@ -303,26 +303,26 @@ class Client:
 
     def unserved(self, models: Iterable[str]) -> list[str]:
         """Those of these models that no decode worker serves: their jobs wait."""
-        return sorted(set(models) - self._served("decode"))
+        return sorted(set(models) - self._served_models("decode"))
 
     def unprefilled(self, models: Iterable[str]) -> list[str]:
         """Those of these models that have decode workers and no prefill worker: they do the prompts themselves."""
-        return sorted(self._served("decode").intersection(models) - self._served("prefill"))
+        return sorted(self._served_models("decode").intersection(models) - self._served_models("prefill"))
 
-    def _served(self, role: str) -> set[str]:
-        return {registration.model for registration in self.workers() if registration.role == role}
+    def _served_models(self, stage: str) -> set[str]:
+        return {registration.model for registration in self.workers() if registration.role == stage}
 
 
 def _until_result(receive: Callable[[float], Delivery | None], replies: Replies) -> Iterator[TokenEvent | JobResult]:
     """Pieces while they come, then the result; pieces still under way when the result arrives come first."""
     while True:
-        found = replies.take(0)
-        delivery = receive(0.0 if found else 0.05)
+        arrivals = replies.receive(0)
+        delivery = receive(0.0 if arrivals else 0.05)
         while delivery:
             if event := read_piece(delivery):
                 yield event
-            delivery = receive(0.05 if found else 0.0)
-        for reply in found:
+            delivery = receive(0.05 if arrivals else 0.0)
+        for reply in arrivals:
             reply.delivery.ack()
             yield reply.result
             return

@@ -7,21 +7,21 @@ import io
 from collections.abc import Iterable, Sequence
 
 
-def plural(count: int, noun: str, one: str = "", many: str = "") -> str:
+def plural(count: int, noun: str, singular_verb: str = "", plural_verb: str = "") -> str:
     """`1 image`, `1,200 tokens`; with the verb in both numbers `1 job is`, `2 jobs are`."""
-    words, verb = (noun, one) if count == 1 else (f"{noun}s", many)
+    words, verb = (noun, singular_verb) if count == 1 else (f"{noun}s", plural_verb)
     return f"{count:,} {words} {verb}".rstrip()
 
 
-def listed(names: Sequence[str]) -> str:
+def join_with_and(names: Sequence[str]) -> str:
     """`joins`, `joins and plots`, `joins, plots and style`."""
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
 
 
-def some(names: Sequence[str], most: int = 3) -> str:
+def shorten_names(names: Sequence[str], limit: int = 3) -> str:
     """`ada, benno, cato and 4 others`."""
-    rest = f" and {plural(len(names) - most, 'other')}" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {plural(len(names) - limit, 'other')}" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
 
 
 def names_in(text: str) -> tuple[str, ...]:

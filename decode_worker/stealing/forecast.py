@@ -52,14 +52,14 @@ class Throughput:
         if not report.completion_tokens or report.decode_s <= 0:
             return
         with self._lock:
-            known = self._models.setdefault(model, Averages())
-            known.jobs += 1
-            weight = max(_WEIGHT, 1 / known.jobs)
-            known.tokens_per_s += weight * (report.completion_tokens / report.decode_s - known.tokens_per_s)
-            known.answer_tokens += weight * (report.completion_tokens - known.answer_tokens)
+            averages = self._models.setdefault(model, Averages())
+            averages.jobs += 1
+            weight = max(_WEIGHT, 1 / averages.jobs)
+            averages.tokens_per_s += weight * (report.completion_tokens / report.decode_s - averages.tokens_per_s)
+            averages.answer_tokens += weight * (report.completion_tokens - averages.answer_tokens)
             if report.transferred_tokens:
-                known.fetches += 1
-                known.fetch_s += max(_WEIGHT, 1 / known.fetches) * (report.get_s - known.fetch_s)
+                averages.fetches += 1
+                averages.fetch_s += max(_WEIGHT, 1 / averages.fetches) * (report.get_s - averages.fetch_s)
 
     def of(self, model: str) -> Averages:
         """What is known of a model."""
@@ -69,16 +69,16 @@ class Throughput:
     def fetch_s(self, model: str) -> float:
         """Expected time for a KV cache to come: of this model, else of any, else a first guess."""
         with self._lock:
-            known = [self._models[model]] if model in self._models else []
-            values = [measured.fetch_s for measured in [*known, *self._models.values()]]
+            model_averages = [self._models[model]] if model in self._models else []
+            values = [averages.fetch_s for averages in [*model_averages, *self._models.values()]]
         return next((value for value in values if value > 0), FIRST_FETCH_S)
 
     def expected_s(self, job: DecodeJob) -> float:
         """Expected time of a job in a slot, from what is known before it is decoded."""
-        measured = self.of(job.job.model)
-        most = sum(ask.sampling.max_tokens for ask in job.job.asks())
-        tokens = min(most, measured.answer_tokens or most)
-        return expected_service_s(tokens, measured.tokens_per_s, measured.fetch_s)
+        averages = self.of(job.job.model)
+        max_tokens = sum(ask.sampling.max_tokens for ask in job.job.asks())
+        tokens = min(max_tokens, averages.answer_tokens or max_tokens)
+        return expected_service_s(tokens, averages.tokens_per_s, averages.fetch_s)
 
 
 def expected_service_s(answer_tokens: float, tokens_per_s: float, fetch_s: float = 0.0) -> float:
@@ -98,12 +98,12 @@ class QueueForecast:
         self._worker_id = worker_id
         self._lock = threading.Lock()
         self._registrations: list[WorkerInfo] = []
-        self._sees = False
+        self._sees_everybody = False
         self._active: set[str] = set()  # models that somebody works at, at either stage
-        self._waited: set[str] = set()  # models of which jobs waited at the last look
+        self._waiting_models: set[str] = set()  # models of which jobs waited at the last look
         self._read_at = -_REGISTRATIONS_FOR_S
 
-    def others(self, model: str = "") -> list[WorkerInfo]:
+    def other_workers(self, model: str = "") -> list[WorkerInfo]:
         """The registrations of all other decode workers, or of those among them whose queue is this model's."""
         with self._lock:
             if time.monotonic() - self._read_at > _REGISTRATIONS_FOR_S:
@@ -113,24 +113,24 @@ class QueueForecast:
                     for registration in registrations
                     if registration.busy and registration.worker_id != self._worker_id
                 }
-                self._sees = any(registration.worker_id == self._worker_id for registration in registrations)
+                self._sees_everybody = any(registration.worker_id == self._worker_id for registration in registrations)
                 self._registrations = [
                     registration
                     for registration in registrations
                     if registration.role == "decode" and registration.worker_id != self._worker_id
                 ]
                 self._read_at = time.monotonic()
-            return [each for each in self._registrations if model in ("", each.model)]
+            return [registration for registration in self._registrations if model in ("", registration.model)]
 
-    def sees(self) -> bool:
+    def sees_everybody(self) -> bool:
         """Whether all registrations can be trusted to be there: ours is among them. Not so while the store is away."""
-        self.others()
+        self.other_workers()
         with self._lock:
-            return self._sees
+            return self._sees_everybody
 
     def is_active(self, models: Iterable[str]) -> bool:
         """Whether anybody else works at one of these models, so that jobs may come to wait."""
-        self.others()
+        self.other_workers()
         with self._lock:
             return not self._active.isdisjoint(models)
 
@@ -148,9 +148,9 @@ class QueueForecast:
         and a free worker takes a job within milliseconds.
         """
         queue = self.queue(model)
-        if queue.ready and model in self._waited:
+        if queue.ready and model in self._waiting_models:
             queue = replace(queue, peers=tuple(replace(peer, busy=peer.slots) for peer in queue.peers))
-        (self._waited.add if queue.ready else self._waited.discard)(model)
+        (self._waiting_models.add if queue.ready else self._waiting_models.discard)(model)
         return queue
 
     def offer(self, model: str, load_s: float) -> Offer:
@@ -164,25 +164,25 @@ class QueueForecast:
         Not measured here yet: this worker is taken to be as fast as those at home there, else as with any model.
         """
         rate = self._throughput.of(model).tokens_per_s or _mean(
-            registration.measured(model)[0] for registration in self.others(model)
+            registration.figures_for(model)[0] for registration in self.other_workers(model)
         )
         return expected_service_s(self._answer_tokens(model), rate)
 
     def _answer_tokens(self, model: str) -> float:
         """Mean length of an answer, over all workers that have measured it, this one included; 0: nobody has."""
-        found = [registration.measured(model)[1] for registration in self.others()] + [
+        lengths = [registration.figures_for(model)[1] for registration in self.other_workers()] + [
             self._throughput.of(model).answer_tokens
         ]
-        return _mean(found)
+        return _mean(lengths)
 
     def peers(self, model: str) -> tuple[Peer, ...]:
         """The workers at home there. Their KV caches are taken to need as long as ours."""
         tokens, fetch_s = self._answer_tokens(model), self._throughput.fetch_s(model)
-        found = []
-        for registration in self.others(model):
-            rate = registration.measured(model)[0] or registration.tokens_per_s
-            found.append(Peer(registration.slots, registration.busy, expected_service_s(tokens, rate, fetch_s)))
-        return tuple(found)
+        peers = []
+        for registration in self.other_workers(model):
+            rate = registration.figures_for(model)[0] or registration.tokens_per_s
+            peers.append(Peer(registration.slots, registration.busy, expected_service_s(tokens, rate, fetch_s)))
+        return tuple(peers)
 
 
 class Tail:
@@ -198,20 +198,22 @@ class Tail:
         self.next_look = 0.0  # monotonic clock; until then what was left just now is left
         self._since = 0.0  # when the queue was last seen to shrink, or leaving began; 0: not leaving
         self._ready = 0
-        self.left = 0
+        self.jobs_left = 0
 
-    def leaves(self, in_hand: int = 0) -> bool:
+    def should_leave(self, in_hand: int = 0) -> bool:
         """Whether the next job is left, of those that wait and those `in_hand`. Raises BrokerUnavailable."""
         decode_s = self._forecast.decode_s(self._model)
         end_there_s = None
-        peers = self._forecast.peers(self._model) if self._forecast.others(self._model) else ()  # alone as a rule
+        peers = (
+            self._forecast.peers(self._model) if self._forecast.other_workers(self._model) else ()
+        )  # alone as a rule
         if decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers):
             queue = self._forecast.queue(self._model, in_hand)
             end_there_s = leave_to_faster(queue, decode_s, self._throughput.fetch_s(self._model))
         if end_there_s is None or self._waited_enough(queue.ready, end_there_s):
             self._since = 0.0
             return False
-        self.left += 1
+        self.jobs_left += 1
         self.next_look = time.monotonic() + min(1.0, max(0.1, end_there_s / 10))
         return True
 
@@ -223,5 +225,5 @@ class Tail:
 
 
 def _mean(values: Iterable[float]) -> float:
-    known: Sequence[float] = [value for value in values if value > 0]
-    return sum(known) / len(known) if known else 0.0
+    positives: Sequence[float] = [value for value in values if value > 0]
+    return sum(positives) / len(positives) if positives else 0.0

@@ -46,13 +46,13 @@ class CachedModel:
 
     model: str
     size_bytes: int
-    loaded: LoadedModel
+    loaded_model: LoadedModel
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Resident:
     """A resident as `victims` sees it: its size, the seconds of work that wait in its queue, when it was last used."""
 
     model: str
@@ -62,20 +62,20 @@ class Holding:
     in_use: bool
 
 
-def victims(cached: Sequence[Holding], needed_bytes: int, waiting_s: float) -> list[str] | None:
+def victims(cached: Sequence[Resident], needed_bytes: int, waiting_s: float) -> list[str] | None:
     """Which models to evict so that `needed_bytes` get free; None: those that may go are not enough.
 
     Least useful first: the one with the least work waiting, then the one that was not used for longest. One that is in
     use, or has more work waiting than the newcomer (`waiting_s`), stays. Pure.
     """
-    going = []
-    for holding in sorted(cached, key=lambda holding: (holding.waiting_s, holding.used_at)):
+    models = []
+    for resident in sorted(cached, key=lambda resident: (resident.waiting_s, resident.used_at)):
         if needed_bytes <= 0:
             break
-        if not holding.in_use and holding.waiting_s < waiting_s:
-            going.append(holding.model)
-            needed_bytes -= holding.size_bytes
-    return going if needed_bytes <= 0 else None
+        if not resident.in_use and resident.waiting_s < waiting_s:
+            models.append(resident.model)
+            needed_bytes -= resident.size_bytes
+    return models if needed_bytes <= 0 else None
 
 
 class ModelCache:
@@ -84,14 +84,14 @@ class ModelCache:
     `memory_bytes` bounds the weights of all models together, the home model's included; 0: no bound.
     """
 
-    def __init__(self, home: CachedModel, others: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
+    def __init__(self, home: CachedModel, stealable_models: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
         self.home = home
-        self._others = {other.model: other for other in others}
-        self.models = (home.model, *self._others)  # that may ever be in memory
+        self._stealable = {stealable.model: stealable for stealable in stealable_models}
+        self.models = (home.model, *self._stealable)  # that may ever be in memory
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._cached = {home.model: home}
-        self._barred: dict[str, float] = {}  # until when
+        self._barred_until: dict[str, float] = {}  # monotonic clock
         self._load_s: dict[str, float] = {}
         self._loader: threading.Thread | None = None
 
@@ -104,7 +104,7 @@ class ModelCache:
         """The model, if it is in memory."""
         with self._lock:
             cached = self._cached.get(model)
-            return cached.loaded if cached else None
+            return cached.loaded_model if cached else None
 
     @contextmanager
     def job(self, model: str) -> Iterator[LoadedModel]:
@@ -115,7 +115,7 @@ class ModelCache:
                 raise NotLoaded(model)
             cached.users += 1
         try:
-            yield cached.loaded
+            yield cached.loaded_model
         finally:
             with self._lock:
                 cached.users -= 1
@@ -127,8 +127,8 @@ class ModelCache:
             now = time.monotonic()
             return [
                 model
-                for model, other in self._others.items()
-                if model in self._cached or (self._barred.get(model, 0.0) < now and self._could_fit(other))
+                for model, stealable in self._stealable.items()
+                if model in self._cached or (self._barred_until.get(model, 0.0) < now and self._could_fit(stealable))
             ]
 
     def load_s(self, model: str) -> float:
@@ -136,7 +136,7 @@ class ModelCache:
         with self._lock:
             if model in self._cached:
                 return 0.0
-            return self._load_s.get(model, self._others[model].size_bytes / FIRST_LOAD_BYTES_PER_S)
+            return self._load_s.get(model, self._stealable[model].size_bytes / FIRST_LOAD_BYTES_PER_S)
 
     def load(self, model: str, waiting_s: Mapping[str, float]) -> bool:
         """Begin to load a model in the background, making room for it first; False if that can't be done now.
@@ -146,12 +146,15 @@ class ModelCache:
         with self._lock:
             if model in self._cached or (self._loader and self._loader.is_alive()):
                 return False
-            going = self._going(self._others[model], waiting_s)
-            if going is None:
+            victim_names = self._choose_victims(self._stealable[model], waiting_s)
+            if victim_names is None:
                 return False
-            evicted = [self._cached.pop(name) for name in going]
+            evicted_models = [self._cached.pop(name) for name in victim_names]
             self._loader = threading.Thread(
-                target=self._exchange, args=(self._others[model], evicted), name=f"loading {model}", daemon=True
+                target=self._exchange,
+                args=(self._stealable[model], evicted_models),
+                name=f"loading {model}",
+                daemon=True,
             )
             self._loader.start()
         return True
@@ -161,41 +164,43 @@ class ModelCache:
         if self._loader:
             self._loader.join()
         with self._lock:
-            stolen = [cached for cached in self._cached.values() if cached is not self.home]
+            stolen_models = [cached for cached in self._cached.values() if cached is not self.home]
             self._cached = {self.home.model: self.home}
-        for cached in stolen:
-            cached.loaded.engine.close()
+        for cached in stolen_models:
+            cached.loaded_model.engine.close()
 
-    def _could_fit(self, other: Stealable) -> bool:
-        return not self._memory_bytes or self.home.size_bytes + other.size_bytes <= self._memory_bytes
+    def _could_fit(self, stealable: Stealable) -> bool:
+        return not self._memory_bytes or self.home.size_bytes + stealable.size_bytes <= self._memory_bytes
 
-    def _going(self, other: Stealable, waiting_s: Mapping[str, float]) -> list[str] | None:
+    def _choose_victims(self, stealable: Stealable, waiting_s: Mapping[str, float]) -> list[str] | None:
         if not self._memory_bytes:
             return []
-        used = sum(cached.size_bytes for cached in self._cached.values())
+        used_bytes = sum(cached.size_bytes for cached in self._cached.values())
         cached = [
-            Holding(name, cached.size_bytes, waiting_s.get(name, 0.0), cached.used_at, cached.users > 0)
+            Resident(name, cached.size_bytes, waiting_s.get(name, 0.0), cached.used_at, cached.users > 0)
             for name, cached in self._cached.items()
             if cached is not self.home
         ]
-        return victims(cached, used + other.size_bytes - self._memory_bytes, waiting_s.get(other.model, 0.0))
+        return victims(
+            cached, used_bytes + stealable.size_bytes - self._memory_bytes, waiting_s.get(stealable.model, 0.0)
+        )
 
-    def _exchange(self, other: Stealable, evicted: list[CachedModel]) -> None:
-        for cached in evicted:
-            log.info("unloading %s to make room for %s", cached.model, other.model)
-            cached.loaded.engine.close()
-        started = time.monotonic()
+    def _exchange(self, stealable: Stealable, evicted_models: list[CachedModel]) -> None:
+        for cached in evicted_models:
+            log.info("unloading %s to make room for %s", cached.model, stealable.model)
+            cached.loaded_model.engine.close()
+        start = time.monotonic()
         try:
-            loaded = other.load()
+            loaded_model = stealable.load()
         except Exception as error:
             if not isinstance(error, KvasirError):
-                log.error("bug while loading %s", other.model, exc_info=error)
-            log.warning("%s will not be stolen for the next %.0f minutes: %s", other.model, _BARRED_S / 60, error)
+                log.error("bug while loading %s", stealable.model, exc_info=error)
+            log.warning("%s will not be stolen for the next %.0f minutes: %s", stealable.model, _BARRED_S / 60, error)
             with self._lock:
-                self._barred[other.model] = time.monotonic() + _BARRED_S
+                self._barred_until[stealable.model] = time.monotonic() + _BARRED_S
             return
-        took_s = time.monotonic() - started
-        log.info("loaded %s in %.1f s, to steal its jobs", other.model, took_s)
+        took_s = time.monotonic() - start
+        log.info("loaded %s in %.1f s, to steal its jobs", stealable.model, took_s)
         with self._lock:
-            self._load_s[other.model] = took_s
-            self._cached[other.model] = CachedModel(other.model, other.size_bytes, loaded)
+            self._load_s[stealable.model] = took_s
+            self._cached[stealable.model] = CachedModel(stealable.model, stealable.size_bytes, loaded_model)

@@ -102,7 +102,7 @@ class Steal:
     saving_s: float
 
     @property
-    def why(self) -> str:
+    def summary(self) -> str:
         """One sentence with the figures."""
         return (
             f"{self.model}: {self.wait_s:.1f} s of waiting for {self.cost_s:.1f} s of cost; "
@@ -160,12 +160,12 @@ def decide(offers: Sequence[Offer]) -> Steal | Refusal:
     The queue whose last job waits longest comes first; the first that pays is taken. It pays if the wait there exceeds
     transfer, load and a margin, and the job ends here before the queue would end without help.
     """
-    judged = [_judge(offer) for offer in offers if offer.queue.ready > 0]
-    judged.sort(key=lambda verdict: verdict.wait_s, reverse=True)
-    steals = [verdict for verdict in judged if isinstance(verdict, Steal)]
+    verdicts = [_judge(offer) for offer in offers if offer.queue.ready > 0]
+    verdicts.sort(key=lambda verdict: verdict.wait_s, reverse=True)
+    steals = [verdict for verdict in verdicts if isinstance(verdict, Steal)]
     if steals:
         return steals[0]
-    return judged[0] if judged else Refusal("nothing waits")
+    return verdicts[0] if verdicts else Refusal("nothing waits")
 
 
 def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> float | None:
@@ -186,20 +186,20 @@ def margin_s(cost_s: float) -> float:
 
 def _judge(offer: Offer) -> Steal | Refusal:
     queue = offer.queue
-    there = plan(queue.ready, queue.peers)
+    drain = plan(queue.ready, queue.peers)
     here_s = offer.cost_s + offer.decode_s
-    figures = (queue.model, there.start_s, offer.cost_s)
-    if there.start_s <= offer.cost_s + margin_s(offer.cost_s):
-        return Refusal("short wait", *figures, here_s, there.end_s)
-    if there.end_s <= here_s:
-        return Refusal("sooner at home", *figures, here_s, there.end_s)
-    return Steal(*figures, here_s, there.end_s, _saving_s(queue, there, here_s))
+    figures = (queue.model, drain.start_s, offer.cost_s)
+    if drain.start_s <= offer.cost_s + margin_s(offer.cost_s):
+        return Refusal("short wait", *figures, here_s, drain.end_s)
+    if drain.end_s <= here_s:
+        return Refusal("sooner at home", *figures, here_s, drain.end_s)
+    return Steal(*figures, here_s, drain.end_s, _saving_s(queue, drain, here_s))
 
 
-def _saving_s(queue: Queue, there: DrainTimes, here_s: float) -> float:
-    if math.isinf(there.end_s):
+def _saving_s(queue: Queue, drain: DrainTimes, here_s: float) -> float:
+    if math.isinf(drain.end_s):
         return NOBODY_S
-    return there.end_s - max(here_s, plan(queue.ready - 1, queue.peers).end_s)
+    return drain.end_s - max(here_s, plan(queue.ready - 1, queue.peers).end_s)
 
 
 def _slots(peer: Peer) -> list[tuple[float, float]]:

@@ -31,7 +31,7 @@ _AT_MOST_IDLE_S = 0.5
 class Thief:
     """One worker's looks at other models' queues. Used from one thread; the counts may be read from any.
 
-    `stolen` counts jobs taken, `refused` looks at waiting work that ended without one, by reason.
+    `stolen_jobs` counts jobs taken, `refusals` looks at waiting work that ended without one, by reason.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Thief:
         self._observe = observe
         self._next_look = 0.0
         self._pause_s = 0.0
-        self.stolen = 0
-        self.refused: Counter[str] = Counter()
+        self.stolen_jobs = 0
+        self.refusals: Counter[str] = Counter()
 
     def steal(self) -> Delivery | None:
         """A job of another model, if it is time to look and one pays. Raises BrokerUnavailable."""
@@ -61,7 +61,7 @@ class Thief:
 
     def _look(self) -> Delivery | None:
         candidates = self._model_cache.candidates()
-        if not candidates or not self._forecast.sees():
+        if not candidates or not self._forecast.sees_everybody():
             return None
         offers = [self._forecast.offer(model, self._model_cache.load_s(model)) for model in candidates]
         verdict = decide(offers)
@@ -69,20 +69,20 @@ class Thief:
             self._load(verdict, offers)
             verdict = decide([offer for offer in offers if self._model_cache.get(offer.queue.model)])
         if isinstance(verdict, Steal):
-            return self._take(verdict)
+            return self._fetch_job(verdict)
         if verdict.model:
-            self.refused[verdict.reason] += 1
+            self.refusals[verdict.reason] += 1
             log.debug("stole nothing, %s: %s", verdict.reason, verdict)
         return None
 
     def _load(self, steal: Steal, offers: list[Offer]) -> None:
         waiting_s = {offer.queue.model: offer.queue.ready * offer.decode_s for offer in offers}
         if self._model_cache.load(steal.model, waiting_s):
-            log.info("loading a model to steal from: %s", steal.why)
+            log.info("loading a model to steal from: %s", steal.summary)
         else:
-            self.refused["no room"] += 1
+            self.refusals["no room"] += 1
 
-    def _take(self, steal: Steal) -> Delivery | None:
+    def _fetch_job(self, steal: Steal) -> Delivery | None:
         for lane in LANES:
             try:
                 delivery = self._broker.get(work_queue("decode", steal.model, lane))
@@ -91,13 +91,13 @@ class Thief:
             if delivery:
                 self._note(delivery, steal)
                 return delivery
-        self.refused["gone"] += 1  # somebody was faster
+        self.refusals["gone"] += 1  # somebody was faster
         return None
 
     def _note(self, delivery: Delivery, steal: Steal) -> None:
-        self.stolen += 1
+        self.stolen_jobs += 1
         envelope = open_envelope(delivery, "decode", steal.model)
-        log.info("stole job %s of %s", envelope.job_id, steal.why)
+        log.info("stole job %s of %s", envelope.job_id, steal.summary)
         facts = {
             "saving_s": steal.saving_s,
             "waiting_s": steal.wait_s,

@@ -27,7 +27,7 @@ from grading.report.graded import GradedClass, load_graded
 from grading.report.grades import show_points
 from grading.rubric.rubric import Criterion, exact, plain
 from messages.errors import KvasirError
-from producers.words import listed, plural
+from producers.words import join_with_and, plural
 
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 _KEYS = {
@@ -128,7 +128,7 @@ def _draw(folder: Path, graded_class: GradedClass) -> None:
         if upload:
             strata = _strata(upload)
             parts = [f"{name or 'no part'} ({size})" for name, size in sorted(Counter(strata.values()).items())]
-            st.caption(escape_markdown(f"Read: {listed(parts)}."))
+            st.caption(escape_markdown(f"Read: {join_with_and(parts)}."))
     st.caption("All of this is written down before anybody grades, and isn't changed after.")
     is_unclear = not eligible_grades or (bool(upload) and not strata)
     action_button("Draw", lambda: _draw_now(folder), type="primary", disabled=is_unclear)

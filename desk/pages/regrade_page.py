@@ -31,11 +31,11 @@ from grading.prompts.prompt import prefix
 from grading.prompts.questions import questions_of
 from grading.report.graded import load_graded
 from grading.report.grades import outcome_of
-from grading.rubric.form import touched
+from grading.rubric.form import rubric_differences
 from grading.rubric.rubric import KINDS, ROLES
 from messages.errors import RubricError
 from producers.files.private import read_ordinary
-from producers.words import listed, plural
+from producers.words import join_with_and, plural
 
 
 def show_regrade_page(desk: Desk, folder: Path) -> None:
@@ -124,9 +124,9 @@ def _against(view: BatchView, draft: RubricDraft) -> None:
                 f"{sentence}; only the rule on lateness differs." if rubric.late != view.rubric.late else f"{sentence}."
             )
             return
-        changed_parts = touched(view.rubric, rubric)
+        changed_parts = rubric_differences(view.rubric, rubric)
         if changed_parts:
-            st.caption(escape_markdown(f"Other than what the class is graded with: {listed(changed_parts)}."))
+            st.caption(escape_markdown(f"Other than what the class is graded with: {join_with_and(changed_parts)}."))
 
 
 def _read(path: Path) -> str:
@@ -213,7 +213,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, is_runnin
     if round_view.problem:
         st.error(escape_markdown(round_view.problem))
     if is_running:
-        jobs = f"{counts.done} of {plural(counts.total, 'job')}"
+        jobs = f"{counts.finished_jobs} of {plural(counts.total, 'job')}"
         st.caption(jobs if counts.total else work.last_words() or "starting …")
     elif counts.open or not counts.total:
         message = (

@@ -445,7 +445,7 @@ def _prompt(view: BatchView, item: Item) -> None:
     for task in item.tasks:
         result = view.result(task.job_id)
         st.markdown(escape_markdown(f"{task.role}, to {task.model}; job {task.job_id}"))
-        show_text(task.prompt.shared + task.prompt.own)
+        show_text(task.prompt.prefix + task.prompt.suffix)
         if not task.question_keys:
             show_text(result.text if result else "no answer yet")
         for _, question, answers in task.question_answers(result):

@@ -19,10 +19,10 @@ from grading.rubric.form import (
     LateFields,
     RubricFields,
     has_comments,
-    moved,
+    move_criterion,
     read_fields,
+    to_yaml,
     with_criterion,
-    written,
 )
 from grading.rubric.rubric import ROLES, Rubric, exact, parse_rubric, plain
 from messages.errors import RubricError
@@ -55,7 +55,7 @@ class RubricDraft:
     def begin(cls, title: str) -> RubricDraft:
         """One for an assignment that has none: with a criterion to begin with, and saved nowhere."""
         first = CriterionFields("criterion_1", "First criterion")
-        draft = cls.of("rubric.yaml", written(RubricFields(title, criteria=(first,))))
+        draft = cls.of("rubric.yaml", to_yaml(RubricFields(title, criteria=(first,))))
         draft.saved_text = ""
         return draft
 
@@ -66,7 +66,7 @@ class RubricDraft:
             return self.name, self.text
         if self.form == read_fields(self.name, self.text, self._suffix):
             return self.name, self.text
-        return str(Path(self.name).with_suffix(".yaml")), written(self.form)
+        return str(Path(self.name).with_suffix(".yaml")), to_yaml(self.form)
 
     @property
     def is_unsaved(self) -> bool:
@@ -97,7 +97,7 @@ class RubricDraft:
 
     def move(self, at: int, to: int | None) -> None:
         """As `moved`."""
-        self.form = moved(self.form, at, to)
+        self.form = move_criterion(self.form, at, to)
         key = self.keys.pop(at)
         if to is not None:
             self.keys.insert(to, key)
@@ -171,7 +171,7 @@ def _as_form(draft: RubricDraft, changes: Sequence[Change]) -> None:
     for at, criterion in enumerate(form.criteria):
         with st.container(border=True):
             _criterion(draft, at, criterion)
-            _history(criterion.was or criterion.id, changes)
+            _history(criterion.saved_id or criterion.id, changes)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button("Add a criterion", on_click=_add, args=(draft,))
         st.markdown(f"**{form.total:g} points in all**")

@@ -11,7 +11,7 @@ from desk.tables import tables
 from desk.text import SHOWN_CHARS, shorten
 from grading.quotes import quoted_lines
 from grading.submissions.figures import figures_of, place_of
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from producers.words import plural
 
 MOST_CHARS = 60_000  # of a submission, until everything is asked for
@@ -27,7 +27,7 @@ def draw_work(folder: Path, submission: Submission, quotes: Mapping[str, str], m
     pending_plots = sorted(pictures, key=lambda plot: plot.place)
     chars_left = most_chars
     for part in submission.parts:
-        place = place_of(part.where)
+        place = place_of(part.location)
         while pending_plots and place and pending_plots[0].place < place:
             _picture(markup, pending_plots.pop(0))
         if chars_left <= 0:
@@ -48,11 +48,13 @@ def _picture(markup: Markup, plot: Plot) -> None:
     markup.plot(plot, ", ".join(["picture", *(f"{name} {number}" for name, number in names if number)]))
 
 
-def _part(markup: Markup, part: Part, language: str, quotes: Mapping[str, str], most_chars: int) -> int:
+def _part(markup: Markup, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int) -> int:
     """Draw it; how many characters that were."""
     body, left_out = shorten(part.text, min(most_chars, SHOWN_CHARS))
     marks = _marks(body, quotes)
-    markup.caption(part.where if place_of(part.where) and part.kind == "output" else f"{part.kind}, {part.where}")
+    markup.caption(
+        part.location if place_of(part.location) and part.kind == "output" else f"{part.kind}, {part.location}"
+    )
     if part.kind == "code":
         markup.code(body, language, marks)
     else:

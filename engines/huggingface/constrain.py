@@ -31,7 +31,7 @@ class Constraint:
     def accept(self, token: int) -> None:
         """Go on by one sampled token. Raises InvalidSchema if the schema has become too hard to follow."""
         if self._channel is not None and not self._channel.is_open:
-            self._channel.see(token)
+            self._channel.observe(token)
             return
         if self._is_finished:
             return

@@ -58,10 +58,10 @@ class FolderEngine:
         for token in tokens:
             first_token_s = first_token_s or time.monotonic() - start
             answer_ids.append(token)
-            _give(stream.push(token), on_text)
+            _emit_text(stream.push(token), on_text)
             if stream.has_stopped:
                 break
-        _give(stream.finish(), on_text)
+        _emit_text(stream.finish(), on_text)
         cut_off = len(answer_ids) == sampling.max_tokens and not stream.has_stopped
         seconds = time.monotonic() - start
         return Answer(
@@ -75,6 +75,6 @@ class FolderEngine:
         )
 
 
-def _give(piece: str, on_text: Callable[[str], None] | None) -> None:
+def _emit_text(piece: str, on_text: Callable[[str], None] | None) -> None:
     if piece and on_text:
         on_text(piece)

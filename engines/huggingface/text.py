@@ -47,7 +47,7 @@ class TextStream:
     def push(self, token: int) -> str:
         """The text that this token completes; "" while a character or a stop word may still be under way."""
         if self._channel is not None and not self._channel.is_open:
-            self._channel.see(token)
+            self._channel.observe(token)
             self._hidden.append(token)
             return ""
         return self._release(self._decode(token))

@@ -180,7 +180,7 @@ class Completions:
                 if held_back and event["content"]:  # the same text in whole tokens will do to go on from
                     result.tokens[old_length:] = self._prompt.plain_ids(event["content"])
                 for token in result.tokens[old_length:]:
-                    channel.see(token)
+                    channel.observe(token)
                 if channel.is_open:
                     break
         return result

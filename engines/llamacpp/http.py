@@ -133,7 +133,7 @@ class LlamaServer:
             connection.sock.settimeout(_SEND_S)
             content = None if body is None else json.dumps(body).encode()
             connection.request(method, self._path + path, content, self._headers)
-            patient: Any = _Patient(connection.sock, timeout_s, check)
+            patient: Any = _PollingSocket(connection.sock, timeout_s, check)
             response = http.client.HTTPResponse(patient, method=method)
             response.begin()
             if response.status >= 400:
@@ -180,7 +180,7 @@ class LlamaServer:
         return value
 
 
-class _Patient(io.RawIOBase):
+class _PollingSocket(io.RawIOBase):
     """Reads from a socket. While it waits, it lets `check` raise."""
 
     def __init__(self, inner: socket.socket, timeout_s: float, check: Callable[[], None]) -> None:

@@ -163,7 +163,7 @@ class LlamaServerProcess:
         pause_s = _FIRST_PAUSE_S
         while True:
             start = time.monotonic()
-            code = self._listen_to_its_end()
+            code = self._read_output()
             if self._closing.is_set() or not self._is_loaded.is_set():
                 return
             pause_s = _FIRST_PAUSE_S if time.monotonic() - start > _STEADY_S else pause_s
@@ -174,7 +174,7 @@ class LlamaServerProcess:
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _listen_to_its_end(self) -> int:
+    def _read_output(self) -> int:
         process = self._process
         assert process.stdout is not None
         with start_watchdog(process.pid, _KILL) as watchdog, process.stdout:

@@ -93,7 +93,7 @@ class MLXEngine(FolderEngine):
         self._check_prompt(tokens, 0)
         if resume is not None:
             resume.require_layout(layout)
-            resume.require_part_of(len(tokens), left=0)
+            resume.require_part_of(len(tokens), min_evaluated=0)
         work = PrefillWork(tokens, resume, layout, first)
         with self._submit(work):
             while not isinstance(output := self._take(work, stop), PrefillResult):

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import certifi
 
-from engines.openai.place import outside, is_fixed_address
+from engines.openai.place import is_fixed_address, outside
 from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 

@@ -279,7 +279,7 @@ class SimulatedEngine:
     def _verify(self, chain: Array, cache: KVCache) -> None:
         if cache.layout != self._layout:
             raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {self._layout}")
-        cache.require_part_of(len(chain), left=0)
+        cache.require_part_of(len(chain), min_evaluated=0)
         bits = self._pattern.dtype
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])

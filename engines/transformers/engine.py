@@ -91,7 +91,7 @@ class TransformersEngine(FolderEngine):
         layout, exporter = self._require_kv_transfer()
         self._info.require_capacity(len(tokens))
         if resume is not None:
-            resume.require_part_of(len(tokens), left=0)
+            resume.require_part_of(len(tokens), min_evaluated=0)
         with self._slot(self._prefilling, stop) as model:
             start = time.monotonic()
             run = self._begin(model, resume)
@@ -232,7 +232,7 @@ class TransformersEngine(FolderEngine):
             run.past.crop(common - run.length)  # negative: so many tokens less
         return run
 
-    def _cut(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+    def _split_chunks(self, tokens: Sequence[int]) -> list[Sequence[int]]:
         return [tokens[start : start + self._chunk_tokens] for start in range(0, len(tokens), self._chunk_tokens)]
 
     def _chunks(
@@ -246,7 +246,7 @@ class TransformersEngine(FolderEngine):
     ) -> Iterator[Copies]:
         """Compute what `run` lacks of `tokens`, chunk by chunk; the blocks at `spans` as their tokens are done."""
         under_way: deque[Copies] = deque()
-        for chunk in self._cut(tokens[run.length :]) or [()]:
+        for chunk in self._split_chunks(tokens[run.length :]) or [()]:
             model.compute(run, chunk, check)
             ready = [spans.popleft() for _ in range(sum(end <= run.length for _, end in spans))]
             under_way.append(exporter.blocks(run.past, ready))
@@ -257,7 +257,7 @@ class TransformersEngine(FolderEngine):
 
     def _read_prompt(self, model: TorchModel, run: ModelRun, tokens: Sequence[int], check: Check) -> Scores:
         # Cut as prefill cuts: a cold run then computes, bit for bit, what a transferred cache holds.
-        for chunk in self._cut(tokens[run.length : -1]):
+        for chunk in self._split_chunks(tokens[run.length : -1]):
             model.compute(run, chunk, check)
         return model.scores(run, tokens[-1:], check)
 

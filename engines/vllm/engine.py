@@ -25,7 +25,7 @@ import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
 from engines.guidance import guidance_schema
-from engines.harmony import thoughts_then
+from engines.harmony import thinking_grammar
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
@@ -177,7 +177,7 @@ class VLLMEngine(FolderEngine):
         self._info.require_capacity(len(tokens) + 1)
         if resume is not None:
             # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
-            resume.require_part_of(len(tokens), left=1 if self._layout.window else 0)
+            resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
         with acquire_slot(self._prefill_slots, partial(self._host.check, stop)), ExitStack() as stack:
             start = time.monotonic()
             inject = self._inject(stack, resume)
@@ -247,7 +247,7 @@ class VLLMEngine(FolderEngine):
         constraint: dict[str, Any] = {}
         if sampling.json_schema:
             schema = guidance_schema(sampling.json_schema)
-            constraint = {"grammar": thoughts_then(schema)} if final_channel(self._prompt) else {"json": schema}
+            constraint = {"grammar": thinking_grammar(schema)} if final_channel(self._prompt) else {"json": schema}
         return self._host.ask(
             stop,
             tokens=list(tokens),

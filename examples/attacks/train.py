@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 import producers
 from examples.attacks.corpus import Text, read
-from grading.attacks.detection import split
+from grading.attacks.detection import split_sentences
 from grading.attacks.disguises import plain
-from grading.attacks.scorer import WEIGHTS, ScorerWeights, buckets, meaning, places, word_list
+from grading.attacks.scorer import WEIGHTS, ScorerWeights, buckets, meaning, table_size, word_list
 
 EPOCHS = 4
 RATE = 0.8
@@ -35,7 +35,7 @@ _NO_SPACES = {"ja", "zh"}
 
 def flat(text: str) -> str:
     """The text as the scorer reads it."""
-    return " ".join(plain(sentence) for sentence in split(text))
+    return " ".join(plain(sentence) for sentence in split_sentences(text))
 
 
 def samples(texts: Sequence[Text], seed: int) -> list[tuple[str, bool]]:
@@ -87,7 +87,7 @@ def train(texts: Sequence[Text], seed: int = 0) -> ScorerWeights:
 def _trained(texts: Sequence[Text], seed: int) -> tuple[npt.NDArray[np.float64], float]:
     """Weights and bias."""
     made = [(buckets(line), attack) for line, attack in samples(texts, seed)]
-    weights, squares = np.zeros(places()), np.full(places(), 1e-2)
+    weights, squares = np.zeros(table_size()), np.full(table_size(), 1e-2)
     bias, bias_square = 0.0, 1e-2
     attacks = sum(attack for _, attack in made)
     heavier = (len(made) - attacks) / attacks

@@ -19,7 +19,7 @@ from grading.prompts.answers import EVIDENCE_CHARS, answer_schema
 from grading.prompts.prompt import SHORT_TEXT_CHARS, build_prompt
 from grading.prompts.questions import PASSAGE, questions_of
 from grading.rubric.rubric import Criterion, Role, Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 
 Outcome = Literal["right", "wrong", "missing"]
 Kind = Literal["notebook", "script", "prose"]
@@ -94,7 +94,7 @@ class LabelledClass:
     def prompt(self, role: Role, labelled: Labelled, fence: str) -> tuple[str, str]:
         """The project's own prompt, in its two parts."""
         prompt = build_prompt(role, self.rubric, self.solution, self.template, labelled.submission, fence)
-        return prompt.shared, prompt.own
+        return prompt.prefix, prompt.suffix
 
     def answer(self, role: Role, labelled: Labelled) -> str:
         """The right answer, as the schema wants it."""
@@ -108,7 +108,7 @@ class LabelledClass:
         whole = json.loads(self.answer(role, labelled))
         right = {name: json.dumps({name: said}) for name, said in whole.items()} | {PASSAGE: _passage(labelled)}
         asked = questions_of(role, self.rubric)
-        return [(prompt.shared + prompt.own + one.text, right[one.name]) for one in asked]
+        return [(prompt.prefix + prompt.suffix + one.text, right[one.name]) for one in asked]
 
 
 def _passage(labelled: Labelled) -> str:
@@ -204,8 +204,10 @@ class _Maker:
         code = "\n".join(self._computation(item.variable, language) for item in asked if item.criterion.model == "code")
         output = "\n".join(f"{item.variable}={item.value}" for item in asked if item.criterion.model == "code")
         words = "\n".join(f"{item.variable}={item.value}." for item in asked if item.criterion.model == "feedback")
-        parts = [Part("output", output, "cell 1, output"), Part("text", words, "cell 2")]
-        return Submission("solution", language, tuple(parts if self.plain else [Part("code", code, "cell 1"), *parts]))
+        parts = [SubmissionPart("output", output, "cell 1, output"), SubmissionPart("text", words, "cell 2")]
+        return Submission(
+            "solution", language, tuple(parts if self.plain else [SubmissionPart("code", code, "cell 1"), *parts])
+        )
 
     # --- a submission ---
 
@@ -229,14 +231,20 @@ class _Maker:
         value = item.value if outcome == "right" else self._another(item.value)
         return Label(outcome, _POINTS if outcome == "right" else _POINTS // 2, f"{item.variable}={value}")
 
-    def _parts(self, kind: Kind, programmed: list[str], printed: list[str], said: list[str]) -> tuple[Part, ...]:
+    def _parts(
+        self, kind: Kind, programmed: list[str], printed: list[str], said: list[str]
+    ) -> tuple[SubmissionPart, ...]:
         prose, code, output = "\n".join(said), "\n".join(programmed), "\n".join(printed)
         if kind == "prose":
-            return (Part("text", prose, "text"),)
+            return (SubmissionPart("text", prose, "text"),)
         if kind == "script":
             remarks = "\n".join(f"# {line}" for line in (*printed, *said))
-            return (Part("code", f"{code}\n{remarks}", "script"),)
-        cells = [Part("code", code, "cell 1"), Part("output", output, "cell 1, output"), Part("text", prose, "cell 2")]
+            return (SubmissionPart("code", f"{code}\n{remarks}", "script"),)
+        cells = [
+            SubmissionPart("code", code, "cell 1"),
+            SubmissionPart("output", output, "cell 1, output"),
+            SubmissionPart("text", prose, "cell 2"),
+        ]
         return tuple(part for part in cells if part.text)
 
     def _programmed(

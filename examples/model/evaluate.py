@@ -17,17 +17,17 @@ from pathlib import Path
 
 from examples.homework.notebook import R, notebook
 from examples.homework.notebook import code as code_cell
-from examples.model.assignments import Asked, LabelledClass, Labelled, attack, make_class
+from examples.model.assignments import Asked, Labelled, LabelledClass, attack, make_class
 from examples.model.formats import NAME
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, write_class
-from examples.model.scores import Assessed, Figure, Judged, as_json, figures, keyword_share
+from examples.model.scores import Assessed, Estimate, Judged, as_json, figures, keyword_share
 from examples.model.worlds import HELD_OUT
 from grading.grade import ASK_FORMS, AskForm, grades
 from grading.points import CriterionGrade, Grade
 from infra.config.settings import Settings, load_settings
 from kvasir import Client, connect
 from kvasir.class_run import open_assignment, request_from
-from kvasir.options import Chosen, ClassFiles
+from kvasir.options import ClassFiles, Selection
 from producers.batch.batch import Batch, Counts
 from producers.batch.runner import Runner
 
@@ -76,7 +76,7 @@ def sit(exam: Exam, settings: Settings, client: Client, folder: Path, ask: AskFo
     write_class(folder, exam.made, exam.submissions)
     (folder / SUBMISSIONS / EMPTY).write_text(notebook(R, code_cell("", run=False)), encoding="utf-8")
     files = ClassFiles(folder / SUBMISSIONS, folder / RUBRIC, folder / SOLUTION)
-    request = request_from(settings, files, Chosen(ask=ask))
+    request = request_from(settings, files, Selection(ask=ask))
     with Batch(folder / "out") as batch:
         assignment = open_assignment(batch, request)
         Runner(batch, assignment.tasks, client, _Silent()).run()
@@ -118,7 +118,7 @@ def _judged(item: Asked, labelled: Labelled, given: CriterionGrade, text: str) -
     )
 
 
-def evaluate(settings: Settings, assignments: int, seed: int = SEED, ask: AskForm = "together") -> dict[str, Figure]:
+def evaluate(settings: Settings, assignments: int, seed: int = SEED, ask: AskForm = "together") -> dict[str, Estimate]:
     """The figures of so many held-out assignments, all graded by one pipeline."""
     models = {settings.code_model().name, settings.feedback_model().name}
     assessed = []

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from examples.homework.notebook import PYTHON, Cell, R, code, notebook, printed, text
-from examples.model.assignments import LabelledClass, Labelled
+from examples.model.assignments import Labelled, LabelledClass
 from grading.rubric.rubric import Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 
 RUBRIC, SOLUTION, SUBMISSIONS = "rubric.json", "solution.ipynb", "submissions"
 
@@ -50,7 +50,7 @@ def _notebook(submission: Submission) -> str:
     return notebook(R if submission.language == "R" else PYTHON, *cells)
 
 
-def _cell(part: Part) -> Cell:
+def _cell(part: SubmissionPart) -> Cell:
     if part.kind == "text":
         return text(part.text)
     return code(part.text) if part.kind == "code" else code("", printed(part.text + "\n"))

@@ -65,7 +65,7 @@ class Mlp(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden, shape.rms_epsilon)
@@ -107,7 +107,7 @@ class Qwen3(nn.Module):
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(TransformerLayer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.rms_epsilon)
 
     def forward(self, shared: Tensor, lengths: Tensor, own: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class Assessed:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Estimate:
     """A value, its 95% interval, and of how many things it was taken. NaN: of none."""
 
     value: float
@@ -48,7 +48,7 @@ class Figure:
     count: int
 
 
-def figures(assessed: Sequence[Assessed], seed: int, resamples: int = RESAMPLES) -> dict[str, Figure]:
+def figures(assessed: Sequence[Assessed], seed: int, resamples: int = RESAMPLES) -> dict[str, Estimate]:
     """All figures by name."""
     return {name: _figure(score, assessed, seed, resamples) for name, score in _SCORES.items()}
 
@@ -111,13 +111,13 @@ def _sign(number: float) -> int:
     return (number > 0) - (number < 0)
 
 
-def _figure(score: _Score, assessed: Sequence[Assessed], seed: int, resamples: int) -> Figure:
+def _figure(score: _Score, assessed: Sequence[Assessed], seed: int, resamples: int) -> Estimate:
     """The score of all, and the middle 95% of its values for assignments drawn with replacement."""
     draw = random.Random(seed)
     drawn = (score.of(draw.choices(assessed, k=len(assessed))) for _ in range(resamples // score.cost))
     values = sorted(value for value in drawn if not math.isnan(value)) or [math.nan]
     low, high = values[int(0.025 * len(values))], values[int(0.975 * len(values))]
-    return Figure(score.of(assessed), low, high, sum(map(score.count, assessed)))
+    return Estimate(score.of(assessed), low, high, sum(map(score.count, assessed)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ _SCORES = {
 }
 
 
-def as_json(found: Mapping[str, Figure]) -> dict[str, dict[str, float | None]]:
+def as_json(found: Mapping[str, Estimate]) -> dict[str, dict[str, float | None]]:
     """Figures for JSON, which knows no NaN."""
     return {
         name: {key: _finite(getattr(figure, key)) for key in ("value", "low", "high", "count")}

@@ -72,7 +72,7 @@ SHORT = replace(LESSONS[-1], criteria=(2, 4), plain=True, varied=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Token ids and targets; padding has the target IGNORED."""
 
     shared: Tensor  # (classes, tokens)
@@ -99,7 +99,7 @@ class Plan:
     workers: int  # processes that make batches; 0: training makes them itself
 
 
-class Lessons(Dataset[Batch]):
+class Lessons(Dataset[TrainingBatch]):
     """The batch of every step, of its lesson's world unless another is given.
 
     The same for the same seed and step, wherever training was resumed.
@@ -111,7 +111,7 @@ class Lessons(Dataset[Batch]):
     def __len__(self) -> int:
         return max(0, self._plan.steps - self._first)
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> TrainingBatch:
         step = self._first + index
         draw = random.Random(f"{self._plan.seed} {step}")
         if self._plan.start:
@@ -121,7 +121,7 @@ class Lessons(Dataset[Batch]):
         lesson = LESSONS[at if draw.random() < LESSONS[at].share else at - 1]
         return self.lesson(draw, lesson)
 
-    def lesson(self, draw: random.Random, lesson: Lesson) -> Batch:
+    def lesson(self, draw: random.Random, lesson: Lesson) -> TrainingBatch:
         """One batch of this lesson."""
         make = self._questions if lesson.questions else self._class
         return self._collate([make(draw, lesson) for _ in range(self._plan.classes)])
@@ -162,7 +162,7 @@ class Lessons(Dataset[Batch]):
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _collate(self, made: list[tuple[list[int], list[tuple[list[int], list[int]]]]]) -> Batch:
+    def _collate(self, made: list[tuple[list[int], list[tuple[list[int], list[int]]]]]) -> TrainingBatch:
         span = max(len(shared) for shared, _ in made)
         width = max(len(own) + len(answer) for _, rows in made for own, answer in rows) - 1
         lengths = torch.tensor([len(shared) for shared, _ in made])
@@ -174,7 +174,7 @@ class Lessons(Dataset[Batch]):
                 ids = torch.tensor(before + answer)
                 own[row, column, : len(ids) - 1] = ids[:-1]
                 targets[row, column, len(before) - 1 : len(ids) - 1] = ids[len(before) :]
-        return Batch(shared, lengths, own, targets)
+        return TrainingBatch(shared, lengths, own, targets)
 
 
 def _fence(draw: random.Random) -> str:
@@ -245,7 +245,7 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = self.plan.rate * share
 
-    def _learn(self, batch: Batch) -> Tensor:
+    def _learn(self, batch: TrainingBatch) -> Tensor:
         logits, targets, asked = self._answers(batch)
         loss = functional.cross_entropy(logits, targets[asked])
         self.optimiser.zero_grad(set_to_none=True)
@@ -254,7 +254,7 @@ class Training:
         self.optimiser.step()
         return torch.tensor([loss.item(), *self._right(logits, targets, asked)])
 
-    def _answers(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def _answers(self, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the answers' tokens, all targets, and which of them belong to answers."""
         device = self.plan.device
         mixed = torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()

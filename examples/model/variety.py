@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from examples.model import corpus
-from examples.model.assignments import Asked, LabelledClass, Labelled
+from examples.model.assignments import Asked, Labelled, LabelledClass
 from examples.model.worlds import Draw
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 
 _HEADINGS = ("Results", "Homework", "Answers", "Notes")
 _SCHEMES = ("cell {}", "cell {}", "chunk {}", "file {}, script")
@@ -38,12 +38,12 @@ def _varied(labelled: Labelled, asked: Sequence[Asked], draw: Draw) -> Labelled:
 
 
 def _template(language: str, draw: Draw) -> Submission:
-    parts = [_heading(draw), _code(language, draw), Part("text", f"## {corpus.sentence(draw)}", "")]
+    parts = [_heading(draw), _code(language, draw), SubmissionPart("text", f"## {corpus.sentence(draw)}", "")]
     return Submission("template", language, _numbered(parts, draw))
 
 
-def _longer(parts: Sequence[Part], asked: Sequence[Asked], language: str, draw: Draw) -> list[Part]:
-    made: list[Part] = [_heading(draw)] if draw.random() < 0.5 else []
+def _longer(parts: Sequence[SubmissionPart], asked: Sequence[Asked], language: str, draw: Draw) -> list[SubmissionPart]:
+    made: list[SubmissionPart] = [_heading(draw)] if draw.random() < 0.5 else []
     for part in parts:
         if part.kind != "output" and draw.random() < 0.3:
             made.append(_code(language, draw))
@@ -51,7 +51,7 @@ def _longer(parts: Sequence[Part], asked: Sequence[Asked], language: str, draw: 
     return [*made, _code(language, draw)] if draw.random() < 0.2 else made
 
 
-def _padded(part: Part, asked: Sequence[Asked], language: str, draw: Draw) -> str:
+def _padded(part: SubmissionPart, asked: Sequence[Asked], language: str, draw: Draw) -> str:
     lines = part.text.split("\n")
     if part.kind == "output":
         return "\n".join([*lines, f"[1] {draw.randint(1, 99)}"] if draw.random() < 0.2 else lines)
@@ -63,12 +63,12 @@ def _padded(part: Part, asked: Sequence[Asked], language: str, draw: Draw) -> st
     return "\n".join([*_code_lines(language, draw), *lines, *told])
 
 
-def _heading(draw: Draw) -> Part:
-    return Part("text", f"# {draw.choice(_HEADINGS)} {draw.randint(1, 9)}\n{corpus.sentence(draw)}", "")
+def _heading(draw: Draw) -> SubmissionPart:
+    return SubmissionPart("text", f"# {draw.choice(_HEADINGS)} {draw.randint(1, 9)}\n{corpus.sentence(draw)}", "")
 
 
-def _code(language: str, draw: Draw) -> Part:
-    return Part("code", "\n".join(_code_lines(language, draw) or ["# your code here"]), "")
+def _code(language: str, draw: Draw) -> SubmissionPart:
+    return SubmissionPart("code", "\n".join(_code_lines(language, draw) or ["# your code here"]), "")
 
 
 def _code_lines(language: str, draw: Draw) -> list[str]:
@@ -76,10 +76,10 @@ def _code_lines(language: str, draw: Draw) -> list[str]:
     return corpus.code(draw, language).split("\n")[: draw.choice((0, 2, 4, 8))]
 
 
-def _numbered(parts: Sequence[Part], draw: Draw) -> tuple[Part, ...]:
+def _numbered(parts: Sequence[SubmissionPart], draw: Draw) -> tuple[SubmissionPart, ...]:
     scheme, number, made = draw.choice(_SCHEMES), 0, []
     for part in parts:
         number += part.kind != "output"
         where = scheme.format(number)
-        made.append(replace(part, where=f"{where}, output" if part.kind == "output" else where))
+        made.append(replace(part, location=f"{where}, output" if part.kind == "output" else where))
     return tuple(made)

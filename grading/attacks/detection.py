@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from grading.attacks.disguises import READINGS, plain, uncovered
+from grading.attacks.disguises import READINGS, plain, uncover
 from grading.attacks.scorer import Floats, ScorerWeights, scores
 from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
@@ -38,8 +38,10 @@ _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """A sentence for each part, at most three, with the passage that most reads as if it spoke to the grader."""
     flags = []
-    for part, scored_passage in zip(submission.parts, strongest([part.text for part in submission.parts]), strict=True):
-        location = part.where or part.kind
+    for part, scored_passage in zip(
+        submission.parts, strongest_passages([part.text for part in submission.parts]), strict=True
+    ):
+        location = part.location or part.kind
         if scored_passage:
             score, passage = scored_passage
             flags.append(f"speaks to the grader ({location}, score {score:.2f}): “{passage}”")
@@ -48,24 +50,29 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
     return tuple(flags[:MAX_FLAGS])
 
 
-def strongest(texts: Sequence[str], using: ScorerWeights | None = None) -> list[tuple[float, str] | None]:
+def strongest_passages(
+    texts: Sequence[str], scorer_weights: ScorerWeights | None = None
+) -> list[tuple[float, str] | None]:
     """For each text its strongest passage with its score, from 0.5 to 1, or None."""
     best: list[tuple[float, str] | None] = [None] * len(texts)
-    sentences = [(owner, sentence) for owner, text in enumerate(_cut(texts)) for sentence in split(text)]
+    sentences = [(owner, sentence) for owner, text in enumerate(_cut(texts)) for sentence in split_sentences(text)]
     if len(sentences) > MAX_SENTENCES:
         sentences = sentences[: MAX_SENTENCES // 2] + sentences[-MAX_SENTENCES // 2 :]
     caution = _CAUTION * max(np.log(len(sentences) / _USUAL), 0.0) if sentences else 0.0
     for number, reading in enumerate(READINGS):
-        read = [reading(sentence) for _, sentence in sentences]
-        news = [not number or now != before for now, (_, before) in zip(read, sentences, strict=True)]
-        runs = list(_runs([owner for owner, _ in sentences], read, news))
-        found = _logits(read, runs, using) - (_CERTAIN if number > 2 else 0.0) - caution
-        for place in np.flatnonzero(found > 0):
+        decoded_sentences = [reading(sentence) for _, sentence in sentences]
+        changes = [
+            not number or decoded_sentence != original
+            for decoded_sentence, (_, original) in zip(decoded_sentences, sentences, strict=True)
+        ]
+        runs = list(_runs([owner for owner, _ in sentences], decoded_sentences, changes))
+        logits = _logits(decoded_sentences, runs, scorer_weights) - (_CERTAIN if number > 2 else 0.0) - caution
+        for place in np.flatnonzero(logits > 0):
             first, last = runs[place]
-            score = float(1 / (1 + np.exp(-found[place])))
+            score = float(1 / (1 + np.exp(-logits[place])))
             owner = sentences[first][0]
             if score > (best[owner] or (0.0, ""))[0]:
-                best[owner] = score, " ".join(" ".join(read[first:last]).split())[:MAX_SHOWN]
+                best[owner] = score, " ".join(" ".join(decoded_sentences[first:last]).split())[:MAX_SHOWN]
     return best
 
 
@@ -73,34 +80,35 @@ def _cut(texts: Sequence[str]) -> Iterator[str]:
     """Each text's beginning and end, so that all of them together are about as long as is read."""
     share = MAX_CHARS / max(sum(map(len, texts)), 1)
     for text in texts:
-        kept = int(len(text) * share / 2)
-        yield text if share >= 1 else f"{text[:kept]}\n{text[len(text) - kept :]}"
+        end_chars = int(len(text) * share / 2)
+        yield text if share >= 1 else f"{text[:end_chars]}\n{text[len(text) - end_chars :]}"
 
 
-def split(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """The sentences of a text, and the lines of code, without what stands in their margins."""
-    found = (_MARGIN.sub("", sentence) for sentence in _END.split(uncovered(text)))
-    return [piece for sentence in found for piece in _PIECE.findall(sentence) if _LETTERS.search(piece)]
+    sentences = (_MARGIN.sub("", sentence) for sentence in _END.split(uncover(text)))
+    return [piece for sentence in sentences for piece in _PIECE.findall(sentence) if _LETTERS.search(piece)]
 
 
-def _runs(owners: Sequence[int], read: Sequence[str], news: Sequence[bool]) -> Iterator[tuple[int, int]]:
+def _runs(owners: Sequence[int], sentences: Sequence[str], changes: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """Neighbouring sentences of one text, up to three, or six short ones, of which one at least is new."""
     for first, owner in enumerate(owners):
-        length, new = 0, False
+        length, is_new = 0, False
         for last in range(first, min(first + _LINES, len(owners))):
-            length += len(read[last])
-            new |= news[last]
-            room = _RUN_CHARS if last < first + _RUN else _LINES_CHARS
-            if owners[last] != owner or (length > room and last > first):
+            length += len(sentences[last])
+            is_new |= changes[last]
+            limit = _RUN_CHARS if last < first + _RUN else _LINES_CHARS
+            if owners[last] != owner or (length > limit and last > first):
                 break
-            if new:
+            if is_new:
                 yield first, last + 1
 
 
-def _logits(read: Sequence[str], runs: Sequence[tuple[int, int]], using: ScorerWeights | None) -> Floats:
+def _logits(sentences: Sequence[str], runs: Sequence[tuple[int, int]], scorer_weights: ScorerWeights | None) -> Floats:
     if not runs:
         return np.zeros(0, np.float32)
-    plainly = {sentence: plain(sentence) for sentence in set(read)}  # what a program prints it often prints again
-    texts = [plainly[sentence] for sentence in read]
+    # What a program prints it often prints again.
+    plain_texts = {sentence: plain(sentence) for sentence in set(sentences)}
+    texts = [plain_texts[sentence] for sentence in sentences]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
-    return scores(" ".join(texts), [(starts[first], starts[last] - 1) for first, last in runs], using)
+    return scores(" ".join(texts), [(starts[first], starts[last] - 1) for first, last in runs], scorer_weights)

@@ -27,54 +27,54 @@ _MARKUP = re.compile(
     r"|\\(?:text)?color\{\w{1,20}\}|\\(?:text|mathrm|phantom|tiny)\b",
     re.I,
 )
-_GLUED = re.compile(r"(?<=\w)[\"']\s?\+\s?[\"'](?=\w)|\\(?=\n)")  # "ig" + "nore"
+_CONCATENATION = re.compile(r"(?<=\w)[\"']\s?\+\s?[\"'](?=\w)|\\(?=\n)")  # "ig" + "nore"
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})")
 _PAYLOAD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{20,}={0,2}")
 _BLOB = 64  # letters and digits in one word as long as this are data
 _TAGS = re.compile(r"[\U000e0020-\U000e007e]+")  # invisible twins of ASCII
-_MIXED = re.compile(r"\b(?=\w*[A-Za-z])(?=\w*[\u0370-\u052f])\w+")
+_MIXED_SCRIPTS = re.compile(r"\b(?=\w*[A-Za-z])(?=\w*[\u0370-\u052f])\w+")
 _TWINS = str.maketrans(
     "аеорсухіјѕԁһкмтвнАВЕІЈКМНОРСТУХαβεικμνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
     "aeopcyxijsdhkmtbhABEIJKMHOPCTYXabeikmvoptuxABEZHIKMNOPTYX",
 )
 _SMALL_CAPITALS = dict(zip(map(ord, "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ"), "abcdefghijklmnoprstuvwyz", strict=True))
 _SMALL_CAPITALS |= dict(zip(map(ord, "ıłøđ"), "ilod", strict=True))  # no accent on them that could be taken off
-_BOXED = {first + n: chr(97 + n) for first in (0x1F150, 0x1F170, 0x1F1E6) for n in range(26)}
+_BOXED_LETTERS = {first + n: chr(97 + n) for first in (0x1F150, 0x1F170, 0x1F1E6) for n in range(26)}
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _TEN_OF_TEN = re.compile(
     r"(?<![\d.])(\d{1,3})(?:[.,]0+)? ?(?:/|out of|of|von|sur|de|su|di|из) ?\1(?:[.,]0+)?(?![\d.]*\d)|\b100 ?[%٪]"
 )
 _DIGIT = re.compile(r"\d")
 _RULE = re.compile(r"([^\w\s])\1{2,}")
-_APART = re.compile(r"(?<!\w)(?:\w[ .\-_*·])+\w(?!\w)")
+_LETTERS_APART = re.compile(r"(?<!\w)(?:\w[ .\-_*·])+\w(?!\w)")
 _LEET_WORD = re.compile(r"(?<![\w@$!|+])(?=[\w@$!|+]*[a-zA-Z])(?=[\w@$!|+]*[013457@$!|+])[\w@$!|+]{2,}")
 _LEET = str.maketrans("0134578@$!|+", "oieastbasilt")
 
 
-def uncovered(text: str) -> str:
+def uncover(text: str) -> str:
     """The text without markup and escapes, and under it what its hidden characters and encoded words say."""
     text = _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), text)
     text = unquote(html.unescape(text)) if "&" in text or "%" in text else text
     hidden = ["".join(chr(ord(char) - 0xE0000) for char in run) for run in _TAGS.findall(text)]
     payloads = list(dict.fromkeys(_PAYLOAD.findall(text)))
-    hidden += filter(None, map(_decoded, payloads[:_MAX_PAYLOADS]))
+    hidden += filter(None, map(_decode_payload, payloads[:_MAX_PAYLOADS]))
     text = _PAYLOAD.sub(lambda match: " " if len(match[0]) > _BLOB and _DIGIT.search(match[0]) else match[0], text)
-    text = _MARKUP.sub(" ", _INLINE_TAG.sub("", _GLUED.sub("", text)))
+    text = _MARKUP.sub(" ", _INLINE_TAG.sub("", _CONCATENATION.sub("", text)))
     return "\n".join([text, *hidden])
 
 
-def _decoded(word: str) -> str:
+def _decode_payload(word: str) -> str:
     """What base64 or hex says, if it says something in letters."""
     for decode in (
         bytes.fromhex,
         lambda word: base64.b64decode(word.rstrip("=")[:_MAX_PAYLOAD] + "==", "-_" if "_" in word else None),
     ):
         try:
-            said = decode(word).decode()
+            text = decode(word).decode()
         except (ValueError, binascii.Error):
             continue
-        if said.isprintable():
-            return said
+        if text.isprintable():
+            return text
     return ""
 
 
@@ -82,25 +82,25 @@ def plain(text: str) -> str:
     """Lower case, without accents and look-alikes; names of variables are words, and all digits one digit."""
     text = _RULE.sub(r"\1\1", _CAMEL.sub(" ", text).replace("_", " "))
     if not text.isascii():
-        text = unicodedata.normalize("NFKD", text.translate(_SMALL_CAPITALS).translate(_BOXED))
+        text = unicodedata.normalize("NFKD", text.translate(_SMALL_CAPITALS).translate(_BOXED_LETTERS))
         text = "".join(char for char in text if unicodedata.category(char) not in {"Mn", "Cf"})
-        text = _MIXED.sub(lambda match: match[0].translate(_TWINS), unicodedata.normalize("NFC", text))
+        text = _MIXED_SCRIPTS.sub(lambda match: match[0].translate(_TWINS), unicodedata.normalize("NFC", text))
     return " ".join(_DIGIT.sub("0", _TEN_OF_TEN.sub(f" {FULL} ", text.casefold())).split())
 
 
-def _closed_up(text: str) -> str:
-    return _APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text)
+def _join_letters(text: str) -> str:
+    return _LETTERS_APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text)
 
 
-def _spelled(text: str) -> str:
+def _replace_leet(text: str) -> str:
     return _LEET_WORD.sub(lambda match: re.sub(r"11\b", "ll", match[0]).translate(_LEET), text)
 
 
 # Each makes another text of a sentence; a sentence that stays as it is need not be read again.
 READINGS: tuple[Callable[[str], str], ...] = (
     str,
-    _closed_up,
-    _spelled,
+    _join_letters,
+    _replace_leet,
     lambda text: codecs.encode(text, "rot13"),
     lambda text: text[::-1],
 )

@@ -69,8 +69,10 @@ class _Features:
 
 def _words(text: str) -> tuple[Integers, npt.NDArray[np.uint64]]:
     """Where each word of a text starts, and what it means or how it begins."""
-    found = [(match.start(), meaning(match[0])) for match in word_list()[1].finditer(text)]
-    return np.array([start for start, _ in found], np.int64), np.array([stem for _, stem in found], np.uint64)
+    occurrences = [(match.start(), meaning(match[0])) for match in word_list()[1].finditer(text)]
+    return np.array([start for start, _ in occurrences], np.int64), np.array(
+        [stem for _, stem in occurrences], np.uint64
+    )
 
 
 def _features(text: str, starts: Integers, stems: npt.NDArray[np.uint64]) -> Iterator[_Features]:
@@ -87,25 +89,25 @@ def _features(text: str, starts: Integers, stems: npt.NDArray[np.uint64]) -> Ite
 
 
 def _bucket(hashes: npt.NDArray[np.uint64], salt: int) -> Integers:
-    mixed = (hashes + np.uint64(salt)) * _ODD[2]
-    return ((mixed ^ (mixed >> np.uint64(29))) * _ODD[3] >> np.uint64(64 - BITS)).astype(np.int64)
+    products = (hashes + np.uint64(salt)) * _ODD[2]
+    return ((products ^ (products >> np.uint64(29))) * _ODD[3] >> np.uint64(64 - BITS)).astype(np.int64)
 
 
-def places() -> int:
+def table_size() -> int:
     """How many weights a table has: one for each bucket of n-grams, and one for each two meanings."""
-    return BUCKETS + meanings() ** 2
+    return BUCKETS + meaning_count() ** 2
 
 
 def buckets(text: str) -> tuple[Integers, Floats]:
     """The places in a table of what a whole text holds, each once, and what each is worth to its score."""
     starts, stems = _words(text)
-    found = list(_features(text, starts, stems))
-    counts = np.concatenate([np.full(len(one.buckets), one.counts) for one in found])
-    grams, which = np.unique(np.concatenate([one.buckets for one in found]), return_inverse=True)
-    held = np.unique(stems[stems < meanings()]).astype(np.int64)
-    first, second = np.triu_indices(len(held), 1)
-    pairs = BUCKETS + held[first] * meanings() + held[second]
-    worth = np.bincount(which, counts) / np.sqrt(SHORT + (counts * counts).sum())
+    features = list(_features(text, starts, stems))
+    counts = np.concatenate([np.full(len(feature.buckets), feature.counts) for feature in features])
+    grams, inverse = np.unique(np.concatenate([feature.buckets for feature in features]), return_inverse=True)
+    present_meanings = np.unique(stems[stems < meaning_count()]).astype(np.int64)
+    first, second = np.triu_indices(len(present_meanings), 1)
+    pairs = BUCKETS + present_meanings[first] * meaning_count() + present_meanings[second]
+    worth = np.bincount(inverse, counts) / np.sqrt(SHORT + (counts * counts).sum())
     return np.append(grams, pairs), np.append(worth, np.full(len(pairs), _pair_worth(len(pairs))))
 
 
@@ -114,52 +116,52 @@ def _pair_worth(count: npt.ArrayLike) -> Floats:
     return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + np.asarray(count)), np.float32)
 
 
-def scores(text: str, passages: Sequence[tuple[int, int]], using: ScorerWeights | None = None) -> Floats:
+def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: ScorerWeights | None = None) -> Floats:
     """The logit of each passage, given by its first character and the one after its last; above 0: worth a look."""
-    using = using or table()
+    scorer_weights = scorer_weights or table()
     first, last = np.array(passages, np.int64).reshape(-1, 2).T
     total, squares = np.zeros(len(passages)), np.zeros(len(passages))
     starts, stems = _words(text)
-    for one in _features(text, starts, stems):
-        sums = np.concatenate(([0.0], np.cumsum(using.weights[one.buckets], dtype=np.float64)))
-        low = np.minimum(np.searchsorted(one.starts, first), len(one.buckets))
+    for feature in _features(text, starts, stems):
+        sums = np.concatenate(([0.0], np.cumsum(scorer_weights.weights[feature.buckets], dtype=np.float64)))
+        low = np.minimum(np.searchsorted(feature.starts, first), len(feature.buckets))
         # Those that reach beyond the passage are not in it. Characters are counted, words have places.
-        in_words = one.counts != 1
-        high = np.searchsorted(one.starts, last) - one.reach if in_words else last - one.reach
-        high = np.clip(high, low, len(one.buckets))
-        total += one.counts * (sums[high] - sums[low])
-        squares += one.counts**2 * (high - low)
-    total = total / np.sqrt(SHORT + squares) + using.bias - using.threshold
-    held = _held(stems, np.searchsorted(starts, first), np.searchsorted(starts, last))
-    each = held.sum(axis=1)
-    pairs = (held @ using.weights[BUCKETS:].reshape(meanings(), -1) * held).sum(axis=1)
-    return np.asarray(total + pairs * _pair_worth(each * (each - 1) / 2), np.float32)
+        in_words = feature.counts != 1
+        high = np.searchsorted(feature.starts, last) - feature.reach if in_words else last - feature.reach
+        high = np.clip(high, low, len(feature.buckets))
+        total += feature.counts * (sums[high] - sums[low])
+        squares += feature.counts**2 * (high - low)
+    total = total / np.sqrt(SHORT + squares) + scorer_weights.bias - scorer_weights.threshold
+    presence = _meaning_presence(stems, np.searchsorted(starts, first), np.searchsorted(starts, last))
+    meaning_counts = presence.sum(axis=1)
+    pairs = (presence @ scorer_weights.weights[BUCKETS:].reshape(meaning_count(), -1) * presence).sum(axis=1)
+    return np.asarray(total + pairs * _pair_worth(meaning_counts * (meaning_counts - 1) / 2), np.float32)
 
 
-def _held(stems: npt.NDArray[np.uint64], first: Integers, last: Integers) -> Floats:
+def _meaning_presence(stems: npt.NDArray[np.uint64], first: Integers, last: Integers) -> Floats:
     """For each passage, given by its first word and the one after its last, 1 for each meaning in it, else 0."""
-    sets = np.zeros((-(-meanings() // 64), len(stems) + 1), np.uint64)  # of 64 meanings each, a bit for each
-    listed = np.flatnonzero(stems < meanings())
-    sets[stems[listed] >> np.uint64(6), listed] = np.uint64(1) << (stems[listed] & np.uint64(63))
+    sets = np.zeros((-(-meaning_count() // 64), len(stems) + 1), np.uint64)  # of 64 meanings each, a bit for each
+    positions = np.flatnonzero(stems < meaning_count())
+    sets[stems[positions] >> np.uint64(6), positions] = np.uint64(1) << (stems[positions] & np.uint64(63))
     ends = np.column_stack((first, last)).ravel()
-    seen = np.bitwise_or.reduceat(sets, ends, axis=1)[:, ::2] * (first < last).astype(np.uint64)
-    bits: Floats = ((seen[:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float32)
-    return np.concatenate(list(bits), axis=1)[:, : meanings()]
+    passage_sets = np.bitwise_or.reduceat(sets, ends, axis=1)[:, ::2] * (first < last).astype(np.uint64)
+    bits: Floats = ((passage_sets[:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).astype(np.float32)
+    return np.concatenate(list(bits), axis=1)[:, : meaning_count()]
 
 
 @cache
 def word_list() -> tuple[dict[str, int], re.Pattern[str]]:
     """Words, and beginnings of words, with the number of what they mean; and what finds the words of a text."""
     lines = resources.files("grading.attacks").joinpath(WORDS).read_text("utf-8").splitlines()
-    listed = [(plain(stem), number) for number, line in enumerate(lines) for stem in line.split()[1:]]
-    found = dict(reversed(listed))  # the first line that has a stem keeps it
-    unspaced = sorted((stem for stem in found if re.match(f"[{_CJK}]", stem)), key=len, reverse=True)
+    numbered_stems = [(plain(stem), number) for number, line in enumerate(lines) for stem in line.split()[1:]]
+    stem_numbers = dict(reversed(numbered_stems))  # the first line that has a stem keeps it
+    cjk_stems = sorted((stem for stem in stem_numbers if re.match(f"[{_CJK}]", stem)), key=len, reverse=True)
     # The three begin with different characters; the longest comes last, or each word would be held against it first.
-    return found, re.compile("|".join([rf"[^\W_{_CJK}]+", r"[^\w\s]", *map(re.escape, unspaced), f"[{_CJK}]"]))
+    return stem_numbers, re.compile("|".join([rf"[^\W_{_CJK}]+", r"[^\w\s]", *map(re.escape, cjk_stems), f"[{_CJK}]"]))
 
 
 @cache
-def meanings() -> int:
+def meaning_count() -> int:
     """How many meanings `attacks.words` has; they are counted from 0."""
     return max(word_list()[0].values()) + 1
 
@@ -167,10 +169,10 @@ def meanings() -> int:
 @lru_cache(maxsize=65_536)
 def meaning(word: str) -> int:
     """The number of what a word means, if the list has it, else one from `meanings()` on for its beginning."""
-    listed, _ = word_list()
+    stem_numbers, _ = word_list()
     bare = _ARTICLE.sub("", word)
     for size in range(len(bare), 0, -1):
         head = bare[:size]
-        if head in listed and (size == len(bare) or size > 3 or not head.isascii()):
-            return listed[head]
-    return meanings() + crc32(word[:_STEM].encode("utf-8", "replace"))
+        if head in stem_numbers and (size == len(bare) or size > 3 or not head.isascii()):
+            return stem_numbers[head]
+    return meaning_count() + crc32(word[:_STEM].encode("utf-8", "replace"))

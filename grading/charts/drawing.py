@@ -94,67 +94,77 @@ class Span:
 
 def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]]) -> Picture:
     """Beside each other, for each label, how often each of the series had it. All have the same labels."""
-    some = next(iter(series.values()))
-    counted = max(bar.count for bars in series.values() for bar in bars)
-    ticks, most = _scale(counted, whole=True)
+    first_bars = next(iter(series.values()))
+    largest_count = max(bar.count for bars in series.values() for bar in bars)
+    ticks, maximum = _scale(largest_count, whole=True)
     top, head = _head(title, series, up)
-    width = (_RIGHT - _LEFT) / len(some)
-    each = 0.84 * width / len(series)
-    body = [head, _rules(top, ticks, most)]
+    width = (_RIGHT - _LEFT) / len(first_bars)
+    bar_width = 0.84 * width / len(series)
+    body = [head, _rules(top, ticks, maximum)]
     for number, (name, bars) in enumerate(series.items()):
         for place, bar in enumerate(bars):
-            tall = bar.count / most * _HEIGHT
-            left = _LEFT + place * width + 0.08 * width + number * each
-            said = f"{name}, {bar.label}: {bar.count}"
-            body.append(_rect(left, top + _HEIGHT - tall, each * 0.96, tall, number, said))
-    every = 2 if len(some) > 8 and max(len(bar.label) for bar in some) > 3 else 1
-    for place in range(0, len(some), every):
-        body.append(_text(_LEFT + (place + 0.5) * width, top + _HEIGHT + 16, some[place].label, "middle"))
+            bar_height = bar.count / maximum * _HEIGHT
+            x = _LEFT + place * width + 0.08 * width + number * bar_width
+            tooltip = f"{name}, {bar.label}: {bar.count}"
+            body.append(_rect(x, top + _HEIGHT - bar_height, bar_width * 0.96, bar_height, number, tooltip))
+    label_interval = 2 if len(first_bars) > 8 and max(len(bar.label) for bar in first_bars) > 3 else 1
+    for place in range(0, len(first_bars), label_interval):
+        body.append(_text(_LEFT + (place + 0.5) * width, top + _HEIGHT + 16, first_bars[place].label, "middle"))
     body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 36, across, "middle"))
     words = [f"{name}: {', '.join(f'{bar.label} ×{bar.count}' for bar in bars)}" for name, bars in series.items()]
     return Picture(title, "; ".join(words), top + _HEIGHT + 46, "".join(body))
 
 
-def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float], int], most: float) -> Picture:
-    """Circles whose area says how often a pair (across, up) of 0 to `most` came; on the dashed line both are equal."""
+def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float], int], maximum: float) -> Picture:
+    """Circles whose area says how often a pair (across, up) came, each from 0 to `maximum`.
+
+    On the dashed line both are equal.
+    """
     top, head = _head(title, (), f"{up}; dashed: both the same")
     largest = max(pairs.values(), default=1)
 
     def x(value: float) -> float:
-        return _LEFT + 2 + value / most * (_RIGHT - _LEFT - 4)
+        return _LEFT + 2 + value / maximum * (_RIGHT - _LEFT - 4)
 
     def y(value: float) -> float:
-        return top + 10 + (1 - value / most) * (_HEIGHT - 10)
+        return top + 10 + (1 - value / maximum) * (_HEIGHT - 10)
 
-    ticks, most = _scale(most)
-    body = [head, _rules(top + 10, ticks, most, _HEIGHT - 10)]
-    body.append(f'<line class="even" x1="{x(0):.2f}%" y1="{y(0):.1f}" x2="{x(most):.2f}%" y2="{y(most):.1f}"/>')
-    for (here, there), count in sorted(pairs.items(), key=lambda item: -item[1]):
+    ticks, maximum = _scale(maximum)
+    body = [head, _rules(top + 10, ticks, maximum, _HEIGHT - 10)]
+    body.append(f'<line class="even" x1="{x(0):.2f}%" y1="{y(0):.1f}" x2="{x(maximum):.2f}%" y2="{y(maximum):.1f}"/>')
+    for (across_value, up_value), count in sorted(pairs.items(), key=lambda pair_count: -pair_count[1]):
         radius = 4 + 6 * math.sqrt(count / largest)
-        said = f"{_short(here)} and {_short(there)}: {count}"
+        tooltip = f"{_short_number(across_value)} and {_short_number(up_value)}: {count}"
         body.append(
-            f'<circle class="k0" cx="{x(here):.2f}%" cy="{y(there):.1f}" r="{radius:.1f}">'
-            f"<title>{escape(said)}</title></circle>"
+            f'<circle class="k0" cx="{x(across_value):.2f}%" cy="{y(up_value):.1f}" r="{radius:.1f}">'
+            f"<title>{escape(tooltip)}</title></circle>"
         )
-    body += [_text(x(tick), top + _HEIGHT + 24, _short(tick), "middle") for tick in ticks]
+    body += [_text(x(tick), top + _HEIGHT + 24, _short_number(tick), "middle") for tick in ticks]
     body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 44, across, "middle"))
-    same = sum(count for (here, there), count in pairs.items() if here == there)
-    above = sum(count for (here, there), count in pairs.items() if there > here)
+    equal_count = sum(count for (across_value, up_value), count in pairs.items() if across_value == up_value)
+    above_count = sum(count for (across_value, up_value), count in pairs.items() if up_value > across_value)
     total = sum(pairs.values())
-    words = f"Of {total}, {same} the same, {above} above the line, {total - same - above} below"
+    words = (
+        f"Of {total}, {equal_count} the same, {above_count} above the line, {total - equal_count - above_count} below"
+    )
     return Picture(title, words, top + _HEIGHT + 54, "".join(body))
 
 
 def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     """Steps over time: of each series (seconds, value) in order of time, each value until the next."""
     length_s = max((at for steps in series.values() for at, _ in steps), default=0) or 1.0
-    ticks, most = _scale(max((value for steps in series.values() for _, value in steps), default=0), whole=True)
+    ticks, maximum = _scale(max((value for steps in series.values() for _, value in steps), default=0), whole=True)
     top, head = _head(title, series, up)
-    body = [head, _rules(top, ticks, most)]
+    body = [head, _rules(top, ticks, maximum)]
     for number, steps in enumerate(series.values()):
-        corners = list(_corners(_thinned(steps, length_s), length_s))
-        for (at, value), (then, after) in itertools.pairwise(corners):
-            ends = (_at(at, length_s), _level(value, most, top), _at(then, length_s), _level(after, most, top))
+        corners = list(_corners(_thin_steps(steps, length_s), length_s))
+        for (at, value), (next_at, next_value) in itertools.pairwise(corners):
+            ends = (
+                _at(at, length_s),
+                _level(value, maximum, top),
+                _at(next_at, length_s),
+                _level(next_value, maximum, top),
+            )
             body.append(
                 '<line class="line k{}" x1="{:.2f}%" y1="{:.1f}" x2="{:.2f}%" y2="{:.1f}"/>'.format(number, *ends)
             )
@@ -163,10 +173,10 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
     return Picture(title, f"{'; '.join(words)}; over {_time(length_s)}", top + _HEIGHT + 46, "".join(body))
 
 
-def spans(title: str, found: Iterable[Span]) -> Picture:
+def spans(title: str, all_spans: Iterable[Span]) -> Picture:
     """A Gantt chart: rows in the order in which they come, with as many lanes as are needed at once."""
     rows: dict[str, list[Span]] = {}
-    for span in found:
+    for span in all_spans:
         rows.setdefault(span.row, []).append(span)
     kinds = dict.fromkeys(kind for spans in rows.values() for kind in sorted({span.kind for span in spans}))
     numbers = {kind: number % _SHADES for number, kind in enumerate(kinds)}
@@ -174,18 +184,18 @@ def spans(title: str, found: Iterable[Span]) -> Picture:
     gap_s = length_s / 700 if sum(map(len, rows.values())) > _MANY_SPANS else -1.0
     y, head = _head(title, kinds, "")
     body, words = [head], []
-    for row, members in rows.items():
-        lanes = _lanes(members)
+    for row, row_spans in rows.items():
+        lanes = _lanes(row_spans)
         body.append(_text(0, y + 10, row))
         y += _LINE
         for lane in lanes:
-            for span in _joined(lane, gap_s):
-                said = f"{span.kind}, {_time(span.start_s)} to {_time(span.end_s)}"
-                wide = max(0.15, (span.end_s - span.start_s) / length_s * _RIGHT - 0.1)
-                body.append(_rect(span.start_s / length_s * _RIGHT, y, wide, _LANE - 2, numbers[span.kind], said))
+            for span in _merge_neighbours(lane, gap_s):
+                tooltip = f"{span.kind}, {_time(span.start_s)} to {_time(span.end_s)}"
+                width = max(0.15, (span.end_s - span.start_s) / length_s * _RIGHT - 0.1)
+                body.append(_rect(span.start_s / length_s * _RIGHT, y, width, _LANE - 2, numbers[span.kind], tooltip))
             y += _LANE
-        busy = sum(span.end_s - span.start_s for span in members) / len(lanes) / length_s
-        words.append(f"{row}: {len(members)} in {len(lanes)} at once, busy {busy:.0%} of the time")
+        busy = sum(span.end_s - span.start_s for span in row_spans) / len(lanes) / length_s
+        words.append(f"{row}: {len(row_spans)} in {len(lanes)} at once, busy {busy:.0%} of the time")
         y += 6
     body.append(_time_axis(y, length_s, 0))
     return Picture(title, f"{'; '.join(words)}; {_time(length_s)} in all", y + 46, "".join(body))
@@ -199,30 +209,30 @@ def _head(title: str, names: Iterable[str], up: str) -> tuple[int, str]:
     names = list(names)
     parts, y = [_text(0, 16, title, kind="title")], 16 + _LINE
     if len(names) > 1:
-        beside = 1 if max(map(len, names)) > 20 else 2
+        column_count = 1 if max(map(len, names)) > 20 else 2
         for number, name in enumerate(names):
-            column, line = 50 * (number % beside), y + number // beside * _LINE
+            column, line = 50 * (number % column_count), y + number // column_count * _LINE
             parts.append(_rect(column, line - 10, 1.5, 11, number % _SHADES))
             parts.append(_text(column + 3, line, name))
-        y += -(-len(names) // beside) * _LINE
+        y += -(-len(names) // column_count) * _LINE
     if up:
         parts.append(_text(0, y, up))
     return y + 14 if up else y - 8, "".join(parts)
 
 
-def _rules(top: float, ticks: Sequence[float], most: float, high: float = _HEIGHT) -> str:
+def _rules(top: float, ticks: Sequence[float], maximum: float, height: float = _HEIGHT) -> str:
     parts = []
     for tick in ticks:
-        y = top + (1 - tick / most) * high
+        y = top + (1 - tick / maximum) * height
         parts.append(f'<line class="rule" x1="{_LEFT}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT - 1, y + 4, _short(tick), "end"))
+        parts.append(_text(_LEFT - 1, y + 4, _short_number(tick), "end"))
     return "".join(parts)
 
 
-def _rect(left: float, top: float, wide: float, high: float, shade: int, said: str = "") -> str:
-    title = f"<title>{escape(said)}</title>" if said else ""
+def _rect(x: float, top: float, width: float, height: float, shade: int, tooltip: str = "") -> str:
+    title = f"<title>{escape(tooltip)}</title>" if tooltip else ""
     return (
-        f'<rect class="k{shade}" x="{left:.2f}%" y="{top:.1f}" width="{wide:.2f}%" height="{high:.1f}">{title}</rect>'
+        f'<rect class="k{shade}" x="{x:.2f}%" y="{top:.1f}" width="{width:.2f}%" height="{height:.1f}">{title}</rect>'
     )
 
 
@@ -230,24 +240,24 @@ def _text(across: float, y: float, text: str, anchor: str = "start", kind: str =
     return f'<text class="{kind}" x="{across:.2f}%" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _ticks(most: float, whole: bool = False) -> list[float]:
+def _ticks(maximum: float, whole: bool = False) -> list[float]:
     """From 0, at most six, in steps of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(most / 5))
-    step = next(power * factor for factor in (1, 2, 5, 10) if most / (power * factor) <= 5)
+    power = 10.0 ** math.floor(math.log10(maximum / 5))
+    step = next(power * factor for factor in (1, 2, 5, 10) if maximum / (power * factor) <= 5)
     step = max(1.0, step) if whole else step
-    count = math.floor(most / step + 1e-9) + 1
+    count = math.floor(maximum / step + 1e-9) + 1
     return [int(step * n) if whole else round(step * n, 6) for n in range(count)]
 
 
-def _scale(most: float, whole: bool = False) -> tuple[list[float], float]:
-    """Ticks up to the first that is not below `most`, and that one."""
-    ticks = _ticks(most or 1.0, whole)
-    if ticks[-1] < most:
+def _scale(maximum: float, whole: bool = False) -> tuple[list[float], float]:
+    """Ticks up to the first that is not below `maximum`, and that one."""
+    ticks = _ticks(maximum or 1.0, whole)
+    if ticks[-1] < maximum:
         ticks.append(round(ticks[-1] + ticks[1], 6))
     return ticks, ticks[-1]
 
 
-def _short(value: float) -> str:
+def _short_number(value: float) -> str:
     return f"{value:g}"
 
 
@@ -255,30 +265,30 @@ def _at(seconds: float, length_s: float) -> float:
     return _LEFT + seconds / length_s * (_RIGHT - _LEFT)
 
 
-def _level(value: float, most: float, top: float) -> float:
-    return top + (1 - value / most) * _HEIGHT
+def _level(value: float, maximum: float, top: float) -> float:
+    return top + (1 - value / maximum) * _HEIGHT
 
 
-def _thinned(steps: Sequence[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
+def _thin_steps(steps: Sequence[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
     """The last of those that would fall on one pixel."""
     return list({int(at / length_s * 700): (at, value) for at, value in steps}.values())
 
 
 def _corners(steps: Iterable[tuple[float, float]], length_s: float) -> Iterable[tuple[float, float]]:
-    before = None
+    previous_value = None
     for at, value in steps:
-        if before is not None:
-            yield at, before
+        if previous_value is not None:
+            yield at, previous_value
         yield at, value
-        before = value
-    if before is not None:
-        yield length_s, before
+        previous_value = value
+    if previous_value is not None:
+        yield length_s, previous_value
 
 
 def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
     """As few as hold them without two at once."""
     lanes: list[list[Span]] = []
-    for span in sorted(spans, key=lambda each: each.start_s):
+    for span in sorted(spans, key=lambda span: span.start_s):
         free = next((lane for lane in lanes if lane[-1].end_s <= span.start_s), None)
         if free is None:
             lanes.append([span])
@@ -287,26 +297,26 @@ def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
     return lanes
 
 
-def _joined(lane: Iterable[Span], gap_s: float) -> list[Span]:
+def _merge_neighbours(lane: Iterable[Span], gap_s: float) -> list[Span]:
     """Neighbours of one kind become one where less than `gap_s` parts them."""
-    made: list[Span] = []
+    merged_spans: list[Span] = []
     for span in lane:
-        if made and made[-1].kind == span.kind and span.start_s - made[-1].end_s <= gap_s:
-            made[-1] = Span(span.row, span.kind, made[-1].start_s, span.end_s)
+        if merged_spans and merged_spans[-1].kind == span.kind and span.start_s - merged_spans[-1].end_s <= gap_s:
+            merged_spans[-1] = Span(span.row, span.kind, merged_spans[-1].start_s, span.end_s)
         else:
-            made.append(span)
-    return made
+            merged_spans.append(span)
+    return merged_spans
 
 
-def _time_axis(y: float, length_s: float, left: float) -> str:
+def _time_axis(y: float, length_s: float, start_x: float) -> str:
     unit_s, unit = next((pair for pair in ((3600.0, "hours"), (60.0, "minutes")) if length_s > 2 * pair[0]), (1.0, ""))
     length = length_s / unit_s
-    parts = [f'<line class="rule" x1="{left}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>']
+    parts = [f'<line class="rule" x1="{start_x}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>']
     for tick in _ticks(length):
-        across = left + tick / length * (_RIGHT - left)
+        across = start_x + tick / length * (_RIGHT - start_x)
         anchor = "start" if not tick else "end" if across > 95 else "middle"
-        parts.append(_text(across, y + 16, _short(tick), anchor))
-    parts.append(_text((left + _RIGHT) / 2, y + 36, f"{unit or 'seconds'} since the start", "middle"))
+        parts.append(_text(across, y + 16, _short_number(tick), anchor))
+    parts.append(_text((start_x + _RIGHT) / 2, y + 36, f"{unit or 'seconds'} since the start", "middle"))
     return "".join(parts)
 
 

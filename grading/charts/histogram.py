@@ -20,18 +20,20 @@ class Bar:
     count: int
 
 
-def histogram(values: Iterable[Points], most: Points, step: Points) -> tuple[Bar, ...]:
-    """Bars for 0 to `most` in steps of `step`, lowest first: one a step, or at most MAX_BARS with equally many steps.
+def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[Bar, ...]:
+    """Bars for 0 to `maximum` in steps of `step`, lowest first: one a step, or MAX_BARS at most with equally many.
 
-    The last may have fewer steps. A value between two steps counts for the lower one, one above `most` for the last
-    bar.
+    The last may have fewer steps. A value between two steps counts for the lower one, one above `maximum` for the
+    last bar.
     """
-    width, steps = Decimal(str(step)), int(Decimal(str(most)) / Decimal(str(step))) + 1
-    together = -(-steps // MAX_BARS)
-    given = Counter(min(int(Decimal(str(value)) / width), steps - 1) // together for value in values)
+    width, steps = Decimal(str(step)), int(Decimal(str(maximum)) / Decimal(str(step))) + 1
+    steps_per_bar = -(-steps // MAX_BARS)
+    bar_counts = Counter(min(int(Decimal(str(value)) / width), steps - 1) // steps_per_bar for value in values)
     return tuple(
-        Bar(_label(first * width, min(first + together, steps) * width - width), given[first // together])
-        for first in range(0, steps, together)
+        Bar(
+            _label(first * width, min(first + steps_per_bar, steps) * width - width), bar_counts[first // steps_per_bar]
+        )
+        for first in range(0, steps, steps_per_bar)
     )
 
 

@@ -16,33 +16,38 @@ Steps = list[tuple[float, float]]
 
 def pictures(results: Iterable[JobResult]) -> list[Picture]:
     """Progress, queues and Gantt chart; none before the first job has been decoded."""
-    done = [result for result in results if result.decode.total_s > 0]
-    if not done:
+    decoded_results = [result for result in results if result.decode.total_s > 0]
+    if not decoded_results:
         return []
-    started = [_prefill_start(result) for result in done]
-    stored = [_prefill_end(result) for result in done if result.prefill.worker_id]
-    decoded, ended = [r.decode.queue_s for r in done], [r.decode.total_s for r in done]
+    prefill_starts = [_prefill_start(result) for result in decoded_results]
+    prefill_ends = [_prefill_end(result) for result in decoded_results if result.prefill.worker_id]
+    decode_starts, end_times = [r.decode.queue_s for r in decoded_results], [r.decode.total_s for r in decoded_results]
     return [
-        lines("Answers over time", "jobs answered", {"answered": _steps([], ended)}),
+        lines("Answers over time", "jobs answered", {"answered": _steps([], end_times)}),
         lines(
-            "Jobs that waited", "jobs", {"for prefill": _steps([0.0] * len(done), started), **_ready(stored, decoded)}
+            "Jobs that waited",
+            "jobs",
+            {
+                "for prefill": _steps([0.0] * len(decoded_results), prefill_starts),
+                **_ready(prefill_ends, decode_starts),
+            },
         ),
-        spans("Who worked when", worked(done)),
+        spans("Who worked when", worker_spans(decoded_results)),
     ]
 
 
-def worked(results: Iterable[JobResult]) -> list[Span]:
+def worker_spans(results: Iterable[JobResult]) -> list[Span]:
     """What each worker did for each job, prefill first, workers by name."""
-    found = []
+    job_spans = []
     for result in results:
         prefill, decode = result.prefill, result.decode
         if prefill.worker_id:
             row = f"1{prefill.worker_id} · prefill"
-            found.append(Span(row, result.model, prefill.queue_s, _prefill_end(result)))
+            job_spans.append(Span(row, result.model, prefill.queue_s, _prefill_end(result)))
         if decode.worker_id and decode.total_s > 0:
-            found.append(Span(f"2{decode.worker_id} · decode", result.model, decode.queue_s, decode.total_s))
+            job_spans.append(Span(f"2{decode.worker_id} · decode", result.model, decode.queue_s, decode.total_s))
     return [
-        Span(each.row[1:], each.kind, each.start_s, each.end_s) for each in sorted(found, key=lambda each: each.row)
+        Span(span.row[1:], span.kind, span.start_s, span.end_s) for span in sorted(job_spans, key=lambda span: span.row)
     ]
 
 
@@ -56,14 +61,14 @@ def _prefill_end(result: JobResult) -> float:
     return min(prefill.queue_s + prefill.prefill_s + prefill.put_s, result.decode.queue_s or float("inf"))
 
 
-def _ready(stored: Sequence[float], decoded: Sequence[float]) -> dict[str, Steps]:
-    return {"for decode": _steps(stored, decoded)} if len(stored) == len(decoded) else {}
+def _ready(prefill_ends: Sequence[float], decode_starts: Sequence[float]) -> dict[str, Steps]:
+    return {"for decode": _steps(prefill_ends, decode_starts)} if len(prefill_ends) == len(decode_starts) else {}
 
 
 def _steps(up: Iterable[float], down: Iterable[float]) -> Steps:
     """How many came and have not gone, at each moment; without `up` how many have gone."""
-    come = [(at, 1) for at in up]
-    moves = sorted([*come, *((at, -1 if come else 1) for at in down)], key=lambda move: (move[0], -move[1]))
+    arrivals = [(at, 1) for at in up]
+    moves = sorted([*arrivals, *((at, -1 if arrivals else 1) for at in down)], key=lambda move: (move[0], -move[1]))
     level, steps = 0, [(0.0, 0.0)]
     for at, by in moves:
         level += by

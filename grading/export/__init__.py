@@ -1,8 +1,8 @@
 """Grades leave the house: a file for the LMS, a table, feedback for each student.
 
-Every function here takes a batch's folder and gives an `Exported`: bytes to save or to offer for download, and the list
-of submissions that were left blank, with the reason. A grade that failed, is incomplete or waits for a person is blank,
-never 0; only what was read and found empty gets 0.
+Every function here takes a batch's folder and gives an `ExportFile`: bytes to save or to offer for download, and
+the list of submissions that were left blank, with the reason. A grade that failed, is incomplete or waits for a person
+is blank, never 0; only what was read and found empty gets 0.
 
     export_canvas(folder, gradebook, assignment)   Canvas's gradebook, filled in
     export_moodle(folder, worksheet)               Moodle's offline grading worksheet, filled in
@@ -11,8 +11,8 @@ never 0; only what was read and found empty gets 0.
     export_feedback(folder, kind)                  zip of one file a student, "md" or "html"
     export_replies(folder)                         students' requests for another look, with the replies
 
-The decisions in the folder's reviews.jsonl count. What `Exported.asks` says must have been confirmed before the file is
-given out. Raises ExportError (a UsageError).
+The decisions in the folder's reviews.jsonl count. What `ExportFile.asks` says must have been confirmed before the file
+is given out. Raises ExportError (a UsageError).
 """
 
 from grading.export.canvas import assignment_columns, export_canvas, held_by_canvas, matching_columns

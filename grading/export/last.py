@@ -17,7 +17,7 @@ from grading.export.final import FinalGrade
 from grading.report.grades import one_line, show_points
 from grading.rubric.rubric import Points
 from producers.files.journal import Lines
-from producers.files.shapes import shaped
+from producers.files.shapes import parse_as
 from producers.words import plural
 
 FILE = "exports.jsonl"
@@ -66,8 +66,8 @@ def since_last(
 
     Args:
         grades: the class's.
-        held_grades: those of them that the file holds; None: all. The others are neither compared
-            nor noted as given out.
+        held_grades: those of them that the file holds; None: all. The others are neither compared nor
+            noted as given out.
     """
     now = {final.grade.id: final for final in grades}
     current_export = ExportedPoints(
@@ -98,10 +98,10 @@ def record_export(folder: Path, export: ExportedPoints) -> None:
 
 def _read(folder: Path) -> list[ExportedPoints]:
     def parse_row(row: dict[str, Any]) -> ExportedPoints:
-        export: ExportedPoints = shaped(ExportedPoints, row, "the export")
+        export: ExportedPoints = parse_as(ExportedPoints, row, "the export")
         return export
 
-    return [export for _, export in Lines(folder / FILE).made(parse_row, "export")]
+    return [export for _, export in Lines(folder / FILE).read_all(parse_row, "export")]
 
 
 def _show_or_blank(points: Points | None) -> str:

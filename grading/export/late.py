@@ -20,7 +20,7 @@ from grading.rubric.rubric import Points, exact, plain
 from grading.submissions.lms_names import is_late, student_id
 from messages.errors import BatchError
 from producers.files.private import open_ordinary, write_atomically
-from producers.words import plural, some
+from producers.words import plural, shorten_names
 
 FILE = "times.csv"
 UNKNOWN_DELAY = "late by Canvas's mark, and when is not known: upload the times of submission"
@@ -48,7 +48,7 @@ class Late:
         if submitted_at is None:
             return None
         days = _days(self.rule, submitted_at)
-        percent, deduction = self.rule.off(days, possible)
+        percent, deduction = self.rule.deduction(days, possible)
         off = plain(min(deduction, exact(points)))
         if not off:
             return None
@@ -109,10 +109,11 @@ def _match_rows(rows: Iterable[_Row], graded_class: GradedClass) -> tuple[int, s
             )
     count = len(times.keys() & names_of.keys())
     if not count:
-        problem = f"no submission of this class is {some(strangers)}" if strangers else "no row has a time"
+        problem = f"no submission of this class is {shorten_names(strangers)}" if strangers else "no row has a time"
         raise ExportError(f"the table of times can't be used: {problem}; it needs the submissions' names or ids")
-    rest = f"times: {plural(len(strangers), 'row', 'is', 'are')} of no submission of this class: {some(strangers)}"
-    return count, rest if strangers else ""
+    rows_of_others = plural(len(strangers), "row", "is", "are")
+    remark = f"times: {rows_of_others} of no submission of this class: {shorten_names(strangers)}"
+    return count, remark if strangers else ""
 
 
 def _days(rule: LateRule, submitted_at: datetime) -> int:

@@ -29,8 +29,8 @@ from grading.submissions.lms_names import student_id
 from messages.errors import BatchError
 from producers.files.journal import Lines
 from producers.files.private import open_private
-from producers.files.shapes import shaped
-from producers.words import some
+from producers.files.shapes import parse_as
+from producers.words import shorten_names
 
 FILE = "requests.jsonl"
 COLUMNS = (
@@ -90,7 +90,7 @@ def points_of(final: FinalGrade, criterion_id: str | None) -> Points | None:
 def read_requests(folder: Path) -> list[Request]:
     """All requests of the batch in `folder`, oldest first, each with its last answer. Raises BatchError."""
     requests: dict[str, Request] = {}
-    for _, entry in Lines(folder / FILE).made(_line, "request"):
+    for _, entry in Lines(folder / FILE).read_all(_line, "request"):
         if isinstance(entry, Request):
             requests.setdefault(entry.id, entry)
         elif entry.answers in requests:
@@ -158,7 +158,7 @@ def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tu
     if not empty:
         return requests, ""
     rows, hold = ("rows", "hold") if empty[1:] else ("row", "holds")
-    return requests, f"requests, {rows} {some(empty)} {hold} no request"
+    return requests, f"requests, {rows} {shorten_names(empty)} {hold} no request"
 
 
 def _rows(
@@ -235,7 +235,7 @@ def _require_short(label: str, text: str) -> None:
 
 
 def _line(row: dict[str, Any]) -> Request | RequestReply:
-    entry: Request | RequestReply = shaped(RequestReply if "answers" in row else Request, row, "the request")
+    entry: Request | RequestReply = parse_as(RequestReply if "answers" in row else Request, row, "the request")
     return entry
 
 

@@ -26,7 +26,7 @@ from grading.rubric.rubric import Points
 from infra.config.next_command import next_command
 from messages.errors import BatchError
 from producers.files.private import open_ordinary, open_private, read_ordinary, write_atomically
-from producers.files.shapes import from_json, shaped
+from producers.files.shapes import from_json, parse_as
 from producers.words import plural
 
 FILE = "bound.json"
@@ -251,7 +251,7 @@ def is_drawn(folder: Path) -> bool:
 def load_draw(folder: Path) -> Draw:
     """What was drawn. Raises BoundError if nothing was, or the record can't be read."""
     try:
-        record: Draw = shaped(Draw, from_json(read_ordinary(folder / FILE)), "the sample")
+        record: Draw = parse_as(Draw, from_json(read_ordinary(folder / FILE)), "the sample")
         _check(record)
         return record
     except FileNotFoundError:

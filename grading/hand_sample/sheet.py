@@ -13,7 +13,7 @@ from grading.hand_sample.draw import SHEET, Draw, header_of, limits, load_draw, 
 from grading.report.graded import GradedClass, load_graded
 from grading.rubric.rubric import Points, add_points, exact, plain
 from producers.files.private import write_atomically
-from producers.words import some
+from producers.words import shorten_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ def read_sheet_of(folder: Path, draw: Draw, graded_class: GradedClass, place: Pa
     empty = [name for name in ids if not any(cells_by_name[name])]
     if empty:
         raise BoundError(
-            f"{place}: {len(empty)} of {len(ids)} submissions have no points yet ({some(empty)}); fill them in first: "
-            "a part of a sample, chosen by who was graded first, promises nothing"
+            f"{place}: {len(empty)} of {len(ids)} submissions have no points yet ({shorten_names(empty)}); fill them "
+            "in first: a part of a sample, chosen by who was graded first, promises nothing"
         )
     return {ids[name]: _grade(place, name, cells, limits(graded_class)) for name, cells in cells_by_name.items()}
 
@@ -108,7 +108,9 @@ def _rows(place: Path, draw: Draw, graded_class: GradedClass) -> dict[str, list[
         cells_by_name[name] = cells
     missing_names = [name for name in names if name not in cells_by_name]
     if missing_names:
-        raise BoundError(f"{place}: rows were taken out ({some(missing_names)}); all who were drawn must be in it")
+        raise BoundError(
+            f"{place}: rows were taken out ({shorten_names(missing_names)}); all who were drawn must be in it"
+        )
     return cells_by_name
 
 

@@ -17,13 +17,13 @@ _MARKS = (
     r"\u200c\u200d\u3099\u309a]"
 )
 # A letter beyond ASCII as JSON, Python, HTML, URLs and LaTeX write it.
-_ESCAPED = (
+_ESCAPED_LETTER = (
     r"(?:\\{1,2}u(?!00[0-9abAB]|20|3000|feff|FEFF)[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]"
     r"|&[A-Za-z]{1,2}(?:acute|grave|uml|circ|tilde|cedil|ring|slash|caron|lig);|&#(?:x(?!a0;|A0;|20)[0-9a-fA-F]{2,5}|(?!160;|8[12]..;)\d{3,5});"
     r"|%(?!C2%A0|E2%80|c2%a0|e2%80)[C-Ec-e][0-9a-fA-F](?:%[89ABab][0-9a-fA-F]){1,2})"
 )
 _LATEX = rf"(?<={_LETTER})\{{?\\[\"'`^~]\{{?\\?[A-Za-z]\}}{{0,2}}"
-WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED})(?:{_LETTER}|{_MARKS}|{_ESCAPED}|{_LATEX})*")
+WORD = re.compile(rf"(?:{_LETTER}|{_ESCAPED_LETTER})(?:{_LETTER}|{_MARKS}|{_ESCAPED_LETTER}|{_LATEX})*")
 _SPACE = r"[\s\u00ad\u200b-\u200f\u2060\ufeff]"
 # What is shown as white space, or not at all. In "by\nAda", as JSON and Python show a line break, the n is no letter of
 # the name; in C:\Users\nina it is.
@@ -40,8 +40,8 @@ GAP = re.compile(rf"{_BETWEEN}(?:{_LETTER}\.?{_BETWEEN})?|[ \u00a0][^\W\d_a-z][\
 NARROW = re.compile(rf"(?:{_SPACE}|[*_~`\\#>'’-]){{1,40}}|,{_SPACE}{{0,2}}")
 GAP_CHARS = 48
 
-_UNSPACED = r"[\u3005\u3040-\u30fa\u30fc-\u30ff\u3400-\u9fff\uac00-\ud7af]"
-CJK = re.compile(rf"{_UNSPACED}(?:[ \u00a0\u3000·・]?{_UNSPACED})+")
+_CJK_LETTER = r"[\u3005\u3040-\u30fa\u30fc-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+CJK = re.compile(rf"{_CJK_LETTER}(?:[ \u00a0\u3000·・]?{_CJK_LETTER})+")
 
 _LIKE = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th"}
@@ -53,7 +53,7 @@ PARTICLES = frozenset("al bin da das de del den der di dos du e el ibn la le ter
 
 def without_markup(text: str) -> str:
     """The text with white space for markup between words; every letter stays at its place."""
-    return _MARKUP.sub(lambda hit: " " * len(hit[0]), text)
+    return _MARKUP.sub(lambda match: " " * len(match[0]), text)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -62,16 +62,16 @@ def letters(text: str) -> str:
     if text.isascii() and text.isalpha():
         return text.lower()
     if not text.isalpha():
-        text = _plain(text)
-    folded = unicodedata.normalize("NFKD", text.translate(_LIKE)).casefold()
-    return unicodedata.normalize("NFC", "".join(letter for letter in folded if letter.isalpha()))
+        text = _unescape(text)
+    folded_text = unicodedata.normalize("NFKD", text.translate(_LIKE)).casefold()
+    return unicodedata.normalize("NFC", "".join(letter for letter in folded_text if letter.isalpha()))
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     text = re.sub(r"\\{1,2}u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})", lambda hit: chr(int(hit[1] or hit[2], 16)), text)
     return unquote(html.unescape(text)) if "&" in text or "%" in text else text
 
 
-def without_digraphs(joined: str) -> str:
+def without_digraphs(word: str) -> str:
     """`muller` for `mueller`: umlauts are written in both ways, and where accents are lost, in the first."""
-    return _DIGRAPH.sub("", joined)
+    return _DIGRAPH.sub("", word)

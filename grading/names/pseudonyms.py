@@ -29,7 +29,7 @@ from grading.submissions.lms_names import canvas_name, moodle_id, student_id
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
-_NOBODY = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
+_PLACEHOLDER_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 
 
 def pseudonym(name: str, secret: bytes) -> str:
@@ -42,22 +42,22 @@ def pseudonymise(submissions: Iterable[Submission], secret: bytes, form: int = P
 
     `form`: that of the batch's prompts. Prompts of form 1 knew only whole names of five letters or more.
     """
-    kept = list(submissions)
-    authors = [_author(one.name, f"student-{pseudonym(one.name, secret)}") for one in kept]
+    originals = list(submissions)
+    authors = [_author(submission.name, f"student-{pseudonym(submission.name, secret)}") for submission in originals]
     names = Names([author for author in authors if author], form)
     if not names.students:
-        return kept
-    done = []
-    for one, author, near in zip(kept, authors, names.learn(kept, authors), strict=True):
-        parts = tuple(replace(part, text=names.replaced(part.text, author, near)) for part in one.parts)
-        done.append(replace(one, parts=parts))
-    return done
+        return originals
+    safe_submissions = []
+    for submission, author, near in zip(originals, authors, names.learn(originals, authors), strict=True):
+        parts = tuple(replace(part, text=names.replace_names(part.text, author, near)) for part in submission.parts)
+        safe_submissions.append(replace(submission, parts=parts))
+    return safe_submissions
 
 
 def _author(name: str, stand_in: str) -> Student | None:
     """The author, as far as the platform wrote a name; None if the file's name doesn't follow one."""
-    written = canvas_name(name)  # Moodle's is in the same place
+    platform_name = canvas_name(name)  # Moodle's is in the same place
     number = student_id(name)
-    if not number or letters(written) in _NOBODY or len(letters(written)) < 2:
+    if not number or letters(platform_name) in _PLACEHOLDER_NAMES or len(letters(platform_name)) < 2:
         return None
-    return student_called(written, stand_in, number, WORD.findall(written) if moodle_id(name) else ())
+    return student_called(platform_name, stand_in, number, WORD.findall(platform_name) if moodle_id(name) else ())

@@ -38,15 +38,16 @@ _MACHINES = frozenset(
     student students temp test ubuntu user users
     """.split()  # noqa: SIM905  as the next table of words
 )
-_WHO = r"(?P<who>[^\W_](?:[\w.+'-]|%[0-9A-Fa-f]{2}){0,80})"
-_MAIL = re.compile(rf"(?<![\w.+'%-]){_WHO}(?=@[\w-]{{1,60}}[.:])")
+_ACCOUNT_NAME = r"(?P<who>[^\W_](?:[\w.+'-]|%[0-9A-Fa-f]{2}){0,80})"
+_MAIL = re.compile(rf"(?<![\w.+'%-]){_ACCOUNT_NAME}(?=@[\w-]{{1,60}}[.:])")
 _ACCOUNT = re.compile(
     r"(?i)(?:[/\\](?:users?|home\d?|homes|u|scratch|profiles|people|staff|students?)(?:[/\\]{1,2}|%2f)"
     r"|(?:github|gitlab|bitbucket|rpubs|kaggle|huggingface|codeberg)[\w.-]{0,40}[/:](?:~|users/)?|(?<![\w/])~(?=[\w.-]{1,80}/))"
-    + _WHO
+    + _ACCOUNT_NAME
 )
 _LOGIN = re.compile(
-    r"""(?i)\b(?:login|user|username|userid|netid|account|logname|owner|author)["']?\s{0,2}[:=]\s{0,2}["']?""" + _WHO
+    r"""(?i)\b(?:login|user|username|userid|netid|account|logname|owner|author)["']?\s{0,2}[:=]\s{0,2}["']?"""
+    + _ACCOUNT_NAME
 )
 _LABEL = (
     r"(?i:(?:\b(?:authors?|names?|students?|by|group|team|partners?|with|thanks to|signed|maintainer)|©[ \d]*)"
@@ -69,21 +70,21 @@ class Student:
     """What is known of one student's name."""
 
     stand_in: str
-    written: str  # as the platform wrote it
+    platform_name: str  # as the platform wrote it
     number: str = ""  # the platform's
     parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, or the reverse
     of_words: bool = False  # made of common words
-    guarded: bool = False  # so, or short
+    is_ambiguous: bool = False  # so, or short
 
     @property
     def wholes(self) -> set[str]:
         """All its letters in order, in both spellings; and of three words or more those of two."""
-        return {*_spellings(letters(self.written)), *(one + other for one, other in self.parts)}
+        return {*_spellings(letters(self.platform_name)), *(first + second for first, second in self.parts)}
 
     def guesses(self) -> set[tuple[str, str]]:
         """Where the family name may end, if nothing says so."""
-        unknown = self.wholes if not self.parts else ()
-        return {(way[:cut], way[cut:]) for way in unknown for cut in range(2, len(way) - 1)}
+        spellings = self.wholes if not self.parts else ()
+        return {(spelling[:cut], spelling[cut:]) for spelling in spellings for cut in range(2, len(spelling) - 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class _Meaning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Less:
+class _PartialMeanings:
     """All that such letters may mean in one text, in the order in which it is tried.
 
     A family name that many share would otherwise be looked at once for each of them, wherever it stands.
@@ -117,23 +118,23 @@ class _Less:
     without_initials: list[_Meaning]  # the same, where no initial stands beside that is one of theirs
     common: bool
 
-    def beside(self, initials: Collection[str]) -> list[_Meaning]:
+    def with_initials(self, initials: Collection[str]) -> list[_Meaning]:
         """What they mean beside these initials."""
         if self.common:  # an initial is no proof then, but a label before it may be
             return self.meanings
-        return [one for one in self.meanings if one.initial in initials] or self.without_initials
+        return [meaning for meaning in self.meanings if meaning.initial in initials] or self.without_initials
 
 
-def student_called(written: str, stand_in: str, number: str = "", words: Sequence[str] = ()) -> Student:
+def student_called(platform_name: str, stand_in: str, number: str = "", words: Sequence[str] = ()) -> Student:
     """A student of this name; `words`: those of the name, where the platform keeps them apart."""
-    made = Student(stand_in, written, number)
+    student = Student(stand_in, platform_name, number)
     for spell in (str, without_digraphs) if len(words) > 1 else ():
         parts = [spell(letters(word)) for word in words]
-        made.parts |= {("".join(parts[cut:]), "".join(parts[:cut])) for cut in range(1, len(parts))}
+        student.parts |= {("".join(parts[cut:]), "".join(parts[:cut])) for cut in range(1, len(parts))}
         longer = [part for part in parts if len(part) > 2 and part not in COMMON_WORDS] if len(parts) > 2 else []
-        made.parts |= {(one, other) for one in longer for other in longer if one != other}
-        made.parts |= {(given, family) for family, given in made.parts}
-    return made
+        student.parts |= {(first, second) for first in longer for second in longer if first != second}
+        student.parts |= {(given_name, family_name) for family_name, given_name in student.parts}
+    return student
 
 
 class Names:
@@ -150,32 +151,37 @@ class Names:
 
         Returns for each submission whose whole name stands in it, its author's included.
         """
-        users: defaultdict[str, set[int]] = defaultdict(set)
+        writers: defaultdict[str, set[int]] = defaultdict(set)
         present: list[set[Student]] = [{author} if author else set() for author in authors]
-        for index, (one, author) in enumerate(zip(submissions, authors, strict=True)) if not self._old else ():
-            for text in (PurePosixPath(one.name).name, *(without_markup(part.text) for part in one.parts)):
-                words, meant = self._words(text), self._wholes_in(author, set())
-                seen: set[tuple[object, ...]] = set()
-                for joined, run in self._runs(text, words, self._wholes):
-                    written = [words[text[start:end]] for start, end in run]
-                    for students in meant(joined):
-                        key = (students[0], *written)
-                        if key not in seen and self._is_whole(students[0], text, run, author):
-                            seen.add(key)
+        for index, (submission, author) in enumerate(zip(submissions, authors, strict=True)) if not self._old else ():
+            for text in (
+                PurePosixPath(submission.name).name,
+                *(without_markup(part.text) for part in submission.parts),
+            ):
+                words, wholes_of = self._words(text), self._wholes_in(author, set())
+                seen_keys: set[tuple[object, ...]] = set()
+                for spelling, run in self._runs(text, words, self._wholes):
+                    run_words = [words[text[start:end]] for start, end in run]
+                    for students in wholes_of(spelling):
+                        key = (students[0], *run_words)
+                        if key not in seen_keys and self._is_whole(students[0], text, run, author):
+                            seen_keys.add(key)
                             present[index].update(students)
-                            _note_parts(students, joined, written)
+                            _note_parts(students, spelling, run_words)
                 for part in set(words.values()):
-                    users[part].add(index)
+                    writers[part].add(index)
         self._index()
-        self._in_use = {part for part, using in users.items() if self._is_in_use(part, using, present)}
+        self._in_use = {
+            part for part, writer_indices in writers.items() if self._is_in_use(part, writer_indices, present)
+        }
         return present
 
-    def replaced(self, text: str, author: Student | None, present: set[Student]) -> str:
+    def replace_names(self, text: str, author: Student | None, present: set[Student]) -> str:
         """The text with all names replaced."""
         longest: dict[int, _Span] = {}  # by where they begin; of two of one length, the first
-        for span in self._found(text if self._old else without_markup(text), author, present):
-            other = longest.setdefault(span[0], span)
-            if span[1] > other[1]:
+        for span in self._find_spans(text if self._old else without_markup(text), author, present):
+            longest_span = longest.setdefault(span[0], span)
+            if span[1] > longest_span[1]:
                 longest[span[0]] = span
         pieces, cursor = [], 0
         for start in sorted(longest):
@@ -188,116 +194,124 @@ class Names:
     # --- what there is to look for
 
     def _index(self) -> None:
-        """`_wholes`, `_forms`: what letters mean; `_begun`: what a run of words may have when it isn't over."""
+        """`_wholes`, `_forms`: what letters mean; `_prefixes`: what a run of words may have when it isn't over."""
         self._wholes: dict[str, list[Student]] = {}
         self._forms: dict[str, list[_Form]] = {}
-        self._begun: set[str] = set()
+        self._prefixes: set[str] = set()
         for student in self.students:
-            short = all(len(way) < MIN_LETTERS and way.isascii() for way in student.wholes)
+            short = all(len(spelling) < MIN_LETTERS and spelling.isascii() for spelling in student.wholes)
             student.of_words = _made_of_words(student)
-            student.guarded = short or student.of_words
-            wholes = {letters(student.written)} if self._old else student.wholes
-            for way in sorted(wholes):
-                ring = way + way[:-1]
-                for turn in range(len(way) if len(way) <= _MAX_LETTERS else 0):
-                    self._wholes.setdefault(ring[turn : turn + len(way)], []).append(student)
-                    self._begun.update(itertools.accumulate(ring[turn : turn + len(way)]))
-                self._wholes.setdefault(way, []).append(student)
-        self._unspaced = {joined: meant[0] for joined, meant in self._wholes.items() if CJK.fullmatch(joined)}
+            student.is_ambiguous = short or student.of_words
+            wholes = {letters(student.platform_name)} if self._old else student.wholes
+            for spelling in sorted(wholes):
+                ring = spelling + spelling[:-1]
+                for turn in range(len(spelling) if len(spelling) <= _MAX_LETTERS else 0):
+                    self._wholes.setdefault(ring[turn : turn + len(spelling)], []).append(student)
+                    self._prefixes.update(itertools.accumulate(ring[turn : turn + len(spelling)]))
+                self._wholes.setdefault(spelling, []).append(student)
+        self._cjk_names = {
+            spelling: students[0] for spelling, students in self._wholes.items() if CJK.fullmatch(spelling)
+        }
         for student in self.students:
             for pair in () if self._old else sorted(student.parts):
                 self._add_parts(student, *pair, sure=True)
             for pair in () if self._old else sorted(student.guesses()):
                 self._add_parts(student, *pair, sure=False)
-        self._known = self._wholes.keys() | self._forms.keys()
+        self._all_spellings = self._wholes.keys() | self._forms.keys()
 
-    def _add(self, joined: str, form: _Form) -> None:
-        self._forms.setdefault(joined, []).append(form)
+    def _add(self, spelling: str, form: _Form) -> None:
+        self._forms.setdefault(spelling, []).append(form)
 
-    def _add_parts(self, student: Student, one: str, other: str, sure: bool) -> None:
-        for part, second in ((one, other), (other, one)):
-            self._add(part, _Form("part", student, second[0], sure))
-            for login in (second[0] + part, part + second[0], second[0] + part[:7]):
+    def _add_parts(self, student: Student, first: str, second: str, sure: bool) -> None:
+        for part, counterpart in ((first, second), (second, first)):
+            self._add(part, _Form("part", student, counterpart[0], sure))
+            for login in (counterpart[0] + part, part + counterpart[0], counterpart[0] + part[:7]):
                 self._add(login, _Form("login", student, sure=sure))
 
-    def _is_in_use(self, part: str, using: set[int], present: Sequence[set[Student]]) -> bool:
+    def _is_in_use(self, part: str, writer_indices: set[int], present: Sequence[set[Student]]) -> bool:
         """Whether one in fifty, and somebody, writes about it whom no student of that name has anything to do with."""
         students = {form.student for form in self._forms.get(part, ()) if form.kind == "part"}
-        others = sum(not (students & present[index]) for index in using) if students else 0
-        return others > 0 and others * 50 >= len(present)
+        outsider_count = sum(not (students & present[index]) for index in writer_indices) if students else 0
+        return outsider_count > 0 and outsider_count * 50 >= len(present)
 
     def _wholes_in(self, author: Student | None, present: set[Student]) -> Callable[[str], list[list[Student]]]:
         """Whose whole name letters are in one text: those together who are told alike."""
 
         @cache
-        def wholes(joined: str) -> list[list[Student]]:
+        def wholes(spelling: str) -> list[list[Student]]:
             alike: dict[tuple[object, ...], list[Student]] = {}
-            for one in self._wholes.get(joined, ()):
-                told = (one is author, one in present, one.guarded, one.of_words, self._old and one)
-                alike.setdefault(told, []).append(one)
+            for student in self._wholes.get(spelling, ()):
+                traits = (
+                    student is author,
+                    student in present,
+                    student.is_ambiguous,
+                    student.of_words,
+                    self._old and student,
+                )
+                alike.setdefault(traits, []).append(student)
             return list(alike.values())
 
         return wholes
 
-    def _less_in(self, author: Student | None, present: set[Student]) -> Callable[[str], _Less]:
+    def _partial_meanings_in(self, author: Student | None, present: set[Student]) -> Callable[[str], _PartialMeanings]:
         """What letters may mean in one text if they are less than a whole name."""
 
         @cache
-        def less(joined: str) -> _Less:
-            common = self._is_common(joined)
+        def partial_meanings(spelling: str) -> _PartialMeanings:
+            common = self._is_common(spelling)
             meanings: dict[tuple[str, ...], _Meaning] = {}
             alone: dict[tuple[str, ...], _Meaning] = {}
-            for form in self._forms.get(joined, ()):
-                own, near = form.student is author, form.student in present
-                needs = _needs(form, joined, own, near, common)
+            for form in self._forms.get(spelling, ()):
+                is_author, is_present = form.student is author, form.student in present
+                needs = _needs(form, spelling, is_author, is_present, common)
                 if needs and (form.kind, form.initial, needs) not in meanings:
-                    made = _Meaning(form.kind, form.initial, needs, form.student.stand_in)
-                    meanings[form.kind, form.initial, needs] = made
+                    meaning = _Meaning(form.kind, form.initial, needs, form.student.stand_in)
+                    meanings[form.kind, form.initial, needs] = meaning
                     if needs != "the initial":
-                        alone.setdefault((form.kind, needs), made)
-            return _Less([*meanings.values()], [*alone.values()], common)
+                        alone.setdefault((form.kind, needs), meaning)
+            return _PartialMeanings([*meanings.values()], [*alone.values()], common)
 
-        return less
+        return partial_meanings
 
     # --- where it stands
 
     def _words(self, text: str) -> dict[str, str]:
         """The words of a text that may belong to a name, and their letters."""
-        found = {}
+        spellings = {}
         for word in set(WORD.findall(text)):
-            joined = letters(word) if len(word) <= _MAX_WORD else ""
-            short = without_digraphs(joined)
-            if joined in self._known:
-                found[word] = joined
-            elif short in self._known or short in self._begun:
-                found[word] = short
-            elif joined in self._begun:
-                found[word] = joined
-        return found
+            spelling = letters(word) if len(word) <= _MAX_WORD else ""
+            short = without_digraphs(spelling)
+            if spelling in self._all_spellings:
+                spellings[word] = spelling
+            elif short in self._all_spellings or short in self._prefixes:
+                spellings[word] = short
+            elif spelling in self._prefixes:
+                spellings[word] = spelling
+        return spellings
 
-    def _runs(self, text: str, words: Mapping[str, str], known: Container[str]) -> Iterator[tuple[str, _Run]]:
+    def _runs(self, text: str, words: Mapping[str, str], spellings: Container[str]) -> Iterator[tuple[str, _Run]]:
         """All runs of words whose letters are known: these, and where they stand."""
-        begun = self._begun
+        prefixes = self._prefixes
         runs: list[tuple[str, _Run]] = []  # all of them end where the last word ends
         end = 0
         # Letters that stand alone are in every text, and no name is made of nothing else.
         for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
-            joined = words.get(match[0])
-            if joined is None:
+            spelling = words.get(match[0])
+            if spelling is None:
                 continue
-            here = match.span()
+            word_span = match.span()
             runs = [
-                (longer, (*run, here))
-                for before, run in runs
-                if (longer := before + joined) in begun and len(run) < MAX_WORDS
+                (longer, (*run, word_span))
+                for prefix, run in runs
+                if (longer := prefix + spelling) in prefixes and len(run) < MAX_WORDS
             ]
-            if runs and not self._is_gap(text, end, here[0]):
+            if runs and not self._is_gap(text, end, word_span[0]):
                 runs = []
-            runs.append((joined, (here,)))
-            end = here[1]
-            for one in runs:
-                if one[0] in known:
-                    yield one
+            runs.append((spelling, (word_span,)))
+            end = word_span[1]
+            for candidate in runs:
+                if candidate[0] in spellings:
+                    yield candidate
 
     def _is_gap(self, text: str, start: int, end: int) -> bool:
         """Whether what stands between two words may stand inside a name."""
@@ -306,20 +320,22 @@ class Names:
         between = _OLD_BETWEEN if self._old else GAP
         return end - start <= GAP_CHARS and between.fullmatch(text, start, end) is not None
 
-    def _found(self, text: str, author: Student | None, present: set[Student]) -> Iterator[_Span]:
-        wholes_of, less_than = self._wholes_in(author, present), self._less_in(author, present)
-        for joined, run in self._runs(text, self._words(text), self._known):
-            for whole, *_ in wholes_of(joined):
+    def _find_spans(self, text: str, author: Student | None, present: set[Student]) -> Iterator[_Span]:
+        wholes_of, meanings_of = self._wholes_in(author, present), self._partial_meanings_in(author, present)
+        for spelling, run in self._runs(text, self._words(text), self._all_spellings):
+            for whole, *_ in wholes_of(spelling):
                 if self._is_whole(whole, text, run, author):
                     yield run[0][0], _after_numbers(whole, text, run[-1][1]), whole.stand_in
                     break
             else:
-                if (less := less_than(joined)).meanings and (part := self._part(less, text, run)):
+                if (partial_meanings := meanings_of(spelling)).meanings and (
+                    part := self._part(partial_meanings, text, run)
+                ):
                     yield part
         if self._old:
             return
-        yield from self._glued(text)
-        yield from self._accounts(text, cache(lambda joined: self._account(joined, author, present)))
+        yield from self._cjk_spans(text)
+        yield from self._account_spans(text, cache(lambda spelling: self._account(spelling, author, present)))
         if author and len(author.number) >= MIN_LETTERS:
             number = re.compile(rf"(?<![\w.]){author.number}(?![^\W_]|\.\d)")
             yield from ((*match.span(), author.stand_in) for match in number.finditer(text))
@@ -329,7 +345,7 @@ class Names:
         if self._old:
             return _is_whole_in_order(student, [text[start:end] for start, end in run])
         of_words = student.of_words or _are_common(text, run)
-        if not (of_words or student.guarded):
+        if not (of_words or student.is_ambiguous):
             return True
         words = [text[start:end] for start, end in run]
         if not all(map(str.isascii, map(letters, words))):
@@ -339,81 +355,81 @@ class Names:
         gaps = [text[end:start] for (_, end), (start, _) in itertools.pairwise(run)]
         if not all(NARROW.fullmatch(gap) for gap in gaps):
             return False
-        listed = of_words and any("," in gap for gap in gaps)  # "Min, Max, Mean" is a list, "by Mean, Max" an author
-        if listed and not _AUTHOR_OR_START.search(text[max(0, run[0][0] - 60) : run[0][0]]):
+        is_list = of_words and any("," in gap for gap in gaps)  # "Min, Max, Mean" is a list, "by Mean, Max" an author
+        if is_list and not _AUTHOR_OR_START.search(text[max(0, run[0][0] - 60) : run[0][0]]):
             return False
         if all(word[0].isupper() or word in PARTICLES for word in words):
             return not (of_words and all(word.isupper() for word in words))
         return student is author and not of_words and all(gap.isspace() for gap in gaps)
 
-    def _part(self, less: _Less, text: str, run: _Run) -> _Span | None:
+    def _part(self, partial_meanings: _PartialMeanings, text: str, run: _Run) -> _Span | None:
         """Where a part of a name means a student: with the other one's initial, alone, or as an account's name."""
         start, end = run[0][0], run[-1][1]
-        small = text[start].islower() and all(text[first].islower() for first, _ in run[1:])
-        if len(run) > 1 and (small or _are_common(text, run)):
+        is_lower = text[start].islower() and all(text[first].islower() for first, _ in run[1:])
+        if len(run) > 1 and (is_lower or _are_common(text, run)):
             return None
-        initials = {} if small else _initials(text, start, end)
+        initials = {} if is_lower else _initials(text, start, end)
         best = None
-        for meaning in less.beside(initials) if initials else less.without_initials:
+        for meaning in partial_meanings.with_initials(initials) if initials else partial_meanings.without_initials:
             first, last = start, end
             if meaning.kind == "login":
-                means = len(run) == 1 and (meaning.needs == "nothing" or _has_mark(text, start, end))
-            elif small:
+                is_meant = len(run) == 1 and (meaning.needs == "nothing" or _has_mark(text, start, end))
+            elif is_lower:
                 continue
             else:
                 if initials:
                     first, last = initials.get(meaning.initial, (start, end))
-                means = meaning.needs == "nothing" or (meaning.initial in initials and not less.common)
-                if not means and meaning.needs == "a label":
-                    means = _AUTHOR.search(text[max(0, first - 40) : first]) is not None
-            if means and (not best or last - first > best[1] - best[0]):
+                is_meant = meaning.needs == "nothing" or (meaning.initial in initials and not partial_meanings.common)
+                if not is_meant and meaning.needs == "a label":
+                    is_meant = _AUTHOR.search(text[max(0, first - 40) : first]) is not None
+            if is_meant and (not best or last - first > best[1] - best[0]):
                 best = first, last, meaning.stand_in
         return best
 
-    def _is_common(self, joined: str) -> bool:
-        return joined in COMMON_WORDS or joined in self._in_use
+    def _is_common(self, spelling: str) -> bool:
+        return spelling in COMMON_WORDS or spelling in self._in_use
 
-    def _glued(self, text: str) -> Iterator[_Span]:
+    def _cjk_spans(self, text: str) -> Iterator[_Span]:
         """Names in scripts that are written without white space, inside what is a word to others."""
-        firsts = {name[0] for name in self._unspaced}
-        sizes = sorted({len(name) for name in self._unspaced}, reverse=True)
+        firsts = {name[0] for name in self._cjk_names}
+        sizes = sorted({len(name) for name in self._cjk_names}, reverse=True)
         for match in CJK.finditer(text) if firsts else ():
             places = [place for place in range(*match.span()) if text[place].isalpha()]
-            squeezed = "".join((letters(text[place]) or "?")[0] for place in places)
-            for at in (at for at, letter in enumerate(squeezed) if letter in firsts):
+            compact_text = "".join((letters(text[place]) or "?")[0] for place in places)
+            for at in (at for at, letter in enumerate(compact_text) if letter in firsts):
                 for size in (size for size in sizes if at + size <= len(places)):
-                    student = self._unspaced.get(squeezed[at : at + size])
-                    if student and (size > 2 or _stands_out(squeezed, at, at + size)):
+                    student = self._cjk_names.get(compact_text[at : at + size])
+                    if student and (size > 2 or _stands_out(compact_text, at, at + size)):
                         yield places[at], places[at + size - 1] + 1, student.stand_in
 
-    def _accounts(self, text: str, account: Callable[[str], Student | None]) -> Iterator[_Span]:
+    def _account_spans(self, text: str, account: Callable[[str], Student | None]) -> Iterator[_Span]:
         """Names where an account's must stand: before an @, below a folder of homes, behind a host of repositories."""
-        for match in itertools.chain(*(one.finditer(text) for one in (_MAIL, _ACCOUNT, _LOGIN))):
+        for match in itertools.chain(*(pattern.finditer(text) for pattern in (_MAIL, _ACCOUNT, _LOGIN))):
             start, _ = match.span("who")
             words = [word for word, _ in zip(WORD.finditer(match["who"]), range(4), strict=False)]
             for count in range(len(words), 0, -1):
-                joined = "".join(letters(word[0]) for word in words[:count])
+                spelling = "".join(letters(word[0]) for word in words[:count])
                 end = words[count - 1].end()
-                student = account(joined)
-                if student and not (match.re is _LOGIN and self._is_common(joined)):
+                student = account(spelling)
+                if student and not (match.re is _LOGIN and self._is_common(spelling)):
                     digits = re.compile(r"\d*").match(match["who"], end)
                     yield start + words[0].start(), start + (digits.end() if digits else end), student.stand_in
                     break
 
-    def _account(self, joined: str, author: Student | None, present: set[Student]) -> Student | None:
-        if joined in _MACHINES or len(joined) < 2:
+    def _account(self, spelling: str, author: Student | None, present: set[Student]) -> Student | None:
+        if spelling in _MACHINES or len(spelling) < 2:
             return None
-        wholes, forms = self._wholes.get(joined, ()), self._forms.get(joined, ())
-        own = any(form.student is author and (form.sure or len(joined) > 2) for form in forms)
-        if author in wholes or own:
+        wholes, forms = self._wholes.get(spelling, ()), self._forms.get(spelling, ())
+        is_own = any(form.student is author and (form.sure or len(spelling) > 2) for form in forms)
+        if author in wholes or is_own:
             return author
-        others = (form.student for form in forms if self._is_others(form, joined, present))
-        return next(itertools.chain(wholes, others), None)
+        other_students = (form.student for form in forms if self._is_others(form, spelling, present))
+        return next(itertools.chain(wholes, other_students), None)
 
-    def _is_others(self, form: _Form, joined: str, present: set[Student]) -> bool:
+    def _is_others(self, form: _Form, spelling: str, present: set[Student]) -> bool:
         if not form.sure:
-            return form.kind == "login" and len(joined) >= MIN_LETTERS and not self._is_common(joined)
-        return form.student in present or (len(joined) > 2 and not self._is_common(joined))
+            return form.kind == "login" and len(spelling) >= MIN_LETTERS and not self._is_common(spelling)
+        return form.student in present or (len(spelling) > 2 and not self._is_common(spelling))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -421,73 +437,73 @@ def _is_short_gap(between: str, old: bool) -> bool:
     return (_OLD_BETWEEN if old else GAP).fullmatch(between) is not None
 
 
-def _note_parts(students: Sequence[Student], joined: str, words: Sequence[str]) -> None:
+def _note_parts(students: Sequence[Student], spelling: str, words: Sequence[str]) -> None:
     """Where the family name ends in what Canvas wrote in one word, now that somebody wrote it in several."""
     cuts = list(itertools.accumulate(map(len, words[:-1])))
     for student in students:
-        for way in _spellings(letters(student.written)):
-            turn = (way + way).find(joined)
-            ends = [turn] if len(joined) - turn in cuts else cuts if turn == 0 and len(cuts) == 1 else []
+        for way in _spellings(letters(student.platform_name)):
+            turn = (way + way).find(spelling)
+            ends = [turn] if len(spelling) - turn in cuts else cuts if turn == 0 and len(cuts) == 1 else []
             new = {(way[:end], way[end:]) for end in ends} - student.parts
             if new:
                 student.parts |= new
                 student.of_words = _made_of_words(student)
 
 
-def _spellings(joined: str) -> list[str]:
-    short = without_digraphs(joined)
-    return [joined] if short == joined else [joined, short]
+def _spellings(name_letters: str) -> list[str]:
+    short = without_digraphs(name_letters)
+    return [name_letters] if short == name_letters else [name_letters, short]
 
 
 def _made_of_words(student: Student) -> bool:
     pairs = student.parts or student.guesses()
-    return any(one in COMMON_WORDS and other in COMMON_WORDS for one, other in pairs)
+    return any(first in COMMON_WORDS and second in COMMON_WORDS for first, second in pairs)
 
 
 def _is_whole_in_order(student: Student, words: Sequence[str]) -> bool:
-    turned = ("".join(map(letters, [*words[turn:], *words[:turn]])) for turn in range(len(words)))
-    return letters(student.written) in turned and len(letters(student.written)) >= MIN_LETTERS
+    rotations = ("".join(map(letters, [*words[turn:], *words[:turn]])) for turn in range(len(words)))
+    return letters(student.platform_name) in rotations and len(letters(student.platform_name)) >= MIN_LETTERS
 
 
 def _are_common(text: str, run: _Run) -> bool:
     for start, end in run:
-        joined = letters(text[start:end])
-        if len(joined) != 1 and joined not in COMMON_WORDS:
+        spelling = letters(text[start:end])
+        if len(spelling) != 1 and spelling not in COMMON_WORDS:
             return False
     return not any(text[start:end] in PARTICLES for start, end in run[:-1])
 
 
 def _initials(text: str, start: int, end: int) -> dict[str, tuple[int, int]]:
     """The letters that stand as initials beside a run of words, and where both stand."""
-    found = {}
+    initials = {}
     after = _AFTER.match(text, end) if "." in text[end : end + 6] else None
     if after and after[1].isupper():
-        found[letters(after[1])] = start, after.end()
+        initials[letters(after[1])] = start, after.end()
     near = text[max(0, start - 9) : start]
     before = _BEFORE.search(near) if near[-1:] in (".", " ", "\u00a0") and not near[-2:-1].islower() else None
     if before and before[1].isupper():
-        found[letters(before[1])] = start - len(before[0]), end
-    return found
+        initials[letters(before[1])] = start - len(before[0]), end
+    return initials
 
 
-def _shortest(form: _Form, own: bool, near: bool) -> int:
+def _shortest(form: _Form, is_author: bool, is_present: bool) -> int:
     """Letters that a part, or an account's name wherever it stands, must have to mean the student."""
     if form.kind == "login":
         return MIN_LETTERS
     if form.sure:
-        return 2 if near else 3
-    return 3 if own else 5
+        return 2 if is_present else 3
+    return 3 if is_author else 5
 
 
-def _needs(form: _Form, joined: str, own: bool, near: bool, common: bool) -> _Needs | None:
+def _needs(form: _Form, spelling: str, is_author: bool, is_present: bool, common: bool) -> _Needs | None:
     """What has to stand beside letters for them to mean this student in one text; None if nothing would do."""
-    if len(joined) < _shortest(form, own, near) or (common and not (own and form.kind == "part")):
+    if len(spelling) < _shortest(form, is_author, is_present) or (common and not (is_author and form.kind == "part")):
         return None
     if form.kind == "login":
-        return ("nothing" if near else None) if form.sure else "a mark" if own else None
-    if near and not common and len(joined) > 2 and not form.student.guarded and (own or form.sure):
+        return ("nothing" if is_present else None) if form.sure else "a mark" if is_author else None
+    if is_present and not common and len(spelling) > 2 and not form.student.is_ambiguous and (is_author or form.sure):
         return "nothing"
-    return "a label" if own else "the initial"
+    return "a label" if is_author else "the initial"
 
 
 def _has_mark(text: str, start: int, end: int) -> bool:
@@ -502,7 +518,7 @@ def _after_numbers(student: Student, text: str, end: int) -> int:
     return match.end() if match else end
 
 
-def _stands_out(squeezed: str, start: int, end: int) -> bool:
+def _stands_out(compact_text: str, start: int, end: int) -> bool:
     """Whether two letters of a name stand as a word: what is before and behind isn't a part of another one."""
-    before, after = squeezed[max(0, start - 1) : start], squeezed[end : end + 1]
+    before, after = compact_text[max(0, start - 1) : start], compact_text[end : end + 1]
     return before in "者名生是由和与跟及我叫给谢：" and after in "的和与及在是同老君说写做、さんはがのと은는이가의와"

@@ -29,7 +29,7 @@ class CriterionAnswer:
     points: Points
     evidence: str
     feedback: str
-    sampled: tuple[Points, ...] = ()  # of several answers, what each awarded
+    sampled_points: tuple[Points, ...] = ()  # of several answers, what each awarded
     likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step; empty: the engine doesn't tell
 
 
@@ -47,7 +47,7 @@ class ParsedAnswer:
 
     criteria: Mapping[str, CriterionAnswer]
     summary: str = ""
-    missing: Mapping[str, str] = field(default_factory=dict)  # criteria that were asked about in vain, and why
+    failures: Mapping[str, str] = field(default_factory=dict)  # criteria that were asked about in vain, and why
     no_summary: str = ""  # why there is none
     passage: Passage | None = None  # None: the model says that there is none
 
@@ -145,7 +145,7 @@ def parse_answer(text: str, criteria: Sequence[Criterion], with_summary: bool) -
     expected = [criterion.id for criterion in criteria] + (["summary"] if with_summary else [])
     _check_keys("the answer", data, expected)
     answers = {criterion.id: _criterion_answer(criterion, data[criterion.id]) for criterion in criteria}
-    return ParsedAnswer(answers, _said("the summary", data["summary"]) if with_summary else "")
+    return ParsedAnswer(answers, _student_text("the summary", data["summary"]) if with_summary else "")
 
 
 def parse_criterion(text: str, criterion: Criterion) -> CriterionAnswer:
@@ -161,7 +161,7 @@ def parse_summary(text: str) -> str:
     """Read the answer to the question for a summary. Raises AnswerError."""
     data = _load_object(text)
     _check_keys("the answer", data, ("summary",))
-    return _said("the summary", data["summary"])
+    return _student_text("the summary", data["summary"])
 
 
 def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> Passage | None:
@@ -175,15 +175,15 @@ def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> Passage | Non
         raise AnswerError(f"addressed is {data['addressed']!r:.40}; allowed are yes and no")
     quote = _text_field("the quote", data["quote"])
     likelihood = likelihoods[1] if len(likelihoods) == 2 else None
-    said = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
-    return Passage(quote, likelihood) if said and quote else None
+    is_addressed = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
+    return Passage(quote, likelihood) if is_addressed and quote else None
 
 
 def _load_object(text: str) -> dict[str, Any]:
     def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        if repeated:
-            raise AnswerError(f"the answer has {repeated[0]!r:.60} twice")
+        repeated_keys = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        if repeated_keys:
+            raise AnswerError(f"the answer has {repeated_keys[0]!r:.60} twice")
         return dict(pairs)
 
     def no_constants(name: str) -> None:
@@ -216,21 +216,21 @@ def _criterion_answer(criterion: Criterion, data: Any) -> CriterionAnswer:
     return CriterionAnswer(
         points=_points(criterion, data["points"]),
         evidence=_text_field(f"evidence of {criterion.id!r}", data["evidence"]),
-        feedback=_said(f"the feedback of {criterion.id!r}", data["feedback"]),
+        feedback=_student_text(f"the feedback of {criterion.id!r}", data["feedback"]),
     )
 
 
 def _points(criterion: Criterion, value: Any) -> Points:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise AnswerError(f"points of {criterion.id!r} are {_kind(value)} instead of a number")
-    for allowed in criterion.grid:
-        if value == allowed:
-            return allowed
+    for grid_points in criterion.grid:
+        if value == grid_points:
+            return grid_points
     limits = f"0 to {criterion.points} in steps of {criterion.step}"
     raise AnswerError(f"points of {criterion.id!r} are {value!r:.40}; allowed are {limits}")
 
 
-def _said(place: str, value: Any) -> str:
+def _student_text(place: str, value: Any) -> str:
     """What a student may read."""
     text = _text_field(place.removeprefix("the "), value)
     if is_repetition(text):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from grading.prompts.answers import EVIDENCE_CHARS, FEEDBACK_CHARS, SUMMARY_CHARS
 from grading.rubric.rubric import Criterion, Role, Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 from producers.words import plural as plural
 
@@ -61,10 +61,10 @@ _OTHER_BRACKETS = str.maketrans("<>[]", "‹›⟦⟧")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`shared + own` is the user message; `shared` is the same for the class."""
+    """`prefix + suffix` is the user message; `prefix` is the same for the class."""
 
-    shared: str
-    own: str
+    prefix: str
+    suffix: str
 
 
 def build_prompt(
@@ -93,11 +93,15 @@ def build_prompt(
     Raises:
         ValueError: `fence` is empty or occurs in the prefix or in the submission.
     """
-    shared = prefix(role, rubric, solution, template, with_criteria=with_criteria)
-    if not fence or fence in shared or any(fence in part.text or fence in part.where for part in submission.parts):
+    class_prefix = prefix(role, rubric, solution, template, with_criteria=with_criteria)
+    if (
+        not fence
+        or fence in class_prefix
+        or any(fence in part.text or fence in part.location for part in submission.parts)
+    ):
         raise ValueError("the fence must be a code that occurs nowhere else in the prompt")
     reminder = _REMINDER if with_criteria else _QUESTION_FOLLOWS
-    return Prompt(shared, _suffix(role, submission, fence, cuts, findings, reminder))
+    return Prompt(class_prefix, _suffix(role, submission, fence, cuts, findings, reminder))
 
 
 def fence_for(secret: bytes, text: str) -> str:
@@ -118,14 +122,14 @@ def fence_for(secret: bytes, text: str) -> str:
 
 def text_of(submission: Submission) -> str:
     """Everything in the submission that reaches a prompt, as one text."""
-    return "\n".join(f"{part.where}\n{part.text}" for part in submission.parts)
+    return "\n".join(f"{part.location}\n{part.text}" for part in submission.parts)
 
 
 def neutralise(text: str) -> str:
     """The text with control tokens in other brackets (‹|im_end|›, ⟦INST⟧), and valid Unicode without NUL."""
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\0", "�")
-    while (changed := _CONTROL.sub(lambda match: match.group().translate(_OTHER_BRACKETS), text)) != text:
-        text = changed  # what stood inside another token may only now have become one
+    while (neutral_text := _CONTROL.sub(lambda match: match.group().translate(_OTHER_BRACKETS), text)) != text:
+        text = neutral_text  # what stood inside another token may only now have become one
     return text
 
 
@@ -148,9 +152,11 @@ def prefix(
     """The part of the prompt that is the same for the whole class; without criteria it is so for every rubric, too."""
     criteria = rubric.for_model(role)
     task = (_TASKS if with_criteria else _QUESTION_TASKS)[role]
-    used = [each for each in versions(rubric, solution, template) if with_criteria or each[0] != "rubric"]
+    named_versions = [
+        version for version in versions(rubric, solution, template) if with_criteria or version[0] != "rubric"
+    ]
     sections = [
-        f"{task} ({', '.join(f'{name} {digest}' for name, digest in used)})",
+        f"{task} ({', '.join(f'{name} {digest}' for name, digest in named_versions)})",
         f"# Assignment: {rubric.title}",
         neutralise(rubric.instructions),
         "\n\n".join(["# Rubric", *map(criterion_text, criteria)]) if criteria and with_criteria else "",
@@ -175,7 +181,7 @@ def versions(rubric: Rubric, solution: Submission | None, template: Submission |
 def _digest(work: Submission | None) -> str:
     if work is None:
         return "none"
-    content = json.dumps([[part.kind, part.where, part.text] for part in work.parts])
+    content = json.dumps([[part.kind, part.location, part.text] for part in work.parts])
     return hashlib.blake2b(content.encode(), digest_size=6, person=b"kvasir.version").hexdigest()
 
 
@@ -192,22 +198,22 @@ def _reference(heading: str, work: Submission | None) -> str:
     return f"# {heading}\n{parts}\n--- end"
 
 
-def answer_format(criteria: Sequence[Criterion], with_summary: bool = False, how: str = "") -> str:
+def answer_format(criteria: Sequence[Criterion], with_summary: bool = False, style: str = "") -> str:
     """What a model is told of the form of its answer."""
     entry = '{"evidence": "…", "points": …, "feedback": "…"}'
     lines = [f"  {json.dumps(criterion.id)}: {entry}" for criterion in criteria]
     if with_summary:
         lines.append('  "summary": "…"')
-    told = [f"evidence: at most {EVIDENCE_CHARS} characters, empty if the submission has none"] if criteria else []
-    told += [f"feedback: at most {FEEDBACK_CHARS} characters, what is right or missing and why"] if criteria else []
-    told += [f"summary: at most {SUMMARY_CHARS} characters, what to keep and what to do next"] if with_summary else []
-    form = ["One JSON object, nothing else:", "{", ",\n".join(lines), "}", "; ".join(told) + "."]
-    return "\n".join([*form, *(summary_style(how) if with_summary else [])])
+    limits = [f"evidence: at most {EVIDENCE_CHARS} characters, empty if the submission has none"] if criteria else []
+    limits += [f"feedback: at most {FEEDBACK_CHARS} characters, what is right or missing and why"] if criteria else []
+    limits += [f"summary: at most {SUMMARY_CHARS} characters, what to keep and what to do next"] if with_summary else []
+    form = ["One JSON object, nothing else:", "{", ",\n".join(lines), "}", "; ".join(limits) + "."]
+    return "\n".join([*form, *(summary_style(style) if with_summary else [])])
 
 
-def summary_style(how: str) -> list[str]:
+def summary_style(style: str) -> list[str]:
     """The line that says how the summary is to be written, if the rubric does."""
-    return [f"How to write the summary: {neutralise(how)}"] if how else []
+    return [f"How to write the summary: {neutralise(style)}"] if style else []
 
 
 # --- the student's part ---
@@ -216,7 +222,7 @@ def summary_style(how: str) -> list[str]:
 def _suffix(
     role: Role, submission: Submission, fence: str, cuts: Sequence[Cut], findings: Sequence[str], reminder: str
 ) -> str:
-    shown, left_out = _select(role, submission.parts)
+    visible_parts, left_out = _select(role, submission.parts)
     remarks = [*left_out, *_remarks(submission, cuts)]
     lines = [
         *(["Checked by a program, and certain: " + "; ".join(findings) + "."] if findings else []),
@@ -224,21 +230,21 @@ def _suffix(
         f"=== {fence} begin",
         f"Language: {_line(submission.language, 40) or 'unknown'}",
         *(["Not shown: " + "; ".join(remarks)] if remarks else []),
-        *(f"=== {fence} {_label(part)}\n{neutralise(part.text).rstrip()}" for part in shown),
-        *([] if shown else ["(nothing to show)"]),
+        *(f"=== {fence} {_label(part)}\n{neutralise(part.text).rstrip()}" for part in visible_parts),
+        *([] if visible_parts else ["(nothing to show)"]),
         f"=== {fence} end",
         reminder,
     ]
     return "\n".join(lines)
 
 
-def _select(role: Role, parts: Sequence[Part]) -> tuple[list[Part], list[str]]:
+def _select(role: Role, parts: Sequence[SubmissionPart]) -> tuple[list[SubmissionPart], list[str]]:
     """The parts in the order in which this role reads them, and what is left out."""
     if role == "feedback":
         return sorted(parts, key=lambda part: part.kind != "text"), []  # stable: each kind keeps its order
-    shown = [part for part in parts if part.kind != "text" or len(part.text) <= SHORT_TEXT_CHARS]
-    hidden = len(parts) - len(shown)
-    return shown, [f"{plural(hidden, 'longer text')}, graded elsewhere"] if hidden else []
+    visible_parts = [part for part in parts if part.kind != "text" or len(part.text) <= SHORT_TEXT_CHARS]
+    hidden_count = len(parts) - len(visible_parts)
+    return visible_parts, [f"{plural(hidden_count, 'longer text')}, graded elsewhere"] if hidden_count else []
 
 
 def _remarks(submission: Submission, cuts: Sequence[Cut]) -> Iterable[str]:
@@ -251,13 +257,13 @@ def cut_summary(cuts: Sequence[Cut]) -> list[str]:
     """A line for each kind that was cut: `1,200 tokens of output in 3 places`."""
     lines = []
     for kind in sorted({cut.kind for cut in cuts}):
-        dropped = [cut.dropped_tokens for cut in cuts if cut.kind == kind]
-        lines.append(f"{plural(sum(dropped), 'token')} of {kind} in {plural(len(dropped), 'place')}")
+        dropped_sizes = [cut.dropped_tokens for cut in cuts if cut.kind == kind]
+        lines.append(f"{plural(sum(dropped_sizes), 'token')} of {kind} in {plural(len(dropped_sizes), 'place')}")
     return lines
 
 
-def _label(part: Part) -> str:
-    return f"{part.kind}, {_line(part.where)}" if part.where else part.kind
+def _label(part: SubmissionPart) -> str:
+    return f"{part.kind}, {_line(part.location)}" if part.location else part.kind
 
 
 def _line(text: str, longest: int = 120) -> str:

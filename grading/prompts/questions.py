@@ -29,7 +29,7 @@ SUMMARY, PASSAGE = "summary", ".passage"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOnce:
+class GradingQuestion:
     """A question: `name` is a criterion's id, SUMMARY or PASSAGE; `text` follows the work; `schema` bounds its answer.
 
     Only of a criterion several answers are wanted.
@@ -45,28 +45,31 @@ class AskedOnce:
         return self.name not in (SUMMARY, PASSAGE)
 
 
-def questions_of(role: Role, rubric: Rubric, form: int = QUESTION_FORM) -> list[AskedOnce]:
+def questions_of(role: Role, rubric: Rubric, form: int = QUESTION_FORM) -> list[GradingQuestion]:
     """What this role's model is asked about each submission, in order; `form`: that of the batch's prompts."""
-    named = form >= QUESTION_FORM
-    asked = [AskedOnce(each.id, _about(each, named), _schema_of(each, named)) for each in rubric.for_model(role)]
+    is_named = form >= QUESTION_FORM
+    questions = [
+        GradingQuestion(criterion.id, _about(criterion, is_named), _schema_of(criterion, is_named))
+        for criterion in rubric.for_model(role)
+    ]
     if role == "feedback":
         text = "\n".join([_SUMMARY, *summary_style(rubric.feedback)])
-        asked.append(AskedOnce(SUMMARY, text, summary_schema()))
-    return [*asked, AskedOnce(PASSAGE, _PASSAGE, passage_schema())]
+        questions.append(GradingQuestion(SUMMARY, text, summary_schema()))
+    return [*questions, GradingQuestion(PASSAGE, _PASSAGE, passage_schema())]
 
 
-def _about(criterion: Criterion, named: bool) -> str:
+def _about(criterion: Criterion, is_named: bool) -> str:
     return f"""
 
 # Question: how many points does the submission earn for this criterion, and for this one only?
 {criterion_text(criterion)}
 
 # Answer
-{answer_format([criterion]) if named else _NAMELESS}"""
+{answer_format([criterion]) if is_named else _NAMELESS}"""
 
 
-def _schema_of(criterion: Criterion, named: bool) -> Mapping[str, Any]:
-    return answer_schema([criterion], with_summary=False) if named else criterion_schema(criterion)
+def _schema_of(criterion: Criterion, is_named: bool) -> Mapping[str, Any]:
+    return answer_schema([criterion], with_summary=False) if is_named else criterion_schema(criterion)
 
 
 _NAMELESS = f"""\

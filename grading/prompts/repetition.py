@@ -28,9 +28,9 @@ def is_repetition(text: str) -> bool:
     if len(words) < _LEAST_CHARS:
         return False
     loops = (len(match[0]) for match in _LOOP.finditer(words + " "))
-    looped = sum(length for length in loops if length >= _LOOP_CHARS)
+    loop_chars = sum(length for length in loops if length >= _LOOP_CHARS)
     pieces = [words, *(words[at : at + _WINDOW] for at in range(0, len(words) - _WINDOW, _STEP))]
-    return 3 * looped >= 2 * len(words) or min(map(_variety, pieces)) < _DIFFERENT
+    return 3 * loop_chars >= 2 * len(words) or min(map(_variety, pieces)) < _DIFFERENT
 
 
 def _variety(text: str) -> float:

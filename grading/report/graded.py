@@ -15,7 +15,7 @@ from grading.rubric.rubric import Points
 from infra.config.next_command import next_command
 from messages.errors import BatchError
 from producers.files.private import read_ordinary, write_atomically
-from producers.files.shapes import from_json, shaped
+from producers.files.shapes import from_json, parse_as
 
 FILE = "grades.json"
 _VERSION = 1
@@ -51,7 +51,7 @@ def load_graded(folder: Path) -> GradedClass:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
             raise BatchError(f"{path} was written by another version; write it anew {command_hint}")
-        graded_class: GradedClass = shaped(GradedClass, _as_now(fields), "the class")
+        graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
         if not graded_class.total > 0:
             raise ValueError("the class has no points")
         return graded_class

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grading.submissions.notebooks import Part
+from grading.submissions.notebooks import SubmissionPart
 from messages.errors import RubricError
 
 Kind = Literal["variables", "functions", "columns", "output"]
@@ -35,7 +35,7 @@ _FIGURE = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w])")
 _ENOUGH_DIGITS = 3  # shorter figures are everywhere
 _MOST_FIGURES = 200
 _CLOSE = 1e-3  # relative: outputs are rounded to different lengths
-_ENOUGH = 0.8  # of the solution's figures
+_MATCHING_SHARE = 0.8  # of the solution's figures
 _CELL = re.compile(r"(?:^|, )cell \d")  # as a part of a notebook says where it is
 _PROSE = re.compile(r"(?:^|, )text\Z")  # Markdown, plain text, what was typed into the LMS
 _QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)  # also in a Python string
@@ -74,7 +74,7 @@ class CheckFinding:
     """What one check says. `text` holds no word of the student's."""
 
     criterion: str
-    passed: bool
+    has_passed: bool
     text: str
 
 
@@ -82,33 +82,40 @@ def parse_checks(file: str, data: Any, criteria: Iterable[str]) -> tuple[Check, 
     """The rubric's checks. Raises RubricError that names the file and the line of the list."""
     if not isinstance(data, list) or len(data) > MAX_CHECKS:
         raise RubricError(f"{file}: 'checks' must be a list of at most {MAX_CHECKS} checks")
-    known = set(criteria)
-    return tuple(_check(f"{file}: check {number}", item, known) for number, item in enumerate(data, 1))
+    criterion_ids = set(criteria)
+    return tuple(
+        _check(f"{file}: check {number}", check_data, criterion_ids) for number, check_data in enumerate(data, 1)
+    )
 
 
-def _check(at: str, item: Any, criteria: set[str]) -> Check:
-    kinds = [kind for kind in KINDS if isinstance(item, dict) and kind in item]
-    if not isinstance(item, dict) or len(kinds) != 1 or set(item) - {*KINDS, "criterion"}:
+def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
+    kinds = [kind for kind in KINDS if isinstance(check_data, dict) and kind in check_data]
+    if not isinstance(check_data, dict) or len(kinds) != 1 or set(check_data) - {*KINDS, "criterion"}:
         raise RubricError(f"{at} must have one of {', '.join(KINDS)}, and may have 'criterion'; nothing else")
-    criterion, kind = item.get("criterion", ""), kinds[0]
+    criterion, kind = check_data.get("criterion", ""), kinds[0]
     if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):
         raise RubricError(f"{at}: {criterion!r:.60} is no criterion's id")
     if kind == "output":
-        if item[kind] not in (PRESENT, AS_SOLUTION):
-            raise RubricError(f"{at}: 'output' must be '{PRESENT}' or '{AS_SOLUTION}', not {item[kind]!r:.60}")
-        return Check(kind, (item[kind],), criterion)
-    names = [item[kind]] if isinstance(item[kind], str) else item[kind]
+        if check_data[kind] not in (PRESENT, AS_SOLUTION):
+            raise RubricError(f"{at}: 'output' must be '{PRESENT}' or '{AS_SOLUTION}', not {check_data[kind]!r:.60}")
+        return Check(kind, (check_data[kind],), criterion)
+    names = [check_data[kind]] if isinstance(check_data[kind], str) else check_data[kind]
     if not isinstance(names, list) or not 0 < len(names) <= MAX_NAMES:
         raise RubricError(f"{at}: '{kind}' must be a list of 1 to {MAX_NAMES} names")
-    allowed = _COLUMN if kind == "columns" else _NAME
+    name_pattern = _COLUMN if kind == "columns" else _NAME
     for name in names:
-        if not isinstance(name, str) or not all(allowed.match(one.strip()) for one in name.split("|")):
+        if not isinstance(name, str) or not all(
+            name_pattern.match(alternative.strip()) for alternative in name.split("|")
+        ):
             raise RubricError(f"{at}: {name!r:.60} is no name; alternatives are written a|b")
     return Check(kind, tuple(names), criterion)
 
 
 def run_checks(
-    checks: Iterable[Check], parts: Iterable[Part], solution: Iterable[Part] = (), language: str = ""
+    checks: Iterable[Check],
+    parts: Iterable[SubmissionPart],
+    solution: Iterable[SubmissionPart] = (),
+    language: str = "",
 ) -> list[CheckFinding]:
     """What the checks find in a submission's parts, before cuts; nothing where its format can't answer.
 
@@ -117,16 +124,24 @@ def run_checks(
     parts = list(parts)
     source = "\n".join(part.text for part in parts if part.kind == "code")
     sql = language == "SQL" or bool(_QUERY.search(source))
-    code = _COMMENTS[language == "SQL"].sub(lambda found: found[1] or "", source)
-    shown = "\n".join(part.text for part in parts if part.kind == "output")
+    code = _COMMENTS[language == "SQL"].sub(lambda match: match[1] or "", source)
+    output_text = "\n".join(part.text for part in parts if part.kind == "output")
     expected = "\n".join(part.text for part in solution if part.kind == "output")
     findings: list[CheckFinding] = []
     for check in checks:
         if check.kind == "output":
-            findings += [_output(check, shown, expected)] if any(_CELL.search(part.where) for part in parts) else []
-        elif not all(_PROSE.search(part.where) for part in parts):
-            named = [(_named(check, name, code, sql), name) for name in check.names]
-            findings += [found for found, name in named if found.passed or _can_tell(check, name, sql, language)]
+            findings += (
+                [_output_finding(check, output_text, expected)]
+                if any(_CELL.search(part.location) for part in parts)
+                else []
+            )
+        elif not all(_PROSE.search(part.location) for part in parts):
+            name_findings = [(_name_finding(check, name, code, sql), name) for name in check.names]
+            findings += [
+                finding
+                for finding, name in name_findings
+                if finding.has_passed or _can_tell(check, name, sql, language)
+            ]
     return findings
 
 
@@ -134,30 +149,43 @@ def _can_tell(check: Check, name: str, sql: bool, language: str) -> bool:
     """Whether it means something that the name was not found."""
     if check.kind == "variables":
         return language != "SQL"
-    known = any(_SQL_FUNCTION.fullmatch(one.strip()) for one in name.split("|"))
-    return check.kind == "columns" or not sql or known
+    has_sql_function = any(_SQL_FUNCTION.fullmatch(alternative.strip()) for alternative in name.split("|"))
+    return check.kind == "columns" or not sql or has_sql_function
 
 
-def _named(check: Check, name: str, code: str, sql: bool) -> CheckFinding:
+def _name_finding(check: Check, name: str, code: str, sql: bool) -> CheckFinding:
     case = re.IGNORECASE if sql else re.NOFLAG
-    found = any(re.search(_PATTERNS[check.kind].format(re.escape(one.strip())), code, case) for one in name.split("|"))
-    what = {"variables": "variable", "functions": "function", "columns": "column"}[check.kind]
-    did = {"variables": "assigned", "functions": "called", "columns": "used"}[check.kind]
-    shown = name.replace("|", " or ")
-    return CheckFinding(check.criterion, found, f"{what} {shown}: {did if found else f'not {did}'}")
+    is_present = any(
+        re.search(_PATTERNS[check.kind].format(re.escape(alternative.strip())), code, case)
+        for alternative in name.split("|")
+    )
+    noun = {"variables": "variable", "functions": "function", "columns": "column"}[check.kind]
+    verb = {"variables": "assigned", "functions": "called", "columns": "used"}[check.kind]
+    alternatives = name.replace("|", " or ")
+    return CheckFinding(check.criterion, is_present, f"{noun} {alternatives}: {verb if is_present else f'not {verb}'}")
 
 
-def _output(check: Check, shown: str, expected: str) -> CheckFinding:
+def _output_finding(check: Check, output_text: str, expected: str) -> CheckFinding:
     if check.names == (PRESENT,):
-        there = bool(shown.strip())
-        return CheckFinding(check.criterion, there, "outputs: present" if there else "outputs: none; was the work run?")
-    wanted = _figures(expected)
-    if not wanted:
-        return CheckFinding(check.criterion, passed=True, text="outputs: the solution shows no figures to compare with")
-    figures = _figures(shown)
-    met = sum(any(_close(figure, other) for other in figures) for figure in wanted)
-    passed = met >= _ENOUGH * len(wanted)
-    return CheckFinding(check.criterion, passed, f"outputs: {met} of {len(wanted)} figures of the solution's are there")
+        is_present = bool(output_text.strip())
+        return CheckFinding(
+            check.criterion, is_present, "outputs: present" if is_present else "outputs: none; was the work run?"
+        )
+    solution_figures = _figures(expected)
+    if not solution_figures:
+        return CheckFinding(
+            check.criterion, has_passed=True, text="outputs: the solution shows no figures to compare with"
+        )
+    student_figures = _figures(output_text)
+    match_count = sum(
+        any(_are_close(figure, student_figure) for student_figure in student_figures) for figure in solution_figures
+    )
+    has_passed = match_count >= _MATCHING_SHARE * len(solution_figures)
+    return CheckFinding(
+        check.criterion,
+        has_passed,
+        f"outputs: {match_count} of {len(solution_figures)} figures of the solution's are there",
+    )
 
 
 def _figures(text: str) -> list[float]:
@@ -170,5 +198,5 @@ def _figures(text: str) -> list[float]:
     return list(figures)
 
 
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= _CLOSE * max(abs(one), abs(other))
+def _are_close(first: float, second: float) -> bool:
+    return abs(first - second) <= _CLOSE * max(abs(first), abs(second))

@@ -20,7 +20,7 @@ _FIRST_WIDTH = 110  # columns of a line
 
 @dataclass(frozen=True, slots=True)
 class CriterionFields:
-    """One criterion. `rulings` are lines; `was` is the id that the file has, "" for one that was added."""
+    """One criterion. `rulings` are lines; `saved_id` is the id that the file has, "" for one that was added."""
 
     id: str = ""
     title: str = ""
@@ -29,7 +29,7 @@ class CriterionFields:
     model: str = "code"
     guidance: str = ""
     rulings: str = ""
-    was: str = ""
+    saved_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RubricFields:
     @property
     def total(self) -> Points:
         """Points that can be had."""
-        return plain(sum(exact(each.points) for each in self.criteria) + exact(0))
+        return plain(sum(exact(criterion.points) for criterion in self.criteria) + exact(0))
 
 
 def read_fields(file: str, text: str, suffix: str) -> RubricFields:
@@ -65,48 +65,50 @@ def read_fields(file: str, text: str, suffix: str) -> RubricFields:
     data = rubric_data(file, text, suffix)
     criteria = tuple(
         CriterionFields(
-            **{name: value for name, value in item.items() if name != "rulings"},
-            rulings="\n".join(item.get("rulings", [])),
-            was=item["id"],
+            **{name: value for name, value in criterion_data.items() if name != "rulings"},
+            rulings="\n".join(criterion_data.get("rulings", [])),
+            saved_id=criterion_data["id"],
         )
-        for item in data["criteria"]
+        for criterion_data in data["criteria"]
     )
     late: dict[str, Any] = {**data.get("late", {})}
     late |= {"due": str(late["due"])} if late else {}
-    known = {one.name for one in fields(RubricFields)}
-    rest = {name: value for name, value in data.items() if name not in known}
+    field_names = {form_field.name for form_field in fields(RubricFields)}
+    rest = {name: value for name, value in data.items() if name not in field_names}
     texts = {name: data[name] for name in ("title", "instructions", "feedback") if name in data}
     return RubricFields(**texts, criteria=criteria, late=LateFields(**late), rest=rest)
 
 
-def written(form: RubricFields) -> str:
+def to_yaml(form: RubricFields) -> str:
     """The YAML that says what the fields say."""
     data: dict[str, Any] = {"title": form.title}
     data |= {name: getattr(form, name) for name in ("instructions", "feedback") if getattr(form, name)}
     data |= {"total": form.total} if "total" in form.rest else {}
-    data["criteria"] = [_criterion(each) for each in form.criteria]
-    late = {one.name: getattr(form.late, one.name) for one in fields(LateFields)}
+    data["criteria"] = [_criterion_data(criterion) for criterion in form.criteria]
+    late = {late_field.name: getattr(form.late, late_field.name) for late_field in fields(LateFields)}
     usual = LateFields()
     if form.late.due:
-        kept = {"due", "percent"}
-        data["late"] = {name: value for name, value in late.items() if name in kept or value != getattr(usual, name)}
-    if checks := _checks(form):
+        required_keys = {"due", "percent"}
+        data["late"] = {
+            name: value for name, value in late.items() if name in required_keys or value != getattr(usual, name)
+        }
+    if checks := _checks_data(form):
         data["checks"] = checks
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_FIRST_WIDTH)
 
 
-def _criterion(each: CriterionFields) -> dict[str, Any]:
-    made: dict[str, Any] = {"id": each.id, "title": each.title, "points": each.points}
-    made |= {"step": each.step} if each.step != 1 else {}
-    made["model"] = each.model
-    made |= {"guidance": each.guidance} if each.guidance else {}
-    rulings = [line.strip() for line in each.rulings.splitlines() if line.strip()]
-    return made | ({"rulings": rulings} if rulings else {})
+def _criterion_data(criterion: CriterionFields) -> dict[str, Any]:
+    criterion_data: dict[str, Any] = {"id": criterion.id, "title": criterion.title, "points": criterion.points}
+    criterion_data |= {"step": criterion.step} if criterion.step != 1 else {}
+    criterion_data["model"] = criterion.model
+    criterion_data |= {"guidance": criterion.guidance} if criterion.guidance else {}
+    rulings = [line.strip() for line in criterion.rulings.splitlines() if line.strip()]
+    return criterion_data | ({"rulings": rulings} if rulings else {})
 
 
-def _checks(form: RubricFields) -> list[Any]:
+def _checks_data(form: RubricFields) -> list[Any]:
     """With the criteria's ids as they are now; a check of a criterion that has gone goes with it."""
-    now = {each.was: each.id for each in form.criteria if each.was}
+    now = {criterion.saved_id: criterion.id for criterion in form.criteria if criterion.saved_id}
     checks = form.rest.get("checks", [])
     return [
         check | ({"criterion": now[check["criterion"]]} if check.get("criterion") else {})
@@ -117,30 +119,30 @@ def _checks(form: RubricFields) -> list[Any]:
 
 def with_criterion(form: RubricFields) -> RubricFields:
     """With a new criterion at the end, under an id that is free."""
-    taken = {id.casefold() for each in form.criteria for id in (each.id, each.was)}
-    free = next(f"criterion_{number}" for number in count(1) if f"criterion_{number}" not in taken)
+    used_ids = {id.casefold() for criterion in form.criteria for id in (criterion.id, criterion.saved_id)}
+    free = next(f"criterion_{number}" for number in count(1) if f"criterion_{number}" not in used_ids)
     return replace(form, criteria=(*form.criteria, CriterionFields(id=free)))
 
 
-def moved(form: RubricFields, at: int, to: int | None) -> RubricFields:
+def move_criterion(form: RubricFields, at: int, to: int | None) -> RubricFields:
     """With the criterion `at` in another place; None takes it out."""
     criteria = list(form.criteria)
-    one = criteria.pop(at)
+    criterion = criteria.pop(at)
     if to is not None:
-        criteria.insert(to, one)
+        criteria.insert(to, criterion)
     return replace(form, criteria=tuple(criteria))
 
 
-def touched(before: Rubric, after: Rubric) -> list[str]:
+def rubric_differences(before: Rubric, after: Rubric) -> list[str]:
     """What differs between two rubrics, as a person would name it: ids of criteria first."""
-    old, new = ({each.id: each for each in one.criteria} for one in (before, after))
-    found = [f"{id} (new)" if id not in old else id for id, each in new.items() if old.get(id) != each]
-    found += [f"{id} (removed)" for id in old if id not in new]
-    if not found and [*old] != [*new]:
-        found.append("the order of the criteria")
+    old, new = ({criterion.id: criterion for criterion in rubric.criteria} for rubric in (before, after))
+    differences = [f"{id} (new)" if id not in old else id for id, criterion in new.items() if old.get(id) != criterion]
+    differences += [f"{id} (removed)" for id in old if id not in new]
+    if not differences and [*old] != [*new]:
+        differences.append("the order of the criteria")
     names = {"title": "title", "instructions": "instructions", "feedback": "how the summary is written"}
-    return found + [
-        said for name, said in (names | {"checks": "checks"}).items() if getattr(before, name) != getattr(after, name)
+    return differences + [
+        label for name, label in (names | {"checks": "checks"}).items() if getattr(before, name) != getattr(after, name)
     ]
 
 

@@ -23,7 +23,7 @@ CODE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
-_TAKEN = ("summary", "state", "points", "needs_review", "remarks", "reason")  # no criterion's id
+_RESERVED_IDS = ("summary", "state", "points", "needs_review", "remarks", "reason")  # no criterion's id
 _CANVAS = ("Rubric Name", "Criteria Name", "Criteria Description", "Criteria Enable Range")
 
 
@@ -43,31 +43,31 @@ def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(elements, dict) or not elements:
         raise RubricError(f"{file}: 'rubric_elements' must be keys and values, one for each criterion")
     total = info.get("total_points")
-    criteria = [_element(file, key, value, total) for key, value in elements.items()]
-    made: dict[str, Any] = {
+    criteria = [_earlier_criterion(file, key, value, total) for key, value in elements.items()]
+    rubric: dict[str, Any] = {
         "title": str(info.get("title") or info.get("name") or "Assignment")[:200],
         "instructions": str(info.get("description") or ""),
         "criteria": _with_ids(criteria),
     }
-    checks = list(_checks(_mapping(data.get("autograder_checks"))))
-    return {**made, **({"total": total} if total is not None else {}), **({"checks": checks} if checks else {})}
+    checks = list(_earlier_checks(_mapping(data.get("autograder_checks"))))
+    return {**rubric, **({"total": total} if total is not None else {}), **({"checks": checks} if checks else {})}
 
 
-def _element(file: str, key: str, value: Any, total: Any) -> dict[str, Any]:
+def _earlier_criterion(file: str, key: str, value: Any, total: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RubricError(f"{file}: {key!r:.60} must be keys and values (points or max_points, description)")
     points = value.get("max_points", value.get("points"))
-    if points is None and "weight" in value and _number(total) is not None:
-        points = _plain((_number(value["weight"]) or Decimal(0)) * (_number(total) or Decimal(0)))
-    if _number(points) is None:
+    if points is None and "weight" in value and _parse_number(total) is not None:
+        points = _plain_number((_parse_number(value["weight"]) or Decimal(0)) * (_parse_number(total) or Decimal(0)))
+    if _parse_number(points) is None:
         raise RubricError(f"{file}: {key!r:.60} says no points; add 'max_points: …'")
     title = key.replace("_", " ").strip().capitalize()
     notes = [str(value.get("description") or ""), *map(str, _list(value.get("criteria")))]
-    notes += [f"Deduction: {what}: {much}" for what, much in _mapping(value.get("deductions")).items()]
-    return _criterion(key, title, points, "\n".join(note for note in notes if note))
+    notes += [f"Deduction: {fault}: {deduction}" for fault, deduction in _mapping(value.get("deductions")).items()]
+    return _make_criterion(key, title, points, "\n".join(note for note in notes if note))
 
 
-def _checks(autograder: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _earlier_checks(autograder: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """The earlier grader's regular-expression checks; equivalents of a function are alternatives to it."""
     if autograder.get("required_variables"):
         yield {"variables": list(map(str, _list(autograder["required_variables"])))}
@@ -78,12 +78,12 @@ def _checks(autograder: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
             "|".join([str(name), *map(str, _list(equivalents.get(str(name))))])
             for name in _list(section.get("functions"))
         ]
-        found = {
+        names_by_kind = {
             "variables": list(map(str, _list(section.get("variables")))),
             "functions": functions,
             "columns": list(map(str, _list(section.get("required_columns")))),
         }
-        yield from ({kind: names} for kind, names in found.items() if names)
+        yield from ({kind: names} for kind, names in names_by_kind.items() if names)
 
 
 # --- Canvas
@@ -96,9 +96,9 @@ def from_canvas(file: str, text: str) -> dict[str, Any]:
     except csv.Error as error:
         raise RubricError(f"{file}: not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
-    missing = [name for name in _CANVAS if name not in header]
-    if missing:
-        raise RubricError(f"{file}: a rubric of Canvas's has the column {missing[0]!r}; export it there anew")
+    missing_columns = [name for name in _CANVAS if name not in header]
+    if missing_columns:
+        raise RubricError(f"{file}: a rubric of Canvas's has the column {missing_columns[0]!r}; export it there anew")
     at = {name: header.index(name) for name in _CANVAS}
     titles = {_cell(row, at["Rubric Name"]) for row in rows[1:]} - {""}
     if len(titles) != 1:
@@ -116,62 +116,64 @@ def _canvas_criterion(
         raise RubricError(f"{file}: criterion {number} ({name!r:.60}) has no {'ratings' if name else 'name'}")
     points = []
     for label, _, value in ratings:
-        if (worth := _number(value)) is None or worth < 0:
+        if (worth := _parse_number(value)) is None or worth < 0:
             raise RubricError(f"{file}: criterion {number} ({name!r:.60}): {value!r:.20} is no number of points")
         points.append((worth, label))
     lines = [_cell(row, at["Criteria Description"])]
-    lines += [f"{value} points: {label}{f': {what}' if what else ''}" for label, what, value in ratings]
-    made = _criterion(name, name, _plain(max(points)[0]), "\n".join(line for line in lines if line))
+    lines += [
+        f"{value} points: {label}{f': {description}' if description else ''}" for label, description, value in ratings
+    ]
+    criterion = _make_criterion(name, name, _plain_number(max(points)[0]), "\n".join(line for line in lines if line))
     if _cell(row, at["Criteria Enable Range"]).casefold() != "true":
-        made["step"] = _plain(_common_step([worth for worth, _ in points]))
-    return made
+        criterion["step"] = _plain_number(_common_step([worth for worth, _ in points]))
+    return criterion
 
 
 def _ratings(row: Sequence[str], first: int) -> Iterable[tuple[str, str, str]]:
     for start in range(first, len(row), 3):
-        name, what, points = (_cell(row, start + offset) for offset in range(3))
+        name, description, points = (_cell(row, start + offset) for offset in range(3))
         if name or points:
-            yield name, what, points
+            yield name, description, points
 
 
 def _common_step(values: Iterable[Decimal]) -> Decimal:
     """The largest step that meets every rating."""
-    wanted = [value for value in values if value]
-    highest = max(wanted, default=Decimal(1))
-    steps = sorted({highest, *wanted, *_STEPS}, reverse=True)
-    return next((step for step in steps if all(value % step == 0 for value in wanted)), _STEPS[-1])
+    nonzero_ratings = [value for value in values if value]
+    highest = max(nonzero_ratings, default=Decimal(1))
+    steps = sorted({highest, *nonzero_ratings, *_STEPS}, reverse=True)
+    return next((step for step in steps if all(value % step == 0 for value in nonzero_ratings)), _STEPS[-1])
 
 
 # --- both
 
 
-def _criterion(id: str, title: str, points: Any, guidance: str) -> dict[str, Any]:
-    number = _number(points) or Decimal(0)
+def _make_criterion(id: str, title: str, points: Any, guidance: str) -> dict[str, Any]:
+    number = _parse_number(points) or Decimal(0)
     step = next((step for step in _STEPS if number % step == 0 and number / step <= 200), Decimal(1))
     model = "code" if CODE_WORDS.search(f"{id} {title}") else "feedback"
     return {
         "id": id,
         "title": " ".join(title.split())[:200],
-        "points": _plain(number),
+        "points": _plain_number(number),
         "guidance": guidance[:8_000],
         "model": model,
-        "step": _plain(step),
+        "step": _plain_number(step),
     }
 
 
 def _with_ids(criteria: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ids that are allowed and different."""
-    taken: set[str] = set()
+    used_ids: set[str] = set()
     for number, criterion in enumerate(criteria, 1):
         words = re.sub(r"[^A-Za-z0-9]+", "_", criterion["id"]).strip("_").lower()[:36]
         id = words if words[:1].isalpha() else f"criterion_{number}"
-        id = f"{id}_{number}" if id in taken or id in _TAKEN else id
-        taken.add(id)
+        id = f"{id}_{number}" if id in used_ids or id in _RESERVED_IDS else id
+        used_ids.add(id)
         criterion["id"] = id
     return criteria
 
 
-def _number(value: Any) -> Decimal | None:
+def _parse_number(value: Any) -> Decimal | None:
     """None for what is no number, or none of points: a millionth is the least, and nobody gives a thousand million."""
     try:
         number = Decimal(str(value).strip()).normalize()
@@ -180,7 +182,7 @@ def _number(value: Any) -> Decimal | None:
     return number if number.is_finite() and -6 <= number.adjusted() < 9 else None
 
 
-def _plain(number: Decimal) -> int | float:
+def _plain_number(number: Decimal) -> int | float:
     return int(number) if number == number.to_integral_value() else float(number)
 
 

@@ -33,12 +33,12 @@ class LateRule:
     grace_minutes: int | float = 0
     most_percent: int | float = 100
 
-    def days(self, submitted: datetime) -> int:
+    def days(self, submitted_at: datetime) -> int:
         """Days begun after the due time; 0 within the grace. Raises TypeError if only one of both has an offset."""
-        late = submitted - datetime.fromisoformat(self.due)
+        late = submitted_at - datetime.fromisoformat(self.due)
         return 0 if late <= timedelta(minutes=self.grace_minutes) else math.ceil(late / timedelta(days=1))
 
-    def off(self, days: int, possible: int | float) -> tuple[Decimal, Decimal]:
+    def deduction(self, days: int, possible: int | float) -> tuple[Decimal, Decimal]:
         """(percent, points to two decimals) that so many days cost."""
         percent = min(Decimal(str(self.percent)) * days, Decimal(str(self.most_percent)))
         return percent, (Decimal(str(possible)) * percent / 100).quantize(_CENT, ROUND_HALF_UP)
@@ -54,8 +54,8 @@ def parse_late(file: str, fields: Mapping[str, Any]) -> LateRule:
     if due is None or len(text) < len("2026-11-03T23:59"):
         raise RubricError(f"{file}: late: 'due' must be a date and a time, as in 2026-11-03T23:59:00+01:00")
     numbers = {"grace_minutes": 0, "most_percent": 100} | {key: fields[key] for key in KEYS[1:] if key in fields}
-    for key, most in (("percent", 100), ("grace_minutes", 10_080), ("most_percent", 100)):
+    for key, maximum in (("percent", 100), ("grace_minutes", 10_080), ("most_percent", 100)):
         value = numbers[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-            raise RubricError(f"{file}: late: '{key}' must be a number from 0 to {most:,}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= maximum:
+            raise RubricError(f"{file}: late: '{key}' must be a number from 0 to {maximum:,}")
     return LateRule(due.isoformat(), **numbers)

@@ -132,7 +132,7 @@ def load_rubric(path: Path) -> Rubric:
 
     Raises RubricError: one sentence with the file, the place in it, and what to write instead.
     """
-    return parse_rubric(str(path), _read(path), path.suffix.lower())
+    return parse_rubric(str(path), _read_text(path), path.suffix.lower())
 
 
 def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
@@ -140,7 +140,7 @@ def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
     top = _mapping(file, "the rubric", rubric_data(file, text, suffix), _TOP_KEYS, ("title", "criteria"))
     title = _text(file, "title", top["title"], MAX_TITLE, line=True)
     instructions = _text(file, "instructions", top.get("instructions", ""), MAX_INSTRUCTIONS)
-    criteria = _criteria(file, top["criteria"])
+    criteria = _parse_criteria(file, top["criteria"])
     checks = parse_checks(file, top.get("checks", []), [criterion.id for criterion in criteria])
     feedback = _text(file, "feedback", top.get("feedback", ""), MAX_GUIDANCE)
     digest = _digest(title, instructions, criteria, checks, feedback)
@@ -165,8 +165,10 @@ def _digest(
     title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
 ) -> str:
     # Without the rulings, which the guidance holds: the digest of a rubric that has none stays what it was.
-    told = [{name: value for name, value in asdict(each).items() if name != "rulings"} for each in criteria]
-    content = [title, instructions, told, [asdict(check) for check in checks]]
+    criteria_data = [
+        {name: value for name, value in asdict(criterion).items() if name != "rulings"} for criterion in criteria
+    ]
+    content = [title, instructions, criteria_data, [asdict(check) for check in checks]]
     content += [feedback] if feedback else []  # a rubric without is the one that it was before there was this key
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
 
@@ -174,7 +176,7 @@ def _digest(
 # --- from file to data ---
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     if path.suffix.lower() not in {f".{kind}" for kind in KINDS}:
         raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml, .json or .csv (Canvas)")
     try:
@@ -184,15 +186,15 @@ def _read(path: Path) -> str:
         raise RubricError(f"{path}: the rubric can't be read: {error.strerror or error}") from None
     if len(data) > MAX_FILE_BYTES:
         raise RubricError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; is this the rubric?")
-    how = "open it in the spreadsheet and save it as 'CSV UTF-8'" if path.suffix.lower() == ".csv" else ""
-    how = how or "save the file as UTF-8"
+    remedy = "open it in the spreadsheet and save it as 'CSV UTF-8'" if path.suffix.lower() == ".csv" else ""
+    remedy = remedy or "save the file as UTF-8"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise RubricError(f"{path}: line {line} is not UTF-8; {how}") from None
+        raise RubricError(f"{path}: line {line} is not UTF-8; {remedy}") from None
     if "\0" in text:  # UTF-16 without its mark
-        raise RubricError(f"{path} is not UTF-8; {how}")
+        raise RubricError(f"{path} is not UTF-8; {remedy}")
     return text
 
 
@@ -255,8 +257,8 @@ def _parse_yaml(file: str, text: str) -> Any:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise RubricError(f"{file}: {where}not YAML: {error.problem or error.context}") from None
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise RubricError(f"{file}: {position}not YAML: {error.problem or error.context}") from None
     except Exception as error:  # noqa: BLE001  PyYAML meets odd scalars with ValueError, KeyError, AttributeError, ...
         raise RubricError(f"{file}: not YAML that can be read: {_first_line(error)}") from None
 
@@ -270,8 +272,8 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
     for key in data if isinstance(data, dict) else ():
         if not isinstance(key, str):
             raise RubricError(f"{file}: the key {_quote(key)} must be text; put it in quotes")
-    for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
-        _check_values(file, item, depth + 1)
+    for element in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        _check_values(file, element, depth + 1)
 
 
 def _first_line(error: Exception) -> str:
@@ -279,42 +281,42 @@ def _first_line(error: Exception) -> str:
 
 
 def _refuse_repeats(place: str, keys: list[Any]) -> None:
-    seen: set[Hashable] = set()
+    seen_keys: set[Hashable] = set()
     for key in keys:
         if not isinstance(key, Hashable):  # PyYAML itself refuses it, and says where
             continue
-        if key in seen:
+        if key in seen_keys:
             raise RubricError(f"{place}: the key {_quote(key)} is there twice; remove one")
-        seen.add(key)
+        seen_keys.add(key)
 
 
 # --- from data to rubric ---
 
 
-def _criteria(file: str, data: Any) -> tuple[Criterion, ...]:
+def _parse_criteria(file: str, data: Any) -> tuple[Criterion, ...]:
     if not isinstance(data, list):
         raise RubricError(f"{file}: 'criteria' must be a list of criteria, not {_quote(data)}")
     if not data:
         raise RubricError(f"{file}: 'criteria' is empty; write at least one, with id, title, points and model")
     if len(data) > MAX_CRITERIA:
         raise RubricError(f"{file}: {len(data)} criteria; at most {MAX_CRITERIA} are read: join some")
-    criteria = tuple(_criterion(file, number, item) for number, item in enumerate(data, 1))
-    seen: dict[str, int] = {}
+    criteria = tuple(_parse_criterion(file, number, criterion_data) for number, criterion_data in enumerate(data, 1))
+    first_numbers: dict[str, int] = {}
     for number, criterion in enumerate(criteria, 1):
         # Columns of a spreadsheet that differ only in case are one trap too many.
-        first = seen.setdefault(criterion.id.casefold(), number)
+        first = first_numbers.setdefault(criterion.id.casefold(), number)
         if first != number:
             raise RubricError(f"{file}: criteria {first} and {number} have the id {criterion.id!r}; rename one")
     return criteria
 
 
-def _criterion(file: str, number: int, data: Any) -> Criterion:
+def _parse_criterion(file: str, number: int, data: Any) -> Criterion:
     name = data.get("id") if isinstance(data, dict) else None
     place = f"criterion {number} ({name!r:.42})" if isinstance(name, str) else f"criterion {number}"
     at = f"{file}: {place}"
     fields = _mapping(file, place, data, _CRITERION_KEYS, ("id", "title", "points", "model"))
-    points = _number(at, "points", fields["points"])
-    step = _number(at, "step", fields.get("step", 1))
+    points = _positive_number(at, "points", fields["points"])
+    step = _positive_number(at, "step", fields.get("step", 1))
     _check_grid(at, points, step)
     rulings = _rulings(at, fields.get("rulings", []))
     guidance = _text(at, "guidance", fields.get("guidance", ""), MAX_GUIDANCE)
@@ -335,15 +337,17 @@ def _rulings(at: str, value: Any) -> tuple[str, ...]:
     return tuple(_text(at, "rulings", ruling, MAX_RULING, line=True) for ruling in value)
 
 
-def _mapping(file: str, place: str, data: Any, known: tuple[str, ...], required: tuple[str, ...]) -> Mapping[str, Any]:
+def _mapping(
+    file: str, place: str, data: Any, keys: tuple[str, ...], required_keys: tuple[str, ...]
+) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise RubricError(f"{file}: {place} must be keys and values ({', '.join(known)}), not {_quote(data)}")
+        raise RubricError(f"{file}: {place} must be keys and values ({', '.join(keys)}), not {_quote(data)}")
     for key in data:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"the keys are {', '.join(known)}"
+        if key not in keys:
+            close = difflib.get_close_matches(str(key), keys, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"the keys are {', '.join(keys)}"
             raise RubricError(f"{file}: {place}: unknown key {_quote(key)}; {hint}")
-    for key in required:
+    for key in required_keys:
         if key not in data:
             raise RubricError(f"{file}: {place}: '{key}' is missing; add '{key}: …'")
     return data
@@ -383,7 +387,7 @@ def _role(at: str, value: Any) -> Role:
     raise RubricError(f"{at}: 'model' must be 'code' or 'feedback', not {_quote(value)}")
 
 
-def _number(at: str, key: str, value: Any) -> Decimal:
+def _positive_number(at: str, key: str, value: Any) -> Decimal:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise RubricError(f"{at}: '{key}' must be a number, not {_quote(value)}; write it without quotes or unit")
     if not math.isfinite(value) or value <= 0:
@@ -407,7 +411,7 @@ def _check_grid(at: str, points: Decimal, step: Decimal) -> None:
 def _check_total(file: str, total: Any, real: Points) -> None:
     if total is None:
         return
-    if plain(_number(file, "total", total)) != real:
+    if plain(_positive_number(file, "total", total)) != real:
         raise RubricError(f"{file}: 'total' is {_quote(total)}, but the criteria add up to {real}; correct one of them")
 
 

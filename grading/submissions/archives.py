@@ -34,23 +34,23 @@ RATIO_FREE_BYTES = 8 * MIB  # below this a high ratio is harmless: one repetitiv
 _MAX_DIRECTORY_BYTES = 4 * MIB
 _CHUNK = 1 << 16
 _CLUTTER = frozenset({"__macosx", "__pycache__", "thumbs.db", "desktop.ini"})
-_REPLACED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Control characters per character; terminal output kept in a file (ESC) stays far below.
 _BINARY_SHARE = 0.1
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
-_ENCRYPTED = 0x1
+_ENCRYPTED_FLAG = 0x1
 _UTF8_NAME = 0x800
 
 
 class Unreadable(Exception):
     """One file can't be read. The message says why and what to do, and never holds the file's name.
 
-    `read` counts the bytes that were read before that was known.
+    `bytes_read` counts the bytes that were read before that was known.
     """
 
-    def __init__(self, why: str, read: int = 0) -> None:
-        super().__init__(why)
-        self.read = read
+    def __init__(self, reason: str, bytes_read: int = 0) -> None:
+        super().__init__(reason)
+        self.bytes_read = bytes_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,17 @@ class ArchiveEntry:
     """A file, or an empty folder, of a class's submissions."""
 
     path: str  # "/"-separated, relative to the folder or the zip; always encodes to UTF-8
-    read: Callable[[], bytes]  # at most MAX_FILE_BYTES; raises Unreadable
+    load: Callable[[], bytes]  # at most MAX_FILE_BYTES; raises Unreadable
     problem: str = ""  # known before reading
     is_folder: bool = False
 
 
 def replace_controls(text: str) -> str:
     """`text` with lone surrogates and control characters (not newline and tab) as U+FFFD: it encodes to UTF-8."""
-    return _REPLACED.sub("\ufffd", text)
+    return _UNSAFE_CHARACTERS.sub("\ufffd", text)
 
 
-def shown(path: Path) -> str:
+def printable_path(path: Path) -> str:
     """A path as an error message can print it."""
     return replace_controls(str(path))
 
@@ -82,12 +82,12 @@ def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
     Raises SubmissionError if there is no such path, or the zip is none, has too many members, or expands to too much.
     """
     if os.path.isdir(path):  # pathlib's twin raises where this says no
-        yield _unpacked(_folder_entries(path))
+        yield _unpack_zips(_folder_entries(path))
     elif not os.path.isfile(path):
-        raise SubmissionError(f"{shown(path)}: there is no such file or folder")
+        raise SubmissionError(f"{printable_path(path)}: there is no such file or folder")
     elif path.suffix.lower() == ".zip":
         with _open_zip(path) as archive:
-            yield _unpacked(_zip_entries(path, archive))
+            yield _unpack_zips(_zip_entries(path, archive))
     else:
         yield [ArchiveEntry(replace_controls(path.name), partial(read_file, path))]
 
@@ -107,8 +107,8 @@ def read_file(path: Path) -> bytes:
 
 
 def _too_large() -> Unreadable:
-    why = f"it is larger than {MAX_FILE_BYTES // MIB} MiB; remove large outputs and hand it in again"
-    return Unreadable(why, MAX_FILE_BYTES)
+    reason = f"it is larger than {MAX_FILE_BYTES // MIB} MiB; remove large outputs and hand it in again"
+    return Unreadable(reason, MAX_FILE_BYTES)
 
 
 def too_many_files() -> str:
@@ -123,11 +123,11 @@ def _is_clutter(path: str) -> bool:
 def decode_text(data: bytes) -> tuple[str, str]:
     """The text of a file, and a note if its encoding had to be guessed. Raises Unreadable if it is no text."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return _checked(data.decode("utf-16", "replace")), ""
+        return _check_text(data.decode("utf-16", "replace")), ""
     try:
-        return _checked(data.decode("utf-8-sig")), ""
+        return _check_text(data.decode("utf-8-sig")), ""
     except UnicodeDecodeError:
-        return _checked(_from_windows(data)), "its encoding is not UTF-8; it was read as Windows-1252"
+        return _check_text(_from_windows(data)), "its encoding is not UTF-8; it was read as Windows-1252"
 
 
 def _from_windows(data: bytes) -> str:
@@ -137,7 +137,7 @@ def _from_windows(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-def _checked(text: str) -> str:
+def _check_text(text: str) -> str:
     if "\0" in text:
         raise Unreadable("it holds NUL bytes, so it is no text file")
     if text.count("\ufffd") + len(_CONTROLS.findall(text)) > _BINARY_SHARE * len(text):
@@ -149,28 +149,28 @@ def _checked(text: str) -> str:
 
 
 def _folder_entries(root: Path) -> Iterator[ArchiveEntry]:
-    for item in _listing(root, root):
-        if _is_real_folder(item):
-            yield from _subfolder_entries(item, root)
+    for path in _listing(root, root):
+        if _is_real_folder(path):
+            yield from _subfolder_entries(path, root)
         else:
-            yield _file_entry(item, root)
+            yield _file_entry(path, root)
 
 
 def _subfolder_entries(folder: Path, root: Path) -> list[ArchiveEntry]:
     """Every file below `folder`, or one entry that stands for the folder if there is none or too many."""
     name = replace_controls(folder.name)
-    found: list[ArchiveEntry] = []
-    waiting = [folder]  # a stack of our own: folders can be nested deeper than Python's
-    while waiting:
+    entries: list[ArchiveEntry] = []
+    folder_stack = [folder]  # a stack of our own: folders can be nested deeper than Python's
+    while folder_stack:
         try:
-            items = _listing(waiting.pop(), root)
+            paths = _listing(folder_stack.pop(), root)
         except SubmissionError as error:
             return [ArchiveEntry(name, lambda: b"", str(error), is_folder=True)]
-        waiting += [item for item in items if _is_real_folder(item)]
-        found += [_file_entry(item, root) for item in items if not _is_real_folder(item)]
-        if len(found) + len(waiting) > MAX_MEMBERS:
+        folder_stack += [path for path in paths if _is_real_folder(path)]
+        entries += [_file_entry(path, root) for path in paths if not _is_real_folder(path)]
+        if len(entries) + len(folder_stack) > MAX_MEMBERS:
             return [ArchiveEntry(name, lambda: b"", too_many_files(), is_folder=True)]
-    return found or [ArchiveEntry(name, lambda: b"", is_folder=True)]
+    return entries or [ArchiveEntry(name, lambda: b"", is_folder=True)]
 
 
 def _is_real_folder(path: Path) -> bool:
@@ -179,10 +179,10 @@ def _is_real_folder(path: Path) -> bool:
 
 def _listing(folder: Path, root: Path) -> list[Path]:
     try:
-        return sorted(item for item in folder.iterdir() if not _is_clutter(item.name))
+        return sorted(path for path in folder.iterdir() if not _is_clutter(path.name))
     except OSError as error:
-        what = shown(folder) if folder == root else "the folder"
-        raise SubmissionError(f"{what} can't be opened: {error.strerror or type(error).__name__}") from None
+        subject = printable_path(folder) if folder == root else "the folder"
+        raise SubmissionError(f"{subject} can't be opened: {error.strerror or type(error).__name__}") from None
 
 
 def _file_entry(path: Path, root: Path) -> ArchiveEntry:
@@ -207,8 +207,8 @@ class _BoundedReader(io.BufferedReader):
     """zipfile reads the central directory in one call, of a size that the file itself names."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        wanted = _MAX_DIRECTORY_BYTES + 1 if size is None or size < 0 else size
-        data = super().read(min(wanted, _MAX_DIRECTORY_BYTES + 1))
+        byte_count = _MAX_DIRECTORY_BYTES + 1 if size is None or size < 0 else size
+        data = super().read(min(byte_count, _MAX_DIRECTORY_BYTES + 1))
         if len(data) > _MAX_DIRECTORY_BYTES:
             raise zipfile.BadZipFile("its directory is too large")
         return data
@@ -219,13 +219,14 @@ class _Meter:
     """Bytes uncompressed so far, of all members of one zip."""
 
     path: Path
-    used: int = 0
+    byte_count: int = 0
 
     def add(self, size: int) -> None:
-        self.used += size
-        if self.used > MAX_ZIP_BYTES:
+        self.byte_count += size
+        if self.byte_count > MAX_ZIP_BYTES:
             raise SubmissionError(
-                f"{shown(self.path)} expands to more than {MAX_ZIP_BYTES // MIB} MiB; unpack it and name the folder"
+                f"{printable_path(self.path)} expands to more than {MAX_ZIP_BYTES // MIB} MiB; "
+                "unpack it and name the folder"
             )
 
 
@@ -234,42 +235,44 @@ def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         file = _BoundedReader(io.FileIO(path))
     except OSError as error:
-        raise SubmissionError(f"{shown(path)} can't be opened: {error.strerror}") from None
+        raise SubmissionError(f"{printable_path(path)} can't be opened: {error.strerror}") from None
     with file:
         try:
-            archive = _parsed(file)
+            archive = _parse_zip(file)
         except Unreadable as error:
-            raise SubmissionError(f"{shown(path)} is not a zip that can be read: {error}") from None
+            raise SubmissionError(f"{printable_path(path)} is not a zip that can be read: {error}") from None
         with archive:
             yield archive
 
 
-def _parsed(file: IO[bytes]) -> zipfile.ZipFile:
+def _parse_zip(file: IO[bytes]) -> zipfile.ZipFile:
     """Raises Unreadable, saying why the zip is damaged; other errors than zipfile's own would quote its bytes."""
     try:
         return zipfile.ZipFile(file)
     except Exception as error:  # noqa: BLE001  a damaged directory raises a dozen kinds
-        why = replace_controls(str(error)) if type(error) is zipfile.BadZipFile else type(error).__name__
-        raise Unreadable(why) from None
+        reason = replace_controls(str(error)) if type(error) is zipfile.BadZipFile else type(error).__name__
+        raise Unreadable(reason) from None
 
 
 def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
     infos = archive.infolist()
     if len(infos) > MAX_ZIP_MEMBERS:
-        raise SubmissionError(f"{shown(path)} holds {len(infos):,} files; at most {MAX_ZIP_MEMBERS:,} are read")
+        raise SubmissionError(
+            f"{printable_path(path)} holds {len(infos):,} files; at most {MAX_ZIP_MEMBERS:,} are read"
+        )
     meter = _Meter(path)
     entries = [_zip_entry(info, partial(_read_member, archive, info, meter)) for info in infos]
     return [entry for entry in entries if not _is_clutter(entry.path)]
 
 
-def _unpacked(entries: Iterable[ArchiveEntry]) -> list[ArchiveEntry]:
+def _unpack_zips(entries: Iterable[ArchiveEntry]) -> list[ArchiveEntry]:
     """With the members of students' zips in the place of these. What lies in a zip in such a zip is not read."""
     zips = _StudentsZips()
-    found: list[ArchiveEntry] = []
+    unpacked_entries: list[ArchiveEntry] = []
     for entry in entries:
-        whole = entry.problem or entry.is_folder or PurePosixPath(entry.path).suffix.lower() != ".zip"
-        found += [entry] if whole else zips.members(entry)
-    return found
+        is_whole = entry.problem or entry.is_folder or PurePosixPath(entry.path).suffix.lower() != ".zip"
+        unpacked_entries += [entry] if is_whole else zips.members(entry)
+    return unpacked_entries
 
 
 class _StudentsZips:
@@ -290,13 +293,15 @@ class _StudentsZips:
         if len(infos) > MAX_MEMBERS:
             return [ArchiveEntry(outer.path, lambda: b"", too_many_files(), is_folder=True)]
         entries = [_zip_entry(info, partial(self._read, outer, info)) for info in infos]
-        found = [replace(one, path=f"{outer.path}/{one.path}") for one in entries if not _is_clutter(one.path)]
-        return found or [ArchiveEntry(outer.path, lambda: b"", is_folder=True)]
+        inner_entries = [
+            replace(entry, path=f"{outer.path}/{entry.path}") for entry in entries if not _is_clutter(entry.path)
+        ]
+        return inner_entries or [ArchiveEntry(outer.path, lambda: b"", is_folder=True)]
 
     def _open(self, outer: ArchiveEntry) -> zipfile.ZipFile:
         if self._archive is None or self._outer is not outer:
             self._archive = None  # before the next one is read
-            self._archive = _parsed(_BoundedReader(io.BytesIO(outer.read())))
+            self._archive = _parse_zip(_BoundedReader(io.BytesIO(outer.load())))
             self._outer = outer
         return self._archive
 
@@ -304,7 +309,7 @@ class _StudentsZips:
         return _read_member(self._open(outer), info, _Meter(Path(outer.path)))
 
 
-def _zip_entry(info: zipfile.ZipInfo, read: Callable[[], bytes]) -> ArchiveEntry:
+def _zip_entry(info: zipfile.ZipInfo, load: Callable[[], bytes]) -> ArchiveEntry:
     name = _member_name(info)
     if _is_path_trick(name):
         flat = replace_controls(re.sub(r"[/\\:\n\t]+", "_", name)).strip("._ ") or "unnamed"
@@ -312,7 +317,7 @@ def _zip_entry(info: zipfile.ZipInfo, read: Callable[[], bytes]) -> ArchiveEntry
     path = replace_controls(name.rstrip("/"))
     if name.endswith("/"):
         return ArchiveEntry(path, lambda: b"", is_folder=True)
-    return ArchiveEntry(path, read, _member_problem(info))
+    return ArchiveEntry(path, load, _member_problem(info))
 
 
 def _member_name(info: zipfile.ZipInfo) -> str:
@@ -328,13 +333,13 @@ def _member_name(info: zipfile.ZipInfo) -> str:
 
 def _is_path_trick(name: str) -> bool:
     parts = name.removesuffix("/").split("/")
-    if "\\" in name or re.match(r"[A-Za-z]:", name) or _REPLACED.search(name) or "\n" in name or "\t" in name:
+    if "\\" in name or re.match(r"[A-Za-z]:", name) or _UNSAFE_CHARACTERS.search(name) or "\n" in name or "\t" in name:
         return True
     return any(part in ("", ".", "..") for part in parts)  # "" also finds absolute paths
 
 
 def _member_problem(info: zipfile.ZipInfo) -> str:
-    if info.flag_bits & _ENCRYPTED:
+    if info.flag_bits & _ENCRYPTED_FLAG:
         return "it is encrypted; hand it in without a password"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a link, not a file"
@@ -345,27 +350,29 @@ def _member_problem(info: zipfile.ZipInfo) -> str:
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, meter: _Meter) -> bytes:
-    before = meter.used
+    bytes_before = meter.byte_count
     try:
         with archive.open(info) as file:
             data = io.BytesIO()  # joining pieces would hold all of it twice
-            data.writelines(_metered(iter(partial(file.read, _CHUNK), b""), info.compress_size, meter))
+            data.writelines(_meter_chunks(iter(partial(file.read, _CHUNK), b""), info.compress_size, meter))
             return data.getvalue()
     except (Unreadable, SubmissionError):
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError):
-        raise Unreadable("it is damaged in the zip", meter.used - before) from None
+        raise Unreadable("it is damaged in the zip", meter.byte_count - bytes_before) from None
     except Exception as error:  # noqa: BLE001  a damaged member raises a dozen kinds
-        raise Unreadable(f"it can't be read from the zip ({type(error).__name__})", meter.used - before) from None
+        raise Unreadable(
+            f"it can't be read from the zip ({type(error).__name__})", meter.byte_count - bytes_before
+        ) from None
 
 
-def _metered(chunks: Iterator[bytes], compressed: int, meter: _Meter) -> Iterator[bytes]:
+def _meter_chunks(chunks: Iterator[bytes], compressed_size: int, meter: _Meter) -> Iterator[bytes]:
     size = 0
     for chunk in chunks:
         size += len(chunk)
         meter.add(len(chunk))
         if size > MAX_FILE_BYTES:
             raise _too_large()
-        if size > RATIO_FREE_BYTES and size > MAX_RATIO * compressed:
+        if size > RATIO_FREE_BYTES and size > MAX_RATIO * compressed_size:
             raise Unreadable(f"it expands more than {MAX_RATIO}-fold, as a zip bomb does, so it is not read", size)
         yield chunk

@@ -45,61 +45,61 @@ class Figures:
 
 def figures_of(path: Path, name: str) -> Figures:
     """Those of the submission that `read_submissions(path)` calls by this name; none if it can't be read any more."""
-    found: list[Figure] = []
+    figures: list[Figure] = []
     count = 0
     with suppress(SubmissionError):
-        for before, data in notebooks_of(path, name):
+        for prefix, data in notebooks_of(path, name):
             with suppress(Unreadable):
-                for where, said in _of_notebook(data):
+                for location, content in _notebook_pictures(data):
                     count += 1
-                    place = place_of(f"{before}{where}")
-                    if place and len(found) < MAX_FIGURES:
-                        found.append(Figure(place, _decoded(said)))
-    return Figures(tuple(found), count)
+                    place = place_of(f"{prefix}{location}")
+                    if place and len(figures) < MAX_FIGURES:
+                        figures.append(Figure(place, _decode_picture(content)))
+    return Figures(tuple(figures), count)
 
 
-def place_of(where: str) -> Place | None:
-    """`Part.where` as numbers, which sort; None where it names no cell."""
-    found = _PLACE.fullmatch(where)
-    if not found:
+def place_of(location: str) -> Place | None:
+    """`SubmissionPart.location` as numbers, which sort; None where it names no cell."""
+    match = _PLACE.fullmatch(location)
+    if not match:
         return None
-    file, cell, output = found.groups()
-    return int(file or 0), int(cell), int(output or "output" in where)
+    file, cell, output = match.groups()
+    return int(file or 0), int(cell), int(output or "output" in location)
 
 
 @dataclass(slots=True)
-class _Taken:
+class _PictureStash:
     """Base64 that is kept out of the way of the JSON parser, which would hold it as text once more."""
 
     pieces: list[bytes] = field(default_factory=list)
 
-    def take(self, piece: bytes) -> bytes:
+    def set_aside(self, piece: bytes) -> bytes:
         self.pieces.append(piece if len(self.pieces) < 4 * MAX_FIGURES else b"")
         return b"taken %d" % (len(self.pieces) - 1)
 
-    def back(self, said: Any) -> bytes:
+    def restore(self, content: Any) -> bytes:
         """What stands in a notebook in place of a picture: taken, or lines of base64."""
-        found = _TOKEN.fullmatch(said) if isinstance(said, str) else None
-        if found:
-            number = int(found[1])
+        match = _TOKEN.fullmatch(content) if isinstance(content, str) else None
+        if match:
+            number = int(match[1])
             return self.pieces[number] if number < len(self.pieces) else b""
-        lines = said if isinstance(said, list) else [said]
+        lines = content if isinstance(content, list) else [content]
         return "".join(line for line in lines if isinstance(line, str)).encode("ascii", "ignore")
 
 
-def _of_notebook(data: bytes) -> Iterator[tuple[str, bytes]]:
+def _notebook_pictures(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Where each picture stands, and its base64. Raises Unreadable."""
-    taken = _Taken()
-    slim = slim_notebook(data, taken.take)
-    for where, said in pictures_in(decode_text(slim)[0]):
-        yield where, taken.back(said)
+    stash = _PictureStash()
+    slim = slim_notebook(data, stash.set_aside)
+    for location, content in pictures_in(decode_text(slim)[0]):
+        yield location, stash.restore(content)
 
 
-def _decoded(text: bytes) -> bytes:
+def _decode_picture(text: bytes) -> bytes:
     if len(text) > 2 * MAX_FIGURE_BYTES:
         return b""
     try:
-        made = base64.b64decode(text.replace(rb"\n", b"").replace(rb"\r", b""))
+        picture = base64.b64decode(text.replace(rb"\n", b"").replace(rb"\r", b""))
     except (binascii.Error, ValueError):
         return b""
-    return made if len(made) <= MAX_FIGURE_BYTES else b""
+    return picture if len(picture) <= MAX_FIGURE_BYTES else b""

@@ -22,14 +22,14 @@ class FileGroup:
     name: str
     is_folder: bool = False
     entries: list[ArchiveEntry] = field(default_factory=list)
-    joined: int = 0  # files beside the first that other attachments brought
-    superseded: list[str] = field(default_factory=list)
+    extra_files: int = 0  # files beside the first that other attachments brought
+    superseded_names: list[str] = field(default_factory=list)
 
-    def matches(self, wanted: str) -> bool:
-        """Whether a person who writes `wanted` means this one."""
+    def matches(self, query: str) -> bool:
+        """Whether a person who writes `query` means this one."""
         name = PurePosixPath(self.name).name
         names = (self.name, name, name if self.is_folder else PurePosixPath(name).stem)
-        return wanted in names or wanted == student_id(name)
+        return query in names or query == student_id(name)
 
     def check(self) -> None:
         """Raises Unreadable if there are too many files, or two that can't be told apart."""
@@ -45,25 +45,29 @@ def resolve(groups: Iterable[FileGroup]) -> list[FileGroup]:
     by_student: dict[str, list[FileGroup]] = {}
     for group in groups:
         by_student.setdefault(same_student(group.name), []).append(group)
-    return sorted((_one(of_one) for of_one in by_student.values()), key=lambda group: group.name)
+    return sorted(
+        (_merge_groups(student_groups) for student_groups in by_student.values()), key=lambda group: group.name
+    )
 
 
-def _one(of_one: list[FileGroup]) -> FileGroup:
+def _merge_groups(student_groups: list[FileGroup]) -> FileGroup:
     """What counts of one student's work."""
     latest: dict[str, FileGroup] = {}
-    before: list[str] = []
-    for group in sorted(of_one, key=lambda group: age(group.name)):
+    earlier_names: list[str] = []
+    for group in sorted(student_groups, key=lambda group: age(group.name)):
         kind = _kind(group)
         if kind in latest:
-            before.append(latest[kind].name)
+            earlier_names.append(latest[kind].name)
         latest[kind] = group
-    counted = list(latest.values())
-    if len(counted) == 1:
-        counted[0].superseded = before
-        return counted[0]
-    entries = [entry for group in counted for entry in group.entries]
-    newest = max(counted, key=lambda group: age(group.name))
-    return FileGroup(newest.name, is_folder=True, entries=entries, joined=len(counted) - 1, superseded=before)
+    latest_groups = list(latest.values())
+    if len(latest_groups) == 1:
+        latest_groups[0].superseded_names = earlier_names
+        return latest_groups[0]
+    entries = [entry for group in latest_groups for entry in group.entries]
+    newest = max(latest_groups, key=lambda group: age(group.name))
+    return FileGroup(
+        newest.name, is_folder=True, entries=entries, extra_files=len(latest_groups) - 1, superseded_names=earlier_names
+    )
 
 
 def _kind(group: FileGroup) -> str:

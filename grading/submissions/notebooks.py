@@ -22,23 +22,23 @@ PartKind = Literal["code", "text", "output"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a submission. `where` is for people ("cell 3") and never holds a file's name."""
+class SubmissionPart:
+    """A piece of a submission. `location` is for people ("cell 3") and never holds a file's name."""
 
     kind: PartKind
     text: str
-    where: str
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """What one file holds."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SubmissionPart, ...]
     language: str = ""
     images_left_out: int = 0
     notes: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()  # of the notes those on files that could not be read although their kind can
+    unreadable_notes: tuple[str, ...] = ()  # of the notes those on files that could not be read although their kind can
 
 
 # Fixed names, because what a notebook says of its kernel is the student's text.
@@ -90,13 +90,13 @@ _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
 _STRING = re.compile(b'"' + _IN_STRING)
 _LEFT_OUT = b'"[a very long text is left out here]"'
-_DRAWN = frozenset({"img", "svg", "canvas"})
-_SKIPPED = frozenset({"script", "style", "svg", "head", "title"})
+_PICTURE_TAGS = frozenset({"img", "svg", "canvas"})
+_SKIPPED_TAGS = frozenset({"script", "style", "svg", "head", "title"})
 
 
 def read_notebook(text: str) -> Document:
     """The parts of a notebook. Raises Unreadable if it is not valid JSON, or JSON that is no notebook."""
-    notebook = _load(text)
+    notebook = _load_json(text)
     reader = _NotebookReader()
     for number, cell in enumerate(_cells(notebook), 1):
         reader.read_cell(number, cell)
@@ -104,34 +104,36 @@ def read_notebook(text: str) -> Document:
 
 
 def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
-    """Where each PNG and JPEG of a notebook stands, as `Part.where` says it, and what stands there: base64, unchecked.
+    """The location of each PNG and JPEG of a notebook, as a part has it, and what stands there: base64, unchecked.
 
     Raises Unreadable, as `read_notebook`.
     """
-    for number, cell in enumerate(_cells(_load(text)), 1):
-        where = f"cell {number}"
-        outputs = _merged(_list(_dict(cell).get("outputs")))
-        attached = [(where, _dict(files)) for files in _dict(_dict(cell).get("attachments")).values()]
-        shown = [(_of_output(where, index, outputs), _dict(one.get("data"))) for index, one in enumerate(outputs, 1)]
-        for place, forms in (*attached, *shown):  # several forms of one output are one picture
+    for number, cell in enumerate(_cells(_load_json(text)), 1):
+        location = f"cell {number}"
+        outputs = _merge_streams(_list(_dict(cell).get("outputs")))
+        attachment_forms = [(location, _dict(files)) for files in _dict(_dict(cell).get("attachments")).values()]
+        output_forms = [
+            (_of_output(location, index, outputs), _dict(output.get("data"))) for index, output in enumerate(outputs, 1)
+        ]
+        for place, forms in (*attachment_forms, *output_forms):  # several forms of one output are one picture
             if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
                 yield place, forms[kind]
 
 
-def slim_notebook(data: bytes, instead: Callable[[bytes], bytes] = lambda _: b"") -> bytes:
-    """The file with something else `instead` of each picture's base64, of which this is told.
+def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambda _: b"") -> bytes:
+    """The file with `placeholder_for(base64)` instead of each picture's base64.
 
     Raises Unreadable if what is left would take seconds and gigabytes to read.
     """
-    data = _PICTURE.sub(lambda found: found[1] + instead(found[0][len(found[1]) : -1]) + b'"', data)
+    data = _PICTURE.sub(lambda match: match[1] + placeholder_for(match[0][len(match[1]) : -1]) + b'"', data)
     too_many = Unreadable("it holds too many values for a notebook; clear its outputs and hand it in again")
     if data.count(b'"') > 2 * _MAX_STRINGS:
         raise too_many
     if len(data) > _MAX_BYTES:  # charts bring a library of megabytes along, as one string
-        data = _STRING.sub(lambda found: found[0] if len(found[0]) < MIB else _LEFT_OUT, data)
+        data = _STRING.sub(lambda match: match[0] if len(match[0]) < MIB else _LEFT_OUT, data)
     if len(data) > _MAX_BYTES:
-        why = f"without pictures it is larger than {_MAX_BYTES // MIB} MiB; clear its outputs and hand it in again"
-        raise Unreadable(why)
+        reason = f"without pictures it is larger than {_MAX_BYTES // MIB} MiB; clear its outputs and hand it in again"
+        raise Unreadable(reason)
     bare = _STRING.sub(b"", data)
     if bare.count(b",") > _MAX_VALUES or bare.count(b"[") + bare.count(b"{") > _MAX_NESTS:
         raise too_many
@@ -160,20 +162,20 @@ def _long_marks() -> re.Pattern[str]:
 
 def water_level(sizes: Sequence[int], budget: int) -> int:
     """The largest share such that the sum of min(size, share) is within the budget."""
-    left = budget
+    remaining_budget = budget
     for index, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - index)
+        share = remaining_budget // (len(sizes) - index)
         if size > share:
             return share
-        left -= size
+        remaining_budget -= size
     return max(sizes, default=0)
 
 
-def shortened(text: str, most: int) -> str:
-    """Beginning and end of a text of more than `most` characters, around a line that says so."""
-    if len(text) <= most:
+def shorten(text: str, max_chars: int) -> str:
+    """Beginning and end of a text of more than `max_chars` characters, around a line that says so."""
+    if len(text) <= max_chars:
         return text
-    head, tail = most * 3 // 5, len(text) - most * 2 // 5
+    head, tail = max_chars * 3 // 5, len(text) - max_chars * 2 // 5
     return f"{text[:head]}\n[… {tail - head:,} characters left out here …]\n{text[tail:]}"
 
 
@@ -196,7 +198,7 @@ def without_header(text: str) -> str:
     return text
 
 
-def _load(text: str) -> dict[str, Any]:
+def _load_json(text: str) -> dict[str, Any]:
     try:
         notebook = json.loads(text, strict=False)
     except (RecursionError, MemoryError):
@@ -244,14 +246,14 @@ def _output_from_v3(output: Any) -> Any:
 class _NotebookReader:
     """Collects parts and counts over one notebook."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[SubmissionPart] = field(default_factory=list)
     images: int = 0
     never_run: int = 0
-    failed: int = 0
-    unknown: int = 0
+    failed_cells: int = 0
+    unknown_cells: int = 0
     language: str = ""  # of the first code cell that names one (nbformat 3)
     markup: int = _MAX_MARKUP  # characters of HTML that may still be read
-    scanned: Counter[PartKind] = field(default_factory=Counter)
+    scanned_chars: Counter[PartKind] = field(default_factory=Counter)
 
     def document(self, notebook: Mapping[str, Any]) -> Document:
         metadata = _dict(notebook.get("metadata"))
@@ -260,76 +262,76 @@ class _NotebookReader:
         language = next(filter(None, map(language_name, names)), "")
         notes = [
             "kernel missing" if not any(names) else "" if language else "kernel's language not known",
-            _counted(self.never_run, "code cell was", "code cells were", "never run"),
-            _counted(self.failed, "code cell", "code cells", "ended in an error"),
-            _counted(self.unknown, "cell", "cells", "of no known kind left out"),
+            _count_note(self.never_run, "code cell was", "code cells were", "never run"),
+            _count_note(self.failed_cells, "code cell", "code cells", "ended in an error"),
+            _count_note(self.unknown_cells, "cell", "cells", "of no known kind left out"),
         ]
         return Document(tuple(self.parts), language, self.images, tuple(filter(None, notes)))
 
     def read_cell(self, number: int, cell: Any) -> None:
-        where = f"cell {number}"
+        location = f"cell {number}"
         kind = _dict(cell).get("cell_type")
         if kind == "code":
-            self._code(where, cell)
+            self._code(location, cell)
         elif kind in ("markdown", "raw"):
-            source = _joined(cell.get("source"))
-            self._add("text", without_header(source) if number == 1 else source, where)
+            source = _join_lines(cell.get("source"))
+            self._add("text", without_header(source) if number == 1 else source, location)
             self.images += len(_dict(cell.get("attachments")))
         else:
-            self.unknown += 1
+            self.unknown_cells += 1
 
-    def _code(self, where: str, cell: Mapping[str, Any]) -> None:
-        source, outputs = _joined(cell.get("source")), _merged(_list(cell.get("outputs")))
+    def _code(self, location: str, cell: Mapping[str, Any]) -> None:
+        source, outputs = _join_lines(cell.get("source")), _merge_streams(_list(cell.get("outputs")))
         self.language = self.language or language_name(cell.get("language"))
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
-        self.failed += any(output.get("output_type") == "error" for output in outputs)
-        self._add("code", source, where)
+        self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
+        self._add("code", source, location)
         for index, output in enumerate(outputs, 1):
-            self._add("output", self._output(output), _of_output(where, index, outputs))
+            self._add("output", self._output(output), _of_output(location, index, outputs))
 
     def _output(self, output: Mapping[str, Any]) -> str:
         kind = output.get("output_type")
         if kind == "stream":
-            return _joined(output.get("text"))
+            return _join_lines(output.get("text"))
         if kind == "error":
             trace = "\n".join(line for line in _list(output.get("traceback")) if isinstance(line, str))
-            return trace or f"{_joined(output.get('ename'))}: {_joined(output.get('evalue'))}"
+            return trace or f"{_join_lines(output.get('ename'))}: {_join_lines(output.get('evalue'))}"
         return self._data(_dict(output.get("data")))
 
     def _data(self, data: Mapping[str, Any]) -> str:
         """The text of one result that comes in several forms. A plot in three formats is one picture."""
         if any(mime.startswith(_WIDGET) for mime in data):
             return ""
-        plain, markup = _joined(data.get("text/plain")), _joined(data.get("text/html"))
+        plain, markup = _join_lines(data.get("text/plain")), _join_lines(data.get("text/html"))
         markup, self.markup = markup[: self.markup], max(0, self.markup - len(markup))
-        reduced, images = html_to_text(markup)
+        html_text, images = html_to_text(markup)
         self.images += any(mime.startswith(_PICTURES) for mime in data) or images
-        if plain.strip() and not (reduced and _OBJECT.fullmatch(plain.strip())):
+        if plain.strip() and not (html_text and _OBJECT.fullmatch(plain.strip())):
             return plain
-        return reduced or _joined(data.get("text/markdown")) or _joined(data.get("text/latex"))
+        return html_text or _join_lines(data.get("text/markdown")) or _join_lines(data.get("text/latex"))
 
-    def _add(self, kind: PartKind, text: str, where: str) -> None:
-        room = min(_MAX_PART, _MAX_SCANNED - self.scanned[kind])
-        self.scanned[kind] += min(len(text), room)
-        text = shortened(text, room)
+    def _add(self, kind: PartKind, text: str, location: str) -> None:
+        space = min(_MAX_PART, _MAX_SCANNED - self.scanned_chars[kind])
+        self.scanned_chars[kind] += min(len(text), space)
+        text = shorten(text, space)
         text, images = clean_output(text) if kind == "output" else clean_source(text)
         self.images += images
         if text.strip():
-            self.parts.append(Part(kind, text.strip("\n"), where))
+            self.parts.append(SubmissionPart(kind, text.strip("\n"), location))
 
 
-def _of_output(where: str, index: int, outputs: Sequence[Any]) -> str:
-    return f"{where}, output" if len(outputs) == 1 else f"{where}, output {index}"
+def _of_output(location: str, index: int, outputs: Sequence[Any]) -> str:
+    return f"{location}, output" if len(outputs) == 1 else f"{location}, output {index}"
 
 
-def _merged(outputs: list[Any]) -> list[dict[str, Any]]:
+def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
     """Outputs with neighbouring pieces of one stream joined: kernels send a line or less at a time."""
     result: list[dict[str, Any]] = []
     pieces: list[str] = []
     for output in outputs:
         if not isinstance(output, dict):
             continue
-        text = _joined(output.get("text")) if output.get("output_type") == "stream" else None
+        text = _join_lines(output.get("text")) if output.get("output_type") == "stream" else None
         if text is not None and result and _same_stream(result[-1], output):
             pieces.append(text)
             result[-1]["text"] = pieces
@@ -339,11 +341,11 @@ def _merged(outputs: list[Any]) -> list[dict[str, Any]]:
     return result
 
 
-def _same_stream(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("output_type", "name", "stream"))
+def _same_stream(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    return all(first.get(key) == second.get(key) for key in ("output_type", "name", "stream"))
 
 
-def _joined(value: Any) -> str:
+def _join_lines(value: Any) -> str:
     """nbformat's multi-line string: one string, or a list of them."""
     if isinstance(value, str):
         return value
@@ -358,8 +360,8 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _counted(number: int, one: str, many: str, what: str) -> str:
-    return f"{number} {one if number == 1 else many} {what}" if number else ""
+def _count_note(number: int, singular: str, plural: str, predicate: str) -> str:
+    return f"{number} {singular if number == 1 else plural} {predicate}" if number else ""
 
 
 def html_to_text(markup: str) -> tuple[str, int]:
@@ -369,31 +371,31 @@ def html_to_text(markup: str) -> tuple[str, int]:
     """
     pieces: list[str] = []
     images = cursor = 0
-    while found := _TAG.search(markup, cursor):
-        name = (found[1] or "").lower()
-        closing = found[0].startswith("</")
-        images += name in _DRAWN and not closing
-        pieces += [_SPACE.sub(" ", markup[cursor : found.start()]), _instead(name, closing)]
-        cursor = _after(markup, found.start(), "" if closing else name)
+    while match := _TAG.search(markup, cursor):
+        name = (match[1] or "").lower()
+        is_closing = match[0].startswith("</")
+        images += name in _PICTURE_TAGS and not is_closing
+        pieces += [_SPACE.sub(" ", markup[cursor : match.start()]), _tag_text(name, is_closing)]
+        cursor = _markup_end(markup, match.start(), "" if is_closing else name)
     pieces.append(_SPACE.sub(" ", markup[cursor:]))
     text = html.unescape(_LONG_REFERENCE.sub("\ufffd", "".join(pieces)))
     lines = (" ".join(line.split()).strip(" |") for line in text.split("\n"))
     return "\n".join(line for line in lines if line), images
 
 
-def _instead(name: str, closing: bool) -> str:
+def _tag_text(name: str, is_closing: bool) -> str:
     if _BREAK.fullmatch(name):
         return "\n"
-    return " | " if name in ("td", "th") and closing else ""
+    return " | " if name in ("td", "th") and is_closing else ""
 
 
-def _after(markup: str, start: int, name: str) -> int:
+def _markup_end(markup: str, start: int, name: str) -> int:
     """Where the markup that begins at `start` ends. Markup that never ends takes the rest with it."""
     if markup.startswith("<!--", start):
         end = markup.find("-->", start + 4)
         return end + 3 if end >= 0 else len(markup)
-    if name in _SKIPPED:
-        found = re.compile(f"</{name}", re.IGNORECASE).search(markup, start)
-        start = found.start() if found else len(markup)
+    if name in _SKIPPED_TAGS:
+        match = re.compile(f"</{name}", re.IGNORECASE).search(markup, start)
+        start = match.start() if match else len(markup)
     end = markup.find(">", start)
     return end + 1 if end >= 0 else len(markup)

@@ -22,20 +22,20 @@ from grading.submissions.archives import (
     Unreadable,
     decode_text,
     open_entries,
+    printable_path,
     replace_controls,
-    shown,
 )
 from grading.submissions.handed_in import FileGroup, resolve
 from grading.submissions.lms_names import is_late
 from grading.submissions.notebooks import (
     Document,
-    Part,
     PartKind,
+    SubmissionPart,
     clean_source,
     html_to_text,
     language_name,
     read_notebook,
-    shortened,
+    shorten,
     slim_notebook,
     water_level,
     without_header,
@@ -45,11 +45,11 @@ from producers.words import plural
 
 __all__ = [
     "READABLE",
-    "Part",
     "PartKind",
     "Submission",
+    "SubmissionPart",
     "check_apart",
-    "given_in",
+    "inputs_inside",
     "read_document",
     "read_submissions",
 ]
@@ -72,13 +72,14 @@ class Submission:
 
     name: str  # relative to the folder or zip; may hold a student's name: stays with the producer, never in a queue
     language: str  # "R", "Python", "SQL", …; "" if unknown
-    parts: tuple[Part, ...]
+    parts: tuple[SubmissionPart, ...]
     images_left_out: int = 0
     notes: tuple[str, ...] = ()  # what an instructor should know
     problem: str = ""
-    lost: tuple[str, ...] = ()  # of the notes those on files of the work that can't be read
+    unreadable_notes: tuple[str, ...] = ()  # of the notes those on files of the work that can't be read
     only_template: bool = False  # nothing was added to what the students were given
-    superseded: tuple[str, ...] = ()  # names of what the same student handed in before: left out, the latest counts
+    # Of what the same student handed in before: left out, the latest counts.
+    superseded_names: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -86,33 +87,40 @@ class Submission:
         return not self.problem and (self.only_template or all(part.kind == "output" for part in self.parts))
 
 
-def given_in(folder: Path, given: Mapping[str, Path | None]) -> dict[str, str]:
+def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[str, str]:
     """Files in the submissions' folder that are given for something else: what for, by their places there."""
     root = folder.resolve()
     if not os.path.isdir(root):  # one file that is named, or a zip, holds what was meant
         return {}
-    places = ((what, file.parent.resolve() / file.name, file.resolve()) for what, file in given.items() if file)
-    inside = [(place, what) for what, named, real in places for place in (named, real) if root in place.parents]
-    return {place.relative_to(root).as_posix(): what for place, what in inside}
+    places = (
+        (purpose, file.parent.resolve() / file.name, file.resolve()) for purpose, file in input_files.items() if file
+    )
+    inside = [
+        (place, purpose)
+        for purpose, named_path, real_path in places
+        for place in (named_path, real_path)
+        if root in place.parents
+    ]
+    return {place.relative_to(root).as_posix(): purpose for place, purpose in inside}
 
 
 def check_apart(folder: Path, results: Path, option: str = "--out") -> None:
     """Raises SubmissionError if what is written to `results` would be read with the submissions."""
     root, place = folder.resolve(), results.resolve()
     if os.path.isdir(root) and root in (place, *place.parents):
-        where = "is" if place == root else "lies in"
+        relation = "is" if place == root else "lies in"
         raise SubmissionError(
-            f"{shown(results)} {where} the submissions' folder, and the next run would take the results for "
-            f"submissions: name a folder elsewhere with {option}"
+            f"{printable_path(results)} {relation} the submissions' folder, and the next run would take the results "
+            f"for submissions: name a folder elsewhere with {option}"
         )
 
 
 def read_submissions(
     path: Path,
-    only: Collection[str] = (),
+    names: Collection[str] = (),
     limit: int = 0,
     lenient: bool = False,
-    besides: Container[str] = (),
+    excluded_paths: Container[str] = (),
 ) -> list[Submission]:
     """The submissions in a folder or zip, or the one in a file, sorted by name.
 
@@ -121,36 +129,40 @@ def read_submissions(
 
     Args:
         path: a folder, a .zip, or one file.
-        only: file names, names without suffix, or Canvas user ids; () for all.
+        names: file names, names without suffix, or Canvas user ids; () for all.
         limit: at most so many, the first by name; 0 for all.
-        lenient: a name in `only` that matches nothing is no error.
-        besides: places of files in the folder that are no submissions.
+        lenient: a name in `names` that matches nothing is no error.
+        excluded_paths: places of files in the folder that are no submissions.
 
     Raises:
         SubmissionError: nothing there is of a kind that can be read, the zip is damaged or expands to too much, or a
-            name in `only` matches nothing.
+            name in `names` matches nothing.
     """
     if limit < 0:
         raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
-    with open_entries(path) as everything:
-        entries = [entry for entry in everything if entry.path not in besides]
-        groups = resolve(_grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+    with open_entries(path) as all_entries:
+        entries = [entry for entry in all_entries if entry.path not in excluded_paths]
+        groups = resolve(_group_entries(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
         if not any(_readable(group) for group in groups):
             kinds = ", ".join(_READERS)
-            raise SubmissionError(f"{shown(path)} holds no submission that can be read; these kinds are: {kinds}")
-        chosen = _chosen(groups, only, path, lenient)
-        return [_noted(group, _read(group)) for group in (chosen[:limit] if limit else chosen)]
+            raise SubmissionError(
+                f"{printable_path(path)} holds no submission that can be read; these kinds are: {kinds}"
+            )
+        selected_groups = _select_groups(groups, names, path, lenient)
+        return [
+            _with_notes(group, _read_group(group)) for group in (selected_groups[:limit] if limit else selected_groups)
+        ]
 
 
 def read_document(path: Path) -> Submission:
     """A solution or template: one file. Raises SubmissionError if it can't be read."""
     if os.path.isdir(path) or path.suffix.lower() == ".zip":
-        raise SubmissionError(f"{shown(path)}: name one file, not a folder or zip")
+        raise SubmissionError(f"{printable_path(path)}: name one file, not a folder or zip")
     document = read_submissions(path)[0]
     if document.problem:
-        raise SubmissionError(f"{shown(path)} can't be read: {document.problem}")
+        raise SubmissionError(f"{printable_path(path)} can't be read: {document.problem}")
     if cut := next((note for note in document.notes if note.startswith(_VERY_LONG)), ""):
-        raise SubmissionError(f"{shown(path)} is too much for every prompt of the class: {cut}")
+        raise SubmissionError(f"{printable_path(path)} is too much for every prompt of the class: {cut}")
     return document
 
 
@@ -161,66 +173,68 @@ def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
     a notebook that can't be is left out.
     """
     with open_entries(path) as entries:
-        groups = resolve(_grouped(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+        groups = resolve(_group_entries(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
         group = next((group for group in groups if group.name == name), None)
         files = _readable(group) if group else []
         for label, entry in zip(_labels(files), files, strict=True):
             with suppress(Unreadable):
-                data = _load(entry)
+                data = _load_entry(entry)
                 if _kind(entry.path, data) == ".ipynb":
-                    yield _labelled(label, "", ", "), data
+                    yield _with_label(label, "", ", "), data
 
 
 # --- which files make a submission
 
 
-def _noted(group: FileGroup, submission: Submission) -> Submission:
+def _with_notes(group: FileGroup, submission: Submission) -> Submission:
     """With what its name and its student's other files say."""
     notes = [*submission.notes]
     if is_late(group.name):
         notes.append("handed in late")
-    if group.joined:
-        notes.append(f"graded with {plural(group.joined, 'more file')} of the same student")
-    if group.superseded:
-        notes.append(f"the latest counts: {plural(len(group.superseded), 'earlier file')} of the same student left out")
-    return replace(submission, notes=tuple(notes), superseded=tuple(group.superseded))
+    if group.extra_files:
+        notes.append(f"graded with {plural(group.extra_files, 'more file')} of the same student")
+    if group.superseded_names:
+        notes.append(
+            f"the latest counts: {plural(len(group.superseded_names), 'earlier file')} of the same student left out"
+        )
+    return replace(submission, notes=tuple(notes), superseded_names=tuple(group.superseded_names))
 
 
-def _read(group: FileGroup) -> Submission:
+def _read_group(group: FileGroup) -> Submission:
     """One submission; what is wrong with it is its problem."""
     try:
         group.check()
-        document = _read_folder(group) if group.is_folder else _read_one(group.entries[0])
+        document = _read_folder(group) if group.is_folder else _read_entry(group.entries[0])
     except Unreadable as error:
         return Submission(group.name, "", (), problem=str(error))
     except SubmissionError:
         raise
     except Exception as error:  # noqa: BLE001  a bug of ours in one file must not stop the class
         return Submission(group.name, "", (), problem=f"reading it failed ({type(error).__name__}): a bug in Kvasir")
-    parts, notes = _bounded(document.parts)
+    parts, notes = _bound_parts(document.parts)
     return Submission(
         group.name,
         document.language,
         parts,
         document.images_left_out,
         (*document.notes, *notes),
-        lost=document.lost,
+        unreadable_notes=document.unreadable_notes,
     )
 
 
-def _bounded(parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], list[str]]:
+def _bound_parts(parts: tuple[SubmissionPart, ...]) -> tuple[tuple[SubmissionPart, ...], list[str]]:
     """Parts within bounds, and what an instructor should know of it. Small parts stay whole, giants are cut first."""
     notes = [f"only its first {_MAX_PARTS:,} of {len(parts):,} parts are read"] if len(parts) > _MAX_PARTS else []
-    kept = parts[:_MAX_PARTS]
-    for kind, most in _MAX_CHARS.items():
-        sizes = [len(part.text) for part in kept if part.kind == kind]
-        if sum(sizes) > most:
-            level = water_level(sizes, most)
-            notes.append(f"{_VERY_LONG}: only {most:,} of {sum(sizes):,} characters of {kind} are read")
-            kept = tuple(
-                replace(part, text=shortened(part.text, level)) if part.kind == kind else part for part in kept
+    bounded_parts = parts[:_MAX_PARTS]
+    for kind, max_chars in _MAX_CHARS.items():
+        sizes = [len(part.text) for part in bounded_parts if part.kind == kind]
+        if sum(sizes) > max_chars:
+            level = water_level(sizes, max_chars)
+            notes.append(f"{_VERY_LONG}: only {max_chars:,} of {sum(sizes):,} characters of {kind} are read")
+            bounded_parts = tuple(
+                replace(part, text=shorten(part.text, level)) if part.kind == kind else part for part in bounded_parts
             )
-    return kept, notes
+    return bounded_parts, notes
 
 
 def _wrapper(entries: Iterable[ArchiveEntry]) -> str:
@@ -235,7 +249,7 @@ def _wrapper(entries: Iterable[ArchiveEntry]) -> str:
     return f"{top}/" if max(kinds.values(), default=0) > 1 else ""
 
 
-def _grouped(entries: Iterable[ArchiveEntry], wrapper: str) -> list[FileGroup]:
+def _group_entries(entries: Iterable[ArchiveEntry], wrapper: str) -> list[FileGroup]:
     groups: dict[str, FileGroup] = {}
     for entry in entries:
         prefix = wrapper if entry.path.startswith(wrapper) else ""
@@ -248,12 +262,12 @@ def _grouped(entries: Iterable[ArchiveEntry], wrapper: str) -> list[FileGroup]:
     return sorted(groups.values(), key=lambda group: group.name)
 
 
-def _chosen(groups: list[FileGroup], only: Collection[str], path: Path, lenient: bool) -> list[FileGroup]:
-    unknown = [wanted for wanted in only if not any(group.matches(wanted) for group in groups)]
-    if unknown and not lenient:
-        names = ", ".join(repr(replace_controls(wanted)) for wanted in unknown)
-        raise SubmissionError(f"{shown(path)} holds no submission named {names}")
-    return [group for group in groups if not only or any(group.matches(wanted) for wanted in only)]
+def _select_groups(groups: list[FileGroup], names: Collection[str], path: Path, lenient: bool) -> list[FileGroup]:
+    unknown_names = [name for name in names if not any(group.matches(name) for group in groups)]
+    if unknown_names and not lenient:
+        quoted_names = ", ".join(repr(replace_controls(name)) for name in unknown_names)
+        raise SubmissionError(f"{printable_path(path)} holds no submission named {quoted_names}")
+    return [group for group in groups if not names or any(group.matches(name) for name in names)]
 
 
 # --- reading one submission
@@ -263,20 +277,20 @@ def _suffix(path: str) -> str:
     return PurePosixPath(path).suffix.lower()
 
 
-def _read_one(entry: ArchiveEntry) -> Document:
+def _read_entry(entry: ArchiveEntry) -> Document:
     """Raises Unreadable."""
-    data = _load(entry)
+    data = _load_entry(entry)
     suffix = _kind(entry.path, data)
     return _parse(*_slim(data, suffix), entry.path, suffix)
 
 
-def _load(entry: ArchiveEntry) -> bytes:
+def _load_entry(entry: ArchiveEntry) -> bytes:
     """The file as it is. Raises Unreadable."""
     if entry.problem:
         raise Unreadable(entry.problem)
     if _suffix(entry.path) not in _READERS:
         raise Unreadable(f"{_kind_of(entry.path)} can't be read; hand in one of: {', '.join(_READERS)}")
-    return entry.read()
+    return entry.load()
 
 
 def _kind(path: str, data: bytes) -> str:
@@ -294,9 +308,9 @@ def _parse(data: bytes, cut: str, path: str, suffix: str) -> Document:
     """Raises Unreadable."""
     text, note = decode_text(data)
     document = _READERS[suffix](text, suffix)
-    what = "notebook" if suffix == ".ipynb" else "file"
-    renamed = f"named .txt, but it is a {what} ({suffix}): read as that" if suffix != _suffix(path) else ""
-    return replace(document, notes=(*filter(None, (note, renamed, cut)), *document.notes))
+    kind = "notebook" if suffix == ".ipynb" else "file"
+    rename_note = f"named .txt, but it is a {kind} ({suffix}): read as that" if suffix != _suffix(path) else ""
+    return replace(document, notes=(*filter(None, (note, rename_note, cut)), *document.notes))
 
 
 def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
@@ -307,7 +321,8 @@ def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
     if len(short) <= _MAX_TEXT_BYTES and len(data) <= 8 * _MAX_TEXT_BYTES:
         return short, ""
     end = min(len(short), _MAX_TEXT_BYTES)
-    end = next((end - back for back in (1, 2, 3) if short[end - back] >= 0xC0), end)  # not in the middle of a character
+    # Not in the middle of a character.
+    end = next((end - offset for offset in (1, 2, 3) if short[end - offset] >= 0xC0), end)
     return short[:end], f"{_VERY_LONG}: only its first {end >> 10:,} KiB are read"
 
 
@@ -329,11 +344,11 @@ def _read_folder(group: FileGroup) -> Document:
     documents, problems = _read_all(_readable(group), labels)
     if not documents:
         raise Unreadable("; ".join(problems[:5]))
-    notes = [*_left_out(group), *problems]
+    notes = [*_skipped_files(group), *problems]
     for label, document in documents:
-        notes += [_labelled(label, note, ": ") for note in document.notes]
+        notes += [_with_label(label, note, ": ") for note in document.notes]
     parts = [
-        replace(part, where=_labelled(label, part.where, ", "))
+        replace(part, location=_with_label(label, part.location, ", "))
         for label, document in documents
         for part in document.parts
     ]
@@ -348,28 +363,28 @@ def _labels(files: list[ArchiveEntry]) -> list[str]:
     return [f"file {number} ({_suffix(entry.path)})" for number, entry in enumerate(files, 1)]
 
 
-def _labelled(label: str, text: str, separator: str) -> str:
+def _with_label(label: str, text: str, separator: str) -> str:
     return f"{label}{separator}{text}" if label else text
 
 
 def _read_all(files: list[ArchiveEntry], labels: list[str]) -> tuple[list[tuple[str, Document]], list[str]]:
     """Documents, and problems of the others. Raises Unreadable if it is too much for one submission."""
-    documents, problems, read, scanned = [], [], 0, 0
+    documents, problems, bytes_read, bytes_scanned = [], [], 0, 0
     for label, entry in zip(labels, files, strict=True):
         try:
-            whole = _load(entry)
-            read += len(whole)
-            suffix = _kind(entry.path, whole)
-            data, cut = _slim(whole, suffix)
-            del whole
-            scanned += len(data) // (4 if suffix == ".ipynb" else 1)
-            if scanned > MAX_FOLDER_BYTES:
+            content = _load_entry(entry)
+            bytes_read += len(content)
+            suffix = _kind(entry.path, content)
+            data, cut = _slim(content, suffix)
+            del content
+            bytes_scanned += len(data) // (4 if suffix == ".ipynb" else 1)
+            if bytes_scanned > MAX_FOLDER_BYTES:
                 raise Unreadable(f"left out, because the folder's text is longer than {MAX_FOLDER_BYTES // MIB} MiB")
             documents.append((label, _parse(data, cut, entry.path, suffix)))
         except Unreadable as error:
-            read += error.read
-            problems.append(_labelled(label, str(error), ": "))
-        if read > MAX_SUBMISSION_BYTES:
+            bytes_read += error.bytes_read
+            problems.append(_with_label(label, str(error), ": "))
+        if bytes_read > MAX_SUBMISSION_BYTES:
             raise Unreadable(f"its files are larger than {MAX_SUBMISSION_BYTES // MIB} MiB together; remove large ones")
     return documents, problems
 
@@ -380,11 +395,13 @@ def _readable(group: FileGroup) -> list[ArchiveEntry]:
     return sorted(readable, key=lambda entry: entry.path)
 
 
-def _left_out(group: FileGroup) -> list[str]:
+def _skipped_files(group: FileGroup) -> list[str]:
     """A note per kind of file that is not read."""
-    others = [entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) not in _READERS]
-    kinds = Counter(entry.problem or f"{_kind_of(entry.path)} can't be read" for entry in others)
-    return [f"{count} {'file' if count == 1 else 'files'} left out: {why}" for why, count in sorted(kinds.items())]
+    skipped_entries = [entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) not in _READERS]
+    kinds = Counter(entry.problem or f"{_kind_of(entry.path)} can't be read" for entry in skipped_entries)
+    return [
+        f"{count} {'file' if count == 1 else 'files'} left out: {reason}" for reason, count in sorted(kinds.items())
+    ]
 
 
 def _main_language(documents: Iterable[tuple[str, Document]]) -> str:
@@ -392,8 +409,8 @@ def _main_language(documents: Iterable[tuple[str, Document]]) -> str:
     sizes: Counter[str] = Counter()
     for _, document in documents:
         sizes[document.language] += sum(len(part.text) for part in document.parts if part.kind == "code")
-    known = {language: size for language, size in sizes.items() if language}
-    return max(sorted(known), key=known.__getitem__, default="")
+    named_sizes = {language: size for language, size in sizes.items() if language}
+    return max(sorted(named_sizes), key=named_sizes.__getitem__, default="")
 
 
 # --- kinds of file
@@ -407,21 +424,23 @@ def _notebook(text: str, _suffix: str) -> Document:
 
 def _script(text: str, suffix: str) -> Document:
     code, images = clean_source(text)
-    parts = (Part("code", code.strip("\n"), "script"),) if code.strip() else ()
+    parts = (SubmissionPart("code", code.strip("\n"), "script"),) if code.strip() else ()
     return Document(parts, {".r": "R", ".py": "Python", ".sql": "SQL"}[suffix], images)
 
 
 def _prose(text: str, suffix: str) -> Document:
     prose, images = clean_source(text)
     prose = without_header(prose) if suffix == ".md" else prose
-    return Document((Part("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images)
+    return Document((SubmissionPart("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images)
 
 
 def _page(text: str, _suffix: str) -> Document:
     """What was typed into the LMS's own editor."""
     prose, images = html_to_text(text)
-    prose, more = clean_source(prose)
-    return Document((Part("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images + more)
+    prose, inline_images = clean_source(prose)
+    return Document(
+        (SubmissionPart("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images + inline_images
+    )
 
 
 def _markdown_with_chunks(text: str, suffix: str) -> Document:
@@ -438,7 +457,7 @@ class _ChunkReader:
     """Splits lines into chunks and prose."""
 
     default: str
-    parts: list[Part] = field(default_factory=list)
+    parts: list[SubmissionPart] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     numbers: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
@@ -464,7 +483,7 @@ class _ChunkReader:
         self.numbers[kind] += kind == "code" or bool(text.strip())
         if text.strip():
             name = "chunk" if kind == "code" else "text"
-            self.parts.append(Part(kind, text, f"{name} {self.numbers[kind]}"))
+            self.parts.append(SubmissionPart(kind, text, f"{name} {self.numbers[kind]}"))
             if self.language:
                 self.languages[self.language] += len(text)
         self.lines, self.language = [], None

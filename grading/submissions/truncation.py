@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from grading.submissions.notebooks import Part, PartKind, water_level
+from grading.submissions.notebooks import PartKind, SubmissionPart, water_level
 from grading.submissions.reading import Submission
 
 Count = Callable[[str], int]
@@ -61,7 +61,7 @@ def truncate(submission: Submission, limits: Limits, count: Count) -> tuple[Subm
     By `count`, each kind stays within its budget, except for one marker line where the budget is smaller than that.
     `count` is called once per part, and on short texts a few times for each part that is cut.
     """
-    parts: list[Part | None] = list(submission.parts)
+    parts: list[SubmissionPart | None] = list(submission.parts)
     cuts: list[Cut] = []
     for kind in _KINDS:
         places = [index for index, part in enumerate(submission.parts) if part.kind == kind]
@@ -79,85 +79,89 @@ class _Cutter:
 
     def __init__(self, kind: PartKind, limits: Limits, count: Count) -> None:
         self.budget = limits.of(kind)
-        self.most = limits.part_tokens if kind == "output" else self.budget
+        self.max_part_tokens = limits.part_tokens if kind == "output" else self.budget
         self.count = count
 
-    def cut(self, parts: Sequence[Part]) -> list[tuple[Part | None, Cut | None]]:
+    def cut(self, parts: Sequence[SubmissionPart]) -> list[tuple[SubmissionPart | None, Cut | None]]:
         """For each part what remains of it, and what was cut."""
         sizes = [self.count(part.text) for part in parts]
-        if sum(sizes) <= self.budget and max(sizes, default=0) <= self.most:
+        if sum(sizes) <= self.budget and max(sizes, default=0) <= self.max_part_tokens:
             return [(part, None) for part in parts]
         self.marker_tokens = self.count(f"\n{_marker(sum(sizes), len(parts))}\n")
-        level = water_level([min(size, self.most) for size in sizes], self.budget)
-        least = 2 * self.marker_tokens  # a part cut to less would hold little but its marker
-        if min(level, self.most) >= least:
-            return [self._fit(part, size, min(level, self.most)) for part, size in zip(parts, sizes, strict=True)]
-        return self._leave_out(parts, sizes, least)
+        level = water_level([min(size, self.max_part_tokens) for size in sizes], self.budget)
+        min_tokens = 2 * self.marker_tokens  # a part cut to less would hold little but its marker
+        if min(level, self.max_part_tokens) >= min_tokens:
+            return [
+                self._fit(part, size, min(level, self.max_part_tokens)) for part, size in zip(parts, sizes, strict=True)
+            ]
+        return self._leave_out(parts, sizes, min_tokens)
 
     def _leave_out(
-        self, parts: Sequence[Part], sizes: Sequence[int], least: int
-    ) -> list[tuple[Part | None, Cut | None]]:
+        self, parts: Sequence[SubmissionPart], sizes: Sequence[int], min_tokens: int
+    ) -> list[tuple[SubmissionPart | None, Cut | None]]:
         """Too many parts to give each a useful share: first and last ones stay, one line stands for the others."""
         budget = max(0, self.budget - self.marker_tokens)
-        kept = _from_both_ends([min(size, least) for size in sizes], budget, self.most)
-        level = min(water_level([min(sizes[i], self.most) for i in kept], budget), self.most)
-        left_out = [i for i in range(len(parts)) if i not in kept]
+        kept_indices = _from_both_ends([min(size, min_tokens) for size in sizes], budget, self.max_part_tokens)
+        level = min(
+            water_level([min(sizes[i], self.max_part_tokens) for i in kept_indices], budget), self.max_part_tokens
+        )
+        left_out = [i for i in range(len(parts)) if i not in kept_indices]
         line = _marker(sum(sizes[i] for i in left_out), len(left_out))
-        result: list[tuple[Part | None, Cut | None]] = []
+        result: list[tuple[SubmissionPart | None, Cut | None]] = []
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            if index in kept:
+            if index in kept_indices:
                 result.append(self._fit(part, size, level))
                 continue
             stand_in = replace(part, text=line) if index == left_out[0] else None
-            result.append((stand_in, Cut(part.where, part.kind, 0, size)))
+            result.append((stand_in, Cut(part.location, part.kind, 0, size)))
         return result
 
-    def _fit(self, part: Part, size: int, allowed: int) -> tuple[Part, Cut | None]:
-        if size <= allowed:
+    def _fit(self, part: SubmissionPart, size: int, max_tokens: int) -> tuple[SubmissionPart, Cut | None]:
+        if size <= max_tokens:
             return part, None
-        text, kept = self._shorten(part.text, size, allowed)
-        return replace(part, text=text), Cut(part.where, part.kind, kept, size - kept)
+        text, kept_tokens = self._shorten(part.text, size, max_tokens)
+        return replace(part, text=text), Cut(part.location, part.kind, kept_tokens, size - kept_tokens)
 
-    def _shorten(self, text: str, size: int, allowed: int) -> tuple[str, int]:
-        """Beginning and end of `text` within `allowed` tokens, and the tokens kept of it.
+    def _shorten(self, text: str, size: int, max_tokens: int) -> tuple[str, int]:
+        """Beginning and end of `text` within `max_tokens` tokens, and the tokens kept of it.
 
         Guesses the length from tokens per character and corrects the guess by what came out, because tokenizing the
         whole text again would take seconds.
         """
-        best, best_kept = _marker(size), 0
+        best, best_kept_tokens = _marker(size), 0
         low, high = 0, len(text)
-        chars = len(text) * max(0, allowed - self.marker_tokens) // size
+        chars = len(text) * max(0, max_tokens - self.marker_tokens) // size
         for _ in range(_TRIES):
             head, tail = _ends(text, chars)
-            kept = min(self.count(head) + self.count(tail), size - 1)
-            shorter = f"{head}\n{_marker(size - kept)}\n{tail}"
-            used = self.count(shorter)
-            if used <= allowed:
-                best, best_kept, low = shorter, kept, chars
-                if used >= _GOOD_FIT * allowed:
+            kept_tokens = min(self.count(head) + self.count(tail), size - 1)
+            shorter = f"{head}\n{_marker(size - kept_tokens)}\n{tail}"
+            used_tokens = self.count(shorter)
+            if used_tokens <= max_tokens:
+                best, best_kept_tokens, low = shorter, kept_tokens, chars
+                if used_tokens >= _GOOD_FIT * max_tokens:
                     break
             else:
                 high = chars
-            guess = min(chars * allowed // max(used, 1), 2 * chars)  # where the tokens sit in the middle
+            guess = min(chars * max_tokens // max(used_tokens, 1), 2 * chars)  # where the tokens sit in the middle
             chars = min(max(guess, low + 1), high - 1)
             if chars <= low:
                 break
-        return best, best_kept
+        return best, best_kept_tokens
 
 
 def _marker(tokens: int, parts: int = 1) -> str:
     return f"[… {tokens:,} tokens{f' in {parts:,} parts' if parts > 1 else ''} left out here …]"
 
 
-def _from_both_ends(wanted: Sequence[int], budget: int, most: int) -> set[int]:
+def _from_both_ends(sizes: Sequence[int], budget: int, max_size: int) -> set[int]:
     """Indices whose sum is within the budget, taken from the beginning and the end in turn."""
-    order = [i for pair in zip(range(len(wanted)), reversed(range(len(wanted))), strict=True) for i in pair]
-    kept: set[int] = set()
-    for index in order[: len(wanted)]:
-        if wanted[index] <= min(budget, most):
-            budget -= wanted[index]
-            kept.add(index)
-    return kept
+    order = [i for pair in zip(range(len(sizes)), reversed(range(len(sizes))), strict=True) for i in pair]
+    indices: set[int] = set()
+    for index in order[: len(sizes)]:
+        if sizes[index] <= min(budget, max_size):
+            budget -= sizes[index]
+            indices.add(index)
+    return indices
 
 
 def _ends(text: str, chars: int) -> tuple[str, str]:

@@ -62,7 +62,7 @@ class Delivery(Protocol):
         """How often the broker took this copy back from a consumer, started or not. Not a count of crashes."""
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """True once the channel it came on is gone: acking is void, and the broker hands it out again."""
 
     def ack(self) -> bool:
@@ -103,7 +103,7 @@ class Consumer(ABC):
 class Broker(ABC):
     """Publishing, consuming, and the topology."""
 
-    clustered = False  # several nodes: reply queues are quorum queues (`topology.reply_queue`)
+    is_clustered = False  # several nodes: reply queues are quorum queues (`topology.reply_queue`)
 
     @abstractmethod
     def declare(self, models: Sequence[str]) -> list[str]:
@@ -170,7 +170,7 @@ class Broker(ABC):
 
     @property
     @abstractmethod
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether both directions have a live connection now (always True in-process)."""
 
     @abstractmethod

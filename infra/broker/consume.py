@@ -27,9 +27,9 @@ from infra.broker import topology
 from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.control import ControlListener
 from infra.broker.deaths import answer_deaths
-from infra.broker.envelope import came_back
+from infra.broker.envelope import is_redelivery
 from infra.broker.settle import Settler
-from infra.config.hours import ALWAYS, Hours
+from infra.config.hours import ALL_HOURS, Hours
 from messages.errors import BrokerUnavailable, NoQueue
 from messages.workers import ENGINE_AWAY
 
@@ -86,7 +86,7 @@ class Flow(Protocol):
         Raises BrokerUnavailable, NoQueue.
         """
 
-    def full(self, urgent: Callable[[], Delivery | None]) -> None:
+    def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
         """Called again and again while there is no room. `urgent` gives the next job of `now`, if there is one."""
 
     def pause(self) -> list[Delivery]:
@@ -102,16 +102,16 @@ class Flow(Protocol):
 class JobSource:
     """One worker's source of deliveries. Used from one thread, `ring` excepted.
 
-    `holding` says how many deliveries are being worked on.
+    `count_in_progress` says how many deliveries are being worked on.
     """
 
     def __init__(
-        self, broker: Broker, stage: topology.WorkStage, model: str, flow: Flow, holding: Callable[[], int]
+        self, broker: Broker, stage: topology.WorkStage, model: str, flow: Flow, count_in_progress: Callable[[], int]
     ) -> None:
         self._broker = broker
         self._now = topology.work_queue(stage, model, "now")
         self._suspects = topology.suspects_queue(stage, model)
-        self._holding = holding
+        self._count_in_progress = count_in_progress
         self._next_look_at_now = 0.0
         self._next_look_at_suspects = 0.0
         self.flow = flow
@@ -143,7 +143,7 @@ class JobSource:
         return delivery
 
     def _suspect(self) -> Delivery | None:
-        if time.monotonic() < self._next_look_at_suspects or self._holding():
+        if time.monotonic() < self._next_look_at_suspects or self._count_in_progress():
             return None
         self._next_look_at_suspects = time.monotonic() + _LOOK_AT_SUSPECTS_S
         delivery = self._broker.get(self._suspects)
@@ -155,13 +155,13 @@ class JobSource:
 class Handler(Protocol):
     """What a worker does with its deliveries."""
 
-    def wait_for_room(self, timeout_s: float) -> bool:
+    def wait_for_capacity(self, timeout_s: float) -> bool:
         """Whether one more delivery can be taken now."""
 
-    def holding(self) -> int:
+    def count_in_progress(self) -> int:
         """How many deliveries are being worked on."""
 
-    def take(self, deliveries: list[Delivery]) -> None:
+    def accept(self, deliveries: list[Delivery]) -> None:
         """Work on deliveries of one model, one after the other, here or in another thread; never raises."""
 
     def finish(self) -> None:
@@ -194,12 +194,12 @@ class ConsumerLoop:
         self._name = name
         self._open_flow = open_flow
         self._stopping = threading.Event()
-        self._paused = False
+        self._is_paused = False
         self._why_away = why_away
-        self._hours = ALWAYS  # in which to take jobs
+        self._hours = ALL_HOURS  # in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
         self._listening_since = math.inf  # monotonic clock; nothing has come since then
-        self._forgotten = False  # by the broker, which has jobs and brings none
+        self._subscription_lost = False  # by the broker, which has jobs and brings none
         self._told_off = ""
 
     @property
@@ -207,13 +207,13 @@ class ConsumerLoop:
         """Why it takes no jobs now, in a few words; "": it takes some."""
         return self._told_off or (ENGINE_AWAY if self._why_away() else "")
 
-    def run(self, handler: Handler, hours: Hours = ALWAYS) -> None:
+    def run(self, handler: Handler, hours: Hours = ALL_HOURS) -> None:
         """Take deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
         self._hours = hours
         self._look_at_the_clock()
         for remark in self._broker.declare([self._model]):
             log.warning(remark)
-        source = JobSource(self._broker, self._stage, self._model, self._open_flow(), handler.holding)
+        source = JobSource(self._broker, self._stage, self._model, self._open_flow(), handler.count_in_progress)
         house = threading.Thread(target=self._keep_house, args=(source, handler), name="housekeeping", daemon=True)
         house.start()
         try:
@@ -231,15 +231,15 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, handler: Handler) -> None:
         """Once there is room: the next deliveries go to the worker, or nothing comes for a moment."""
-        if self.off or self._forgotten:
-            self._listening_since, self._forgotten = math.inf, False
+        if self.off or self._subscription_lost:
+            self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
             self._stopping.wait(_IDLE_WAIT_S)
             return
-        if not handler.wait_for_room(0):
+        if not handler.wait_for_capacity(0):
             self._listening_since = math.inf
-            source.flow.full(source.urgent)
-            if not handler.wait_for_room(_IDLE_WAIT_S):
+            source.flow.throttle(source.urgent)
+            if not handler.wait_for_capacity(_IDLE_WAIT_S):
                 return
         try:
             deliveries = source.next(_IDLE_WAIT_S)
@@ -251,14 +251,14 @@ class ConsumerLoop:
             return self._settler.hand_back_all(deliveries)
         if deliveries and topology.is_suspects_queue(deliveries[0].queue):
             self._settler.hand_back_all(source.flow.pause())  # nothing is held beside it that could crash with it
-            handler.take(deliveries)
+            handler.accept(deliveries)
             return handler.finish()
         # One that came back goes by itself: if it takes the worker along, its neighbours shall not count as crashed.
-        if together := [delivery for delivery in deliveries if not came_back(delivery)]:
-            handler.take(together)
+        if fresh_deliveries := [delivery for delivery in deliveries if not is_redelivery(delivery)]:
+            handler.accept(fresh_deliveries)
         for delivery in deliveries:
-            if came_back(delivery):
-                handler.take([delivery])
+            if is_redelivery(delivery):
+                handler.accept([delivery])
 
     def _look_at_queues(self) -> None:
         """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.
@@ -266,34 +266,34 @@ class ConsumerLoop:
         The jobs in a deleted queue were lost with it: their batch's owner publishes them again. A quorum queue can lose
         a subscription in a partition that heals (rabbitmq-server #15473): its channel stays open, and nothing comes.
         """
-        specs = topology.queues([self._model], self._broker.clustered)
-        names = [spec.name for spec in specs if not (self._broker.clustered and spec.is_classic)]
+        specs = topology.queues([self._model], self._broker.is_clustered)
+        names = [spec.name for spec in specs if not (self._broker.is_clustered and spec.is_classic)]
         depths = {name: self._broker.depth(name) for name in names}
-        if gone := [name for name, depth in depths.items() if depth is None]:
-            log.error("somebody deleted %s with all it held: declaring it again", ", ".join(gone))
+        if missing_queues := [name for name, depth in depths.items() if depth is None]:
+            log.error("somebody deleted %s with all it held: declaring it again", ", ".join(missing_queues))
             self._broker.declare([self._model])
         bulk = depths[self._bulk]
         if bulk and bulk.ready and time.monotonic() - self._listening_since > _FORGOTTEN_S:
             log.info("jobs wait in %s, and none has come for %.0f s: listening anew", self._bulk, _FORGOTTEN_S)
-            self._forgotten = True
+            self._subscription_lost = True
 
-    def _pause(self, worker: str, paused: bool) -> None:
+    def _pause(self, worker: str, is_paused: bool) -> None:
         if self._name == worker or self._name.startswith(f"{worker}."):
-            self._paused = paused
+            self._is_paused = is_paused
             self._look_at_the_clock()
 
     def _look_at_the_clock(self) -> None:
         outside = not self._hours.include(datetime.now())
-        self._told_off = "paused" if self._paused else "outside its hours" if outside else ""
+        self._told_off = "paused" if self._is_paused else "outside its hours" if outside else ""
 
     def _keep_house(self, source: JobSource, handler: Handler) -> None:
         control = None
-        heard: dict[str, Callable[[str], None]] = {"wakeup": source.ring, "cancel": handler.on_cancel}
-        heard |= {"pause": partial(self._pause, paused=True), "resume": partial(self._pause, paused=False)}
+        handlers: dict[str, Callable[[str], None]] = {"wakeup": source.ring, "cancel": handler.on_cancel}
+        handlers |= {"pause": partial(self._pause, is_paused=True), "resume": partial(self._pause, is_paused=False)}
         next_look = next_tick = time.monotonic()
         while not self._stopping.is_set():
             try:
-                control = control or ControlListener(self._broker, self._name, heard)
+                control = control or ControlListener(self._broker, self._name, handlers)
                 control.poll(_TICK_S)
                 if time.monotonic() > next_look:
                     self._look_at_queues()
@@ -309,7 +309,7 @@ class ConsumerLoop:
             control.close()
 
 
-class Slots:
+class SlotPool:
     """The `count` slots of a worker that does several jobs at once. One thread takes them; anybody may ask.
 
     A job leaves its slot when the engine is done with it. Storing, publishing and acking what came of it take
@@ -318,34 +318,34 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.done = 0  # jobs
-        self._changed = threading.Condition()
-        self._taken: set[object] = set()
-        self._lent = 0  # slots that no delivery has, and a job with several answers uses
+        self.jobs_done = 0  # jobs
+        self._condition = threading.Condition()
+        self._slots_in_use: set[object] = set()
+        self._lent_slots = 0  # slots that no delivery has, and a job with several answers uses
         self._threads: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
 
     @property
-    def holding(self) -> int:
+    def active_groups(self) -> int:
         """Groups of jobs whose thread still runs: only just being looked at, decoded, or leaving."""
         return len(self._threads)
 
     @property
     def free(self) -> int:
         """Slots not taken."""
-        return self.count - len(self._taken)
+        return self.count - len(self._slots_in_use)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether a slot is free, after `timeout_s` at most; None: as long as it takes.
 
         As many jobs again may be ending. If there are more, something holds up the ends, and no more are begun.
         """
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: len(self._taken) < self.count and len(self._threads) < 2 * self.count, timeout_s
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: len(self._slots_in_use) < self.count and len(self._threads) < 2 * self.count, timeout_s
             )
 
-    def take(self, work: Callable[[Callable[[], None]], None], jobs: int = 1) -> None:
+    def run_in_slot(self, work: Callable[[Callable[[], None]], None], jobs: int = 1) -> None:
         """Do `work`, of so many jobs, in a slot; waits for one if there is none.
 
         It is given what leaves its slot, to be called early and more than once if need be; the slot is left when it
@@ -355,24 +355,24 @@ class Slots:
         slot = object()
 
         def leave() -> None:
-            with self._changed:
-                self._taken.discard(slot)
-                self._changed.notify_all()
+            with self._condition:
+                self._slots_in_use.discard(slot)
+                self._condition.notify_all()
 
-        def done(future: Future[None]) -> None:
+        def on_done(future: Future[None]) -> None:
             if error := future.exception():
                 log.error("bug in a slot: what it held comes back when this worker leaves", exc_info=error)
             leave()
-            with self._changed:
-                self.done += jobs
+            with self._condition:
+                self.jobs_done += jobs
                 self._threads.discard(future)
-                self._changed.notify_all()
+                self._condition.notify_all()
 
-        with self._changed:
-            self._taken.add(slot)
+        with self._condition:
+            self._slots_in_use.add(slot)
             future = self._pool.submit(work, leave)
             self._threads.add(future)
-        future.add_done_callback(done)
+        future.add_done_callback(on_done)
 
     def lend(self, work: Callable[[], bool]) -> threading.Thread | None:
         """Do `work` in a slot that idles, and again as long as it returns True and no delivery has taken that slot.
@@ -380,21 +380,21 @@ class Slots:
         Deliveries come first: they are given slots as if none were lent, and one that finds the engine full waits for
         the end of `work`. The thread; None if no slot idles. `work` must not raise.
         """
-        with self._changed:
-            if len(self._taken) + self._lent >= self.count:
+        with self._condition:
+            if len(self._slots_in_use) + self._lent_slots >= self.count:
                 return None
-            self._lent += 1
+            self._lent_slots += 1
         helper = threading.Thread(target=self._help, args=(work,), name="lent-slot", daemon=True)
         helper.start()
         return helper
 
     def _help(self, work: Callable[[], bool]) -> None:
-        lent = True
-        while lent:
-            more = work()
-            with self._changed:
-                lent = more and len(self._taken) + self._lent <= self.count
-                self._lent -= not lent
+        keeps_slot = True
+        while keeps_slot:
+            has_more = work()
+            with self._condition:
+                keeps_slot = has_more and len(self._slots_in_use) + self._lent_slots <= self.count
+                self._lent_slots -= not keeps_slot
 
     def finish(self) -> None:
         """Return when no slot's thread runs any more. Answers may still be on their way out."""

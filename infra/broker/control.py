@@ -23,9 +23,9 @@ def announce_cancel(broker: Broker, batch_id: str) -> None:
     _send(broker, {"cancel": batch_id})
 
 
-def announce_pause(broker: Broker, worker: str, paused: bool) -> None:
+def announce_pause(broker: Broker, worker: str, should_pause: bool) -> None:
     """Ask a worker (its id, or the beginning of it up to a dot: its host) to take no more jobs, or some again."""
-    _send(broker, {"pause" if paused else "resume": worker})
+    _send(broker, {"pause" if should_pause else "resume": worker})
 
 
 class ControlListener:

@@ -24,13 +24,13 @@ def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
         headers = delivery.message.headers
         stage: topology.WorkStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
         envelope = open_envelope(delivery, stage, _model(headers.get("kvasir-model"), model))
-        why = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
-        settler.fail(Attempt[Any]([delivery], envelope), Poison(why))
+        reason = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
+        settler.fail(Attempt[Any]([delivery], envelope), Poison(reason))
 
 
-def _model(named: object, otherwise: str) -> str:
+def _model(header: object, default: str) -> str:
     try:
-        checks.model_name("kvasir-model", named)
+        checks.model_name("kvasir-model", header)
     except InvalidMessage:
-        return otherwise
-    return str(named)
+        return default
+    return str(header)

@@ -13,13 +13,13 @@ from typing import Any, Generic, Literal, TypeVar
 from infra.broker import topology, trace
 from infra.broker.base import Address, Delivery, Header, Message
 from messages import checks, codec
-from messages.change import changed
+from messages.change import replace_fields
 from messages.errors import InvalidMessage
 from messages.jobs import DecodeJob, Lane, PrefillJob
 from messages.lifecycle import Event, Step
 
 J = TypeVar("J", PrefillJob, DecodeJob)
-Why = Literal["", "cancelled", "expired", "suspect", "not now"]
+StopReason = Literal["", "cancelled", "expired", "suspect", "not now"]
 
 _NOT_GIVEN = "unknown"
 
@@ -71,7 +71,7 @@ class Envelope:
 
     def for_stage(self, stage: topology.WorkStage) -> Envelope:
         """The same job at another stage: counters start anew, except that of the failed KV transfers."""
-        return changed(self, stage=stage, attempts=0, returns=0)
+        return replace_fields(self, stage=stage, attempts=0, returns=0)
 
 
 def submit_message(job: PrefillJob) -> tuple[Address, Message]:
@@ -125,17 +125,17 @@ class Attempt(Generic[J]):
     envelope: Envelope
     job: J = field(init=False)  # once its message has been read
     stop: threading.Event = field(default_factory=threading.Event)
-    why_stopped: Why = ""
-    settled: bool = False  # what it came to is confirmed: what is adopted after that can be acked
-    over: bool = False  # the job ended with it, unanswered: nobody will need its own blocks again
+    why_stopped: StopReason = ""
+    is_outcome_confirmed: bool = False  # what it came to is confirmed: what is adopted after that can be acked
+    has_ended_unanswered: bool = False  # the job ended with it, unanswered: nobody will need its own blocks again
 
-    def stop_for(self, why: Why) -> None:
+    def stop_for(self, reason: StopReason) -> None:
         """Stop it; the first reason counts."""
-        self.why_stopped = self.why_stopped or why
+        self.why_stopped = self.why_stopped or reason
         self.stop.set()
 
 
-def came_back(delivery: Delivery) -> bool:
+def is_redelivery(delivery: Delivery) -> bool:
     """Whether the broker took this run back from somebody, this copy of it or an earlier one."""
     return bool(delivery.returns or delivery.message.headers.get("kvasir-returns"))
 

@@ -29,34 +29,34 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-FORKED = ("decode.answered",)  # once for each answer of a job with several, between loaded and generated
+PER_ANSWER = ("decode.answered",)  # once for each answer of a job with several, between loaded and generated
 
 
-def _nothing(_name: str, _job_id: str) -> None:
+def _no_fault(_name: str, _job_id: str) -> None:
     """No fault is wanted."""
 
 
 def parse(setting: str) -> Callable[[str, str], None]:
     """What `failpoint` is under this setting. Raises ValueError for one that can't be read."""
     if not setting:
-        return _nothing
-    action, name, which = [*setting.split(":"), "", ""][:3]
-    if action not in _ACTIONS or name not in PREFILL + DECODE + FORKED + GATEWAY or not which:
+        return _no_fault
+    action, name, target = [*setting.split(":"), "", ""][:3]
+    if action not in _ACTIONS or name not in PREFILL + DECODE + PER_ANSWER + GATEWAY or not target:
         raise ValueError(f"{VARIABLE} must look like kill:decode.stored:7, not {setting!r:.80}")
-    passed = itertools.count(1)
+    passages = itertools.count(1)
 
     def failpoint(place: str, job_id: str) -> None:
-        if place == name and _is_meant(which, next(passed), job_id):
+        if place == name and _is_meant(target, next(passages), job_id):
             _ACTIONS[action](place)
 
     return failpoint
 
 
-def _is_meant(which: str, number: int, job_id: str) -> bool:
-    if which.lstrip("-").isdigit():
-        wanted = int(which)
-        return number == wanted or number <= -wanted
-    return job_id == which
+def _is_meant(target: str, number: int, job_id: str) -> bool:
+    if target.lstrip("-").isdigit():
+        limit = int(target)
+        return number == limit or number <= -limit
+    return job_id == target
 
 
 def _kill(_place: str) -> None:

@@ -24,13 +24,13 @@ from messages import codec
 from messages.errors import (
     AttemptsExhausted,
     BrokerUnavailable,
+    Stopped,
     KvasirError,
     KVTransferFailed,
     NewerMessage,
     NoQueue,
     Poison,
     Retry,
-    Stopped,
 )
 from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, State
 from messages.lifecycle import Event, Step
@@ -100,50 +100,50 @@ class Settler:
             except BrokerUnavailable:
                 raise
             except Stopped:
-                self.stopped(attempt)
+                self.settle_stop(attempt)
             except Exception as error:  # noqa: BLE001  sorted out there
-                self.error(attempt, error)
+                self.settle_error(attempt, error)
         except BrokerUnavailable:  # only if our broker object was closed: the broker hands the job out again
             log.warning("job %s: left unacked, the broker connection is closed", attempt.envelope.job_id)
 
     def settle(self, *ready: Settlement) -> None:
         """Publish these in a window, and ack the deliveries of each as soon as it is confirmed."""
-        unconfirmed = {id(one.message): one for one in ready}
+        pending = {id(settlement.message): settlement for settlement in ready}
 
-        def confirmed(message: Message) -> None:
-            one = unconfirmed.pop(id(message))
+        def on_confirmed(message: Message) -> None:
+            settlement = pending.pop(id(message))
             try:
-                if one.step:
-                    self.observe(one.attempt.envelope.event(one.step, **one.facts))
-                    failpoint(one.place, one.attempt.envelope.job_id)
+                if settlement.step:
+                    self.observe(settlement.attempt.envelope.event(settlement.step, **settlement.facts))
+                    failpoint(settlement.place, settlement.attempt.envelope.job_id)
             except Exception as error:  # noqa: BLE001  one job's trouble, not its neighbours'
-                return self.error(one.attempt, error)
-            self._ack(one.attempt)
+                return self.settle_error(settlement.attempt, error)
+            self._ack(settlement.attempt)
 
         try:
-            sends = [(one.to, one.message) for one in ready if one.to]
-            self._broker.publish_many(sends, confirmed, timeout_s=None)
+            sends = [(settlement.to, settlement.message) for settlement in ready if settlement.to]
+            self._broker.publish_many(sends, on_confirmed, timeout_s=None)
         except (NoQueue, BrokerUnavailable) as error:
-            log.info("publishing %d messages one by one: %s", len(unconfirmed), error)
-        for one in list(unconfirmed.values()):
-            if one.to:
-                self._publish(one.to, one.message)
-            confirmed(one.message)
+            log.info("publishing %d messages one by one: %s", len(pending), error)
+        for settlement in list(pending.values()):
+            if settlement.to:
+                self._publish(settlement.to, settlement.message)
+            on_confirmed(settlement.message)
 
-    def stopped(self, attempt: Attempt[Any]) -> None:
+    def settle_stop(self, attempt: Attempt[Any]) -> None:
         """Somebody or some limit stopped it, for the reason that it carries; without one it goes back to its queue."""
-        envelope, why = attempt.envelope, attempt.why_stopped
-        if why == "cancelled":  # silently: its batch's owner has written the job's result itself
+        envelope, reason = attempt.envelope, attempt.why_stopped
+        if reason == "cancelled":  # silently: its batch's owner has written the job's result itself
             self._ack(attempt)
-        elif why == "expired":
+        elif reason == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))
-        elif why == "suspect":  # too many workers died while holding it: there it runs alone
+        elif reason == "suspect":  # too many workers died while holding it: there it runs alone
             self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
         else:  # not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere
             self._move(attempt, Address(topology.WORK, attempt.deliveries[-1].queue), Step.REDELIVERED)
-        attempt.over = why in ("cancelled", "expired")
+        attempt.has_ended_unanswered = reason in ("cancelled", "expired")
 
-    def error(self, attempt: Attempt[Any], error: BaseException) -> None:
+    def settle_error(self, attempt: Attempt[Any], error: BaseException) -> None:
         """The job met an error: let it wait for an upgrade, prefill it again, retry it, or fail it.
 
         Nothing if it has ended already.
@@ -176,18 +176,20 @@ class Settler:
         letter = _dead_letter(attempt.deliveries[-1], envelope, problem)
         self._publish(Address(topology.DEAD, topology.DEAD_LETTERS), letter)
         self._ack(attempt)
-        attempt.over = True
+        attempt.has_ended_unanswered = True
 
     def hand_back_all(self, deliveries: Iterable[Delivery]) -> None:
         """Deliveries that nobody has begun. If the broker is gone, it has them and will hand them out again."""
-        back = []
+        settlements = []
         for delivery in deliveries:
             envelope = open_envelope(delivery, *topology.stage_and_model(delivery.queue))
             message = envelope.seal(delivery.message.body)
-            back.append(Settlement(Attempt[Any]([delivery], envelope), Address(topology.WORK, delivery.queue), message))
-        if back:
+            settlements.append(
+                Settlement(Attempt[Any]([delivery], envelope), Address(topology.WORK, delivery.queue), message)
+            )
+        if settlements:
             with suppress(BrokerUnavailable):
-                self.settle(*back)
+                self.settle(*settlements)
 
     def defer(self, attempt: Attempt[Any]) -> None:
         """Somebody else is on it, or has died on it: look again in a second. Counts nowhere.
@@ -199,8 +201,10 @@ class Settler:
     def _prefill_again(self, attempt: Attempt[DecodeJob]) -> None:
         """The KV cache is gone: back to prefill, ahead of the bulk, with the failed KV transfer counted."""
         envelope = attempt.envelope
-        back = replace(envelope.for_stage("prefill"), kv_transfers=envelope.kv_transfers + 1)
-        self._publish(topology.work("prefill", envelope.model, "now"), back.seal(codec.encode(attempt.job.job)))
+        prefill_envelope = replace(envelope.for_stage("prefill"), kv_transfers=envelope.kv_transfers + 1)
+        self._publish(
+            topology.work("prefill", envelope.model, "now"), prefill_envelope.seal(codec.encode(attempt.job.job))
+        )
         self.observe(envelope.event(Step.KV_GONE))
         self._ack(attempt)
         ring(self._broker, topology.work_queue("prefill", envelope.model, "now"))
@@ -232,13 +236,13 @@ class Settler:
                 self._broker.declare(self._models)
                 _pause()
             except BrokerUnavailable as error:  # refused by a full queue, or the broker object was closed
-                if not self._broker.connected:
+                if not self._broker.is_connected:
                     raise
                 log.warning("the broker refused a message for %s, trying again: %s", to.key, error)
                 _pause()
 
     def _ack(self, attempt: Attempt[Any]) -> None:
-        attempt.settled = True
+        attempt.is_outcome_confirmed = True
         while attempt.deliveries:
             attempt.deliveries.pop().ack()
 
@@ -249,60 +253,60 @@ class GroupCommit(Generic[T]):
     While one group is under way, the next one gathers: settling is cheaper for many at once. With one item now and
     then each is a group of its own, and waits for nobody. The word is that of databases.
 
-    While `most` or more are unfinished `add` waits. Thread-safe.
+    While `limit` or more are unfinished `add` waits. Thread-safe.
     """
 
-    def __init__(self, name: str, work: Callable[[list[T]], None], most: int) -> None:
+    def __init__(self, name: str, work: Callable[[list[T]], None], limit: int) -> None:
         self._name = name
         self._work = work
-        self._most = most
-        self._changed = threading.Condition()
-        self._waiting: list[T] = []
+        self._limit = limit
+        self._condition = threading.Condition()
+        self._queue: list[T] = []
         self._under_way: list[T] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def add(self, *items: T) -> None:
         """Have these done soon."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._under_way) + len(self._waiting) < self._most)
-            self._waiting += items
-            self._changed.notify_all()
+        with self._condition:
+            self._condition.wait_for(lambda: len(self._under_way) + len(self._queue) < self._limit)
+            self._queue += items
+            self._condition.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
-    def unfinished(self) -> list[T]:
+    def snapshot(self) -> list[T]:
         """A snapshot."""
-        with self._changed:
-            return self._under_way + self._waiting
+        with self._condition:
+            return self._under_way + self._queue
 
     def finish(self) -> None:
         """Return when everything added so far is done."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._under_way and not self._waiting)
+        with self._condition:
+            self._condition.wait_for(lambda: not self._under_way and not self._queue)
 
     def close(self) -> None:
         """Finish, and end the thread. Nothing may be added after that."""
         self.finish()
-        with self._changed:
+        with self._condition:
             self._closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                self._under_way, self._waiting = self._waiting, []
+            with self._condition:
+                self._condition.wait_for(lambda: self._queue or self._closed)
+                self._under_way, self._queue = self._queue, []
             if not self._under_way:
                 return
             try:
                 self._work(self._under_way)
             except Exception:  # a bug of ours must not end the thread that everybody waits for
                 log.exception("%s: bug", self._name)
-            with self._changed:
+            with self._condition:
                 self._under_way = []
-                self._changed.notify_all()
+                self._condition.notify_all()
 
 
 def prefill_helps(envelope: Envelope) -> bool:
@@ -360,10 +364,14 @@ def _retry_level(attempts: int) -> int:
 
 
 def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> Message:
-    sealed = envelope.seal(delivery.message.body)
-    why = {"kvasir-error": problem.kind, "kvasir-error-message": problem.message, "kvasir-from": delivery.queue}
-    headers = {**sealed.headers, **why, "kvasir-failed-at": int(time.time())}
-    return Message(sealed.body, sealed.message_id, sealed.correlation_id, sealed.reply_to, headers)
+    message = envelope.seal(delivery.message.body)
+    error_headers = {
+        "kvasir-error": problem.kind,
+        "kvasir-error-message": problem.message,
+        "kvasir-from": delivery.queue,
+    }
+    headers = {**message.headers, **error_headers, "kvasir-failed-at": int(time.time())}
+    return Message(message.body, message.message_id, message.correlation_id, message.reply_to, headers)
 
 
 def _sentence(error: BaseException) -> str:

@@ -16,16 +16,16 @@ from messages.jobs import LANES, Lane
 
 WORK = "kvasir.work"
 REPLY = "kvasir.reply"
-PARKED = "kvasir.parked"  # alternate exchange of REPLY: takes what has no reply queue
+REPLY_ALTERNATE = "kvasir.parked"  # alternate exchange of REPLY: takes what has no reply queue
 # The two on a cluster, where results outlive the loss of a node: other names, since a queue's arguments can't change.
 REPLY_QUORUM = "kvasir.reply.quorum"
-PARKED_QUORUM = "kvasir.parked.quorum"
+REPLY_ALTERNATE_QUORUM = "kvasir.parked.quorum"
 DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
 # Never dropped for having been delivered often.
-_KEPT: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
+_QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
 DEATHS = "deaths"  # deaths made by the broker, not yet answered with a failed result
 DEAD_LETTERS = "dead-letters"  # the graveyard: no TTL, read by people
@@ -110,11 +110,11 @@ def reply(queue: str) -> Address:
     return Address(REPLY_QUORUM if _is_quorum(queue) else REPLY, queue)
 
 
-def parked(queue: str) -> tuple[Address, str]:
+def parking_place(queue: str) -> tuple[Address, str]:
     """Where results are parked that found no such reply queue: how to publish there, and the queue."""
     if _is_quorum(queue):
-        return Address(PARKED_QUORUM, ""), RESULTS_PARKED_QUORUM
-    return Address(PARKED, ""), RESULTS_PARKED
+        return Address(REPLY_ALTERNATE_QUORUM, ""), RESULTS_PARKED_QUORUM
+    return Address(REPLY_ALTERNATE, ""), RESULTS_PARKED
 
 
 def _is_quorum(queue: str) -> bool:
@@ -148,11 +148,11 @@ class QueueSpec:
 def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     """In an order in which each can be declared."""
     if cluster:
-        yield ExchangeSpec(PARKED_QUORUM, "fanout")
-        yield ExchangeSpec(REPLY_QUORUM, "direct", {"alternate-exchange": PARKED_QUORUM})
+        yield ExchangeSpec(REPLY_ALTERNATE_QUORUM, "fanout")
+        yield ExchangeSpec(REPLY_QUORUM, "direct", {"alternate-exchange": REPLY_ALTERNATE_QUORUM})
     yield ExchangeSpec(WORK, "direct")
-    yield ExchangeSpec(PARKED, "fanout")
-    yield ExchangeSpec(REPLY, "direct", {"alternate-exchange": PARKED})
+    yield ExchangeSpec(REPLY_ALTERNATE, "fanout")
+    yield ExchangeSpec(REPLY, "direct", {"alternate-exchange": REPLY_ALTERNATE})
     yield ExchangeSpec(DEAD, "direct")
     yield ExchangeSpec(CONTROL, "fanout")
     yield ExchangeSpec(STREAM, "direct")
@@ -164,10 +164,10 @@ def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
 def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
     """All durable queues for these models, reply queues excepted."""
     if cluster:
-        yield QueueSpec(RESULTS_PARKED_QUORUM, PARKED_QUORUM, "", _KEPT)
+        yield QueueSpec(RESULTS_PARKED_QUORUM, REPLY_ALTERNATE_QUORUM, "", _QUORUM_ARGUMENTS)
     for name in (DEATHS, DEAD_LETTERS):
-        yield QueueSpec(name, DEAD, name, _KEPT)
-    yield QueueSpec(RESULTS_PARKED, PARKED, "", {"x-queue-type": "classic"})
+        yield QueueSpec(name, DEAD, name, _QUORUM_ARGUMENTS)
+    yield QueueSpec(RESULTS_PARKED, REPLY_ALTERNATE, "", {"x-queue-type": "classic"})
     for seconds in RETRY_LEVELS_S:
         level = retry_level(seconds)
         yield QueueSpec(level, f"kvasir.{level}", "", _quorum(dead_letter_to=WORK) | {"x-message-ttl": seconds * 1000})
@@ -185,7 +185,9 @@ def reply_spec(queue: str) -> QueueSpec:
     Classic on a single node: each quorum queue's name is an Erlang atom until the node restarts, of five million. On a
     cluster a classic queue can't be read while its node is away. No x-expires: it deletes confirmed results.
     """
-    return QueueSpec(queue, reply(queue).exchange, queue, _KEPT if _is_quorum(queue) else {"x-queue-type": "classic"})
+    return QueueSpec(
+        queue, reply(queue).exchange, queue, _QUORUM_ARGUMENTS if _is_quorum(queue) else {"x-queue-type": "classic"}
+    )
 
 
 def _quorum(dead_letter_to: str) -> dict[str, str | int]:

@@ -28,7 +28,7 @@ class Hours:
         return not self.spans or any(_within(now, start, end) for start, end in self.spans)
 
 
-ALWAYS = Hours()
+ALL_HOURS = Hours()
 
 
 def _within(now: time, start: time, end: time) -> bool:

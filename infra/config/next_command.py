@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-_given: list[str] = []  # what stands before a command's name
+_config_option: list[str] = []  # what stands before a command's name
 
 
 def keep(config: Path | None) -> None:
     """This process was given that --config, or none."""
-    _given[:] = ["--config", str(config)] if config else []
+    _config_option[:] = ["--config", str(config)] if config else []
 
 
 def next_command(*words: object) -> str:
     """`kvasir --config mine.toml watch results/homework4`."""
-    return shlex.join(["kvasir", *_given, *map(str, words)])
+    return shlex.join(["kvasir", *_config_option, *map(str, words)])

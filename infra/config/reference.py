@@ -90,7 +90,9 @@ def _row(table: str, key: str) -> str:
 def _default(table: str, key: str) -> str:
     if table == "models" and key in SAMPLING:
         return "`[grading]`'s"
-    default = {each.name: each.default for each in fields(OF_KEYS[table])}.get(key) if table in OF_KEYS else ""
+    default = (
+        {key_field.name: key_field.default for key_field in fields(OF_KEYS[table])}.get(key) if table in OF_KEYS else ""
+    )
     if default in ("", (), MISSING):
         return ""
     if isinstance(default, bool):

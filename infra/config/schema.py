@@ -44,7 +44,7 @@ class Must:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class TextCheck:
     """A text that passes a check of ours, which is called with "" for a name and raises InvalidMessage."""
 
     check: Callable[[str, str], None]
@@ -110,14 +110,14 @@ def _hours(name: str, value: str) -> None:
     Hours.parse(name, value)
 
 
-Text = Annotated[str, Checked(_text)]
-Line = Annotated[str, Checked(_line)]
-Place = Annotated[str, Checked(_place)]
-ModelName = Annotated[str, Checked(checks.model_name)]
-ModelOrNone = Annotated[str, Checked(_model_or_none)]
-MachineName = Annotated[str, Checked(checks.identifier)]
-BrokerUrl = Annotated[str, Checked(lambda name, value: urls.check(name, value, urls.BROKER_SCHEMES))]
-StoreUrl = Annotated[str, Checked(lambda name, value: urls.check(name, value, urls.STORE_SCHEMES))]
+Text = Annotated[str, TextCheck(_text)]
+Line = Annotated[str, TextCheck(_line)]
+Place = Annotated[str, TextCheck(_place)]
+ModelName = Annotated[str, TextCheck(checks.model_name)]
+ModelOrNone = Annotated[str, TextCheck(_model_or_none)]
+MachineName = Annotated[str, TextCheck(checks.identifier)]
+BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.BROKER_SCHEMES))]
+StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.STORE_SCHEMES))]
 Engine = Annotated[str, _one_of(*ENGINES)]
 EngineOrNone = Annotated[str, _one_of("", *ENGINES)]
 # No leading dash and no blanks: a host and a user end up on the command line of ssh, a folder in shell commands.
@@ -234,7 +234,7 @@ class MachineTable:
     metrics_port: Annotated[int, _whole(1, 65535)] = 9101  # of its first worker's page; the others' follow
     broker_hosts: Hosts = ""  # by preference, in place of those in the broker's URL
     store_hosts: Hosts = ""
-    hours: Annotated[str, Checked(_hours)] = ""  # in which its workers take jobs, such as 18:00-08:00; "": always
+    hours: Annotated[str, TextCheck(_hours)] = ""  # in which its workers take jobs, such as 18:00-08:00; "": always
     memory_gb: Amount = 0.0
     link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # to the store's machine, gigabits a second
     watts: Annotated[float, _number(0, 1e5)] = 0.0  # under load
@@ -271,16 +271,16 @@ TABLES: Mapping[str, type] = {
 
 def keys_of(table: str) -> list[str]:
     """The keys of a table, in the order of the documentation."""
-    return list(ENGINES) if table == "models.weights" else [each.name for each in fields(TABLES[table])]
+    return list(ENGINES) if table == "models.weights" else [table_field.name for table_field in fields(TABLES[table])]
 
 
-def nearest(name: str, known: Collection[str]) -> str:
+def nearest(name: str, names: Collection[str]) -> str:
     """The known name that this may be meant to be; "": none is near."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.6)), "")
+    return next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.6)), "")
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
+def did_you_mean(name: str, names: Collection[str]) -> str:
     """The end of a sentence about an unknown name: the nearest known one, or all of them."""
-    if close := nearest(name, known):
+    if close := nearest(name, names):
         return f"did you mean {close!r}?"
-    return f"known: {', '.join(sorted(known))}" if known else "none is known"
+    return f"known: {', '.join(sorted(names))}" if names else "none is known"

@@ -20,15 +20,15 @@ from infra.config.schema import SAMPLING, WORKER_ROLES, Costs, Grading, Rates, R
 from infra.config.sources import (
     API_KEY,
     PASSWORDS,
-    Found,
     Keys,
-    dotted,
+    SourcedValue,
+    dotted_name,
     file_layers,
     flag_layer,
     merge,
     variable_layer,
 )
-from infra.config.types import MachineSettings, ModelSettings, Services, Settings, configured
+from infra.config.types import MachineSettings, ModelSettings, Services, Settings, models_hint
 from infra.config.urls import Secret, mask
 from messages.errors import ConfigError
 
@@ -83,83 +83,86 @@ def load_settings(
     """
     environ = os.environ if environ is None else environ
     cwd = (cwd or Path()).absolute()
-    found = merge(
+    entries = merge(
         [flag_layer(flags or {}, cwd), variable_layer(environ, cwd), *file_layers(config, environ, cwd, user_dir)]
     )
-    services = _services(found, environ)
-    models = {name: _model(found, name, environ.get(API_KEY, "")) for name in _given(found, "models")}
-    machines = {name: _machine(found, name, models) for name in _given(found, "machines")}
+    services = _services(entries, environ)
+    models = {name: _model(entries, name, environ.get(API_KEY, "")) for name in _values_below(entries, "models")}
+    machines = {name: _machine(entries, name, models) for name in _values_below(entries, "machines")}
     return Settings(
         services,
-        Grading(**_given(found, "grading")),
+        Grading(**_values_below(entries, "grading")),
         MappingProxyType(models),
         MappingProxyType(machines),
-        MappingProxyType({dotted(keys): entry.origin for keys, entry in found.items()}),
-        Costs(**_given(found, "costs")),
+        MappingProxyType({dotted_name(keys): entry.origin for keys, entry in entries.items()}),
+        Costs(**_values_below(entries, "costs")),
     )
 
 
-def _given(found: Mapping[Keys, Found], *table: str) -> dict[str, Any]:
+def _values_below(entries: Mapping[Keys, SourcedValue], *table: str) -> dict[str, Any]:
     """The values right below a table, or the names there, in order of precedence and appearance."""
-    return {keys[-1]: entry.value for keys, entry in found.items() if keys[:-1] == table}
+    return {keys[-1]: entry.value for keys, entry in entries.items() if keys[:-1] == table}
 
 
-def _services(found: dict[Keys, Found], environ: Mapping[str, str]) -> Services:
+def _services(entries: dict[Keys, SourcedValue], environ: Mapping[str, str]) -> Services:
     """Broker and store, with their URLs freed of passwords."""
-    given = _given(found, "services")
+    values = _values_below(entries, "services")
     for name in PASSWORDS:
-        given[name], secret = _service(found, name, environ.get(PASSWORDS[name], ""))
+        values[name], secret = _service(entries, name, environ.get(PASSWORDS[name], ""))
         if secret:
-            given[f"{name}_secret"] = secret
-            found["services", f"{name}_password"] = Found(secret, secret.origin, 0)
-    return Services(**given)
+            values[f"{name}_secret"] = secret
+            entries["services", f"{name}_password"] = SourcedValue(secret, secret.origin, 0)
+    return Services(**values)
 
 
-def _service(found: Mapping[Keys, Found], name: str, variable: str) -> tuple[str, Secret | None]:
+def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> tuple[str, Secret | None]:
     """URL and password. The nearest source of a password wins, its own variable or file before the URL."""
-    given = found.get(("services", name))
-    if given is None or given.value in ("", urls.LOCAL):
+    entry = entries.get(("services", name))
+    if entry is None or entry.value in ("", urls.LOCAL):
         return "", None
-    url, password = urls.take_password(given.value)
+    url, password = urls.take_password(entry.value)
     candidates = []
     if variable:
         candidates.append((_VARIABLES, Secret(PASSWORDS[name], variable)))
-    if file := found.get(("services", f"{name}_password_file")):
+    if file := entries.get(("services", f"{name}_password_file")):
         candidates.append((file.rank, Secret(file.origin, file=Path(file.value))))
     if password:
-        candidates.append((given.rank, Secret(given.origin, password)))
+        candidates.append((entry.rank, Secret(entry.origin, password)))
     return url, min(candidates, key=lambda candidate: candidate[0], default=(0, None))[1]
 
 
-def _model(found: dict[Keys, Found], name: str, variable: str) -> ModelSettings:
+def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> ModelSettings:
     for key in SAMPLING:
-        _inherit(found, ("models", name, key), ("grading", key))
-    places = _given(found, "models", name, "weights")
+        _inherit(entries, ("models", name, key), ("grading", key))
+    places = _values_below(entries, "models", name, "weights")
     weights = {engine: place for engine, place in places.items() if place}
-    given = _given(found, "models", name) | {"name": name, "weights": MappingProxyType(weights)}
-    file = found.get(("models", name, "api_key_file"))
+    values = _values_below(entries, "models", name) | {"name": name, "weights": MappingProxyType(weights)}
+    file = entries.get(("models", name, "api_key_file"))
     if variable:
-        given["api_key"] = Secret(API_KEY, variable)
+        values["api_key"] = Secret(API_KEY, variable)
     elif file and file.value:
-        given["api_key"] = Secret(file.origin, file=Path(file.value))
-    return ModelSettings(**given)
+        values["api_key"] = Secret(file.origin, file=Path(file.value))
+    return ModelSettings(**values)
 
 
-def _inherit(found: dict[Keys, Found], own: Keys, general: Keys) -> None:
+def _inherit(entries: dict[Keys, SourcedValue], model_keys: Keys, general: Keys) -> None:
     """A sampling value of [grading] is the model's, unless the model has its own from a source as near."""
-    if general in found and (own not in found or found[general].rank < found[own].rank):
-        found[own] = found[general]
+    if general in entries and (model_keys not in entries or entries[general].rank < entries[model_keys].rank):
+        entries[model_keys] = entries[general]
 
 
-def _machine(found: Mapping[Keys, Found], name: str, models: Mapping[str, ModelSettings]) -> MachineSettings:
+def _machine(entries: Mapping[Keys, SourcedValue], name: str, models: Mapping[str, ModelSettings]) -> MachineSettings:
     path = ("machines", name)
-    given = {"host": name} | _given(found, *path)
-    for role in given.get("roles", ()):
+    values = {"host": name} | _values_below(entries, *path)
+    for role in values.get("roles", ()):
         if role.role in WORKER_ROLES and role.model not in models:
-            origin = found[*path, "roles"].origin
-            raise ConfigError(f"{origin}: model {role.model!r} is not configured; {configured(role.model, models)}")
-    rates = {model: Rates(**_given(found, *path, "rates", model)) for model in _given(found, *path, "rates")}
-    return MachineSettings(**given | {"name": name, "rates": MappingProxyType(rates)})
+            origin = entries[*path, "roles"].origin
+            raise ConfigError(f"{origin}: model {role.model!r} is not configured; {models_hint(role.model, models)}")
+    rates = {
+        model: Rates(**_values_below(entries, *path, "rates", model))
+        for model in _values_below(entries, *path, "rates")
+    }
+    return MachineSettings(**values | {"name": name, "rates": MappingProxyType(rates)})
 
 
 def describe(settings: Settings) -> list[Row]:
@@ -177,7 +180,7 @@ def describe(settings: Settings) -> list[Row]:
         rows += _rows(f"models.{name}", settings, model, keys_of("models")[:-1])
         if model.api_key:
             rows.append((f"models.{name}.api_key", repr(model.api_key), model.api_key.origin))
-        rows += _named(f"models.{name}.weights", settings, model.weights)
+        rows += _value_rows(f"models.{name}.weights", settings, model.weights)
     for name, machine in settings.machines.items():
         rows += _rows(f"machines.{name}", settings, machine, keys_of("machines")[:-1])
         for model_name, rates in machine.rates.items():
@@ -186,13 +189,13 @@ def describe(settings: Settings) -> list[Row]:
 
 
 def _rows(prefix: str, settings: Settings, holder: object, names: Iterable[str]) -> Iterator[Row]:
-    return _named(prefix, settings, {name: getattr(holder, name) for name in names})
+    return _value_rows(prefix, settings, {name: getattr(holder, name) for name in names})
 
 
-def _named(prefix: str, settings: Settings, values: Mapping[str, object]) -> Iterator[Row]:
+def _value_rows(prefix: str, settings: Settings, values: Mapping[str, object]) -> Iterator[Row]:
     for name, value in values.items():
         full = f"{prefix}.{name}"
-        yield full, _absent(full, value) or _shown(value), settings.origin(full)
+        yield full, _absent(full, value) or _display(value), settings.origin(full)
 
 
 def _absent(name: str, value: object) -> str:
@@ -208,11 +211,11 @@ def _absent(name: str, value: object) -> str:
     return ""
 
 
-def _shown(value: object) -> str:
+def _display(value: object) -> str:
     if isinstance(value, Role):
         return " ".join(part for part in (value.role, value.model, value.engine and f"by {value.engine}") if part)
     if isinstance(value, tuple):
-        return ", ".join(_shown(item) for item in value)
+        return ", ".join(_display(item) for item in value)
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -55,7 +55,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # two letters or more
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourcedValue:
     """A value, where it came from, and how near that is (0: nearest)."""
 
     value: Any
@@ -73,35 +73,35 @@ class Layer:
     is_text: bool = False  # numbers too are texts, as in environment variables
 
 
-def merge(layers: Sequence[Layer]) -> dict[Keys, Found]:
+def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
     """Every value given anywhere, checked; the first layer that has one wins. Raises ConfigError.
 
     Tables are in the result too, as {}, so that an empty `models.NAME` is not lost.
     """
-    found: dict[Keys, Found] = {}
+    entries: dict[Keys, SourcedValue] = {}
     for rank, layer in enumerate(layers):
-        for keys, value in _values(layer.tree, _checked(layer), ()):
+        for keys, value in _values(layer.tree, _validate(layer), ()):
             if value and (keys[-1].endswith("_file") or keys[2:3] in (("tokenizer",), ("weights",))):
-                value = _located(value, layer.folder)
-            found.setdefault(keys, Found(value, layer.origin(keys), rank))
-    return found
+                value = _resolve_path(value, layer.folder)
+            entries.setdefault(keys, SourcedValue(value, layer.origin(keys), rank))
+    return entries
 
 
-def dotted(keys: Keys) -> str:
+def dotted_name(keys: Keys) -> str:
     """`models.qwen3-coder:30b.context`"""
     return ".".join(keys)
 
 
-def _values(tree: Mapping[str, Any], checked: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
+def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
     """What the tree holds, as pydantic returned it."""
-    for name, given in tree.items():
-        keys, value = (*path, name), checked[name] if isinstance(checked, Mapping) else getattr(checked, name)
-        yield keys, {} if isinstance(given, Mapping) else value
-        if isinstance(given, Mapping):
-            yield from _values(given, value, keys)
+    for name, node in tree.items():
+        keys, value = (*path, name), table[name] if isinstance(table, Mapping) else getattr(table, name)
+        yield keys, {} if isinstance(node, Mapping) else value
+        if isinstance(node, Mapping):
+            yield from _values(node, value, keys)
 
 
-def _located(place: str, folder: Path) -> str:
+def _resolve_path(place: str, folder: Path) -> str:
     """What may be a path: relative to its source's folder, unless it has a scheme."""
     path = Path(place)
     return place if _SCHEME.match(place) else str(folder / (path.expanduser() if path.parts[:1] == ("~",) else path))
@@ -115,7 +115,7 @@ def _adapter() -> TypeAdapter[File]:
     return TypeAdapter(File)
 
 
-def _checked(layer: Layer) -> File:
+def _validate(layer: Layer) -> File:
     from pydantic import ValidationError
 
     check = _adapter().validate_strings if layer.is_text else _adapter().validate_python
@@ -132,19 +132,22 @@ def _refusal(layer: Layer, error: ErrorDetails) -> ConfigError:
     keys: Keys = tuple(takewhile(lambda part: isinstance(part, str), loc))  # type: ignore[arg-type]
     try:
         if of_key or error["type"] == "unexpected_keyword_argument":
-            problem, shown = _of_name(loc, error), loc[-1]
+            problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
             # Those of [services] never repeat a value; what is wrong with a URL can be said.
-            problem, shown = _spelt(loc) + _of_value(loc[-1], error), "" if keys[0] == "services" else error["input"]
-        secret = urls.may_hold_password(shown)
+            problem, quoted_value = (
+                _spell_path(loc) + _of_value(loc[-1], error),
+                "" if keys[0] == "services" else error["input"],
+            )
+        secret = urls.may_hold_password(quoted_value)
     except ValueError:
-        problem, secret = f"{_spelt(loc)} must not be a number of thousands of digits", False
+        problem, secret = f"{_spell_path(loc)} must not be a number of thousands of digits", False
     if secret:
         problem = "a URL with a password, or what looks like one, has no place here"
     return ConfigError(f"{layer.origin(keys)}: {problem}")
 
 
-def _spelt(loc: Sequence[Any]) -> str:
+def _spell_path(loc: Sequence[Any]) -> str:
     """`models.m.context`, `machines.mac1.roles, entry 2, role`"""
     if loc[2:3] != ("roles",) or not loc[3:]:
         return ".".join(part for part in loc if isinstance(part, str))
@@ -154,12 +157,12 @@ def _spelt(loc: Sequence[Any]) -> str:
 def _of_name(loc: Sequence[str | int], error: ErrorDetails) -> str:
     """What is wrong with a name: of a model or machine, or of no key of ours."""
     if error["type"] == "value_error":
-        return f"the name in {_spelt(loc[:-1])}{error['ctx']['error']}"
+        return f"the name in {_spell_path(loc[:-1])}{error['ctx']['error']}"
     table = "models.weights" if error["type"] == "must" else ".".join(map(str, loc[:-1][::2]))
-    known = did_you_mean(str(loc[-1]), keys_of(table))
+    suggestion = did_you_mean(str(loc[-1]), keys_of(table))
     if table == "machines.roles":
-        return f"{_spelt(loc[:-1])}: {loc[-1]!r:.60} is no setting of a role; {known}"
-    return f"{_spelt(loc)} is no setting of Kvasir; {known}"
+        return f"{_spell_path(loc[:-1])}: {loc[-1]!r:.60} is no setting of a role; {suggestion}"
+    return f"{_spell_path(loc)} is no setting of Kvasir; {suggestion}"
 
 
 def _of_value(key: str | int, error: ErrorDetails) -> str:
@@ -186,7 +189,7 @@ def _of_value(key: str | int, error: ErrorDetails) -> str:
 def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
     """Command-line values. None means that the flag was not given."""
     tree: dict[str, Any] = {}
-    for name, value in _given(flags).items():
+    for name, value in _without_none(flags).items():
         section, *rest = _SHORT.get(name, (name,))
         if rest:
             tree.setdefault(section, {})[rest[0]] = value
@@ -199,8 +202,8 @@ def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
     return Layer(tree, cwd, _flag)
 
 
-def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {name: _given(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
+def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
     return {name: value for name, value in nested.items() if value is not None}
 
 
@@ -232,12 +235,12 @@ def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     """A variable that resembles one of ours is taken for a slip; one that resembles none is somebody else's."""
-    known = {CONFIG_VARIABLE, API_KEY, VLLM_PYTHON, *VARIABLES.values(), *PASSWORDS.values()}
+    variables = {CONFIG_VARIABLE, API_KEY, VLLM_PYTHON, *VARIABLES.values(), *PASSWORDS.values()}
     for name in environ:
-        if not name.startswith("KVASIR_") or name in known or _FOREIGN.match(name):
+        if not name.startswith("KVASIR_") or name in variables or _FOREIGN.match(name):
             continue
         # Without the common prefix, which would make everything look alike.
-        close = difflib.get_close_matches(name[7:], sorted(variable[7:] for variable in known), 1, 0.75)
+        close = difflib.get_close_matches(name[7:], sorted(variable[7:] for variable in variables), 1, 0.75)
         if close:
             raise ConfigError(f"{name}: Kvasir has no such variable; did you mean KVASIR_{close[0]}?")
 
@@ -250,16 +253,16 @@ def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user
 
     A file that is merely found where one stands must be this user's: it says where students' work goes.
     """
-    given = _chosen(config, environ, cwd)
-    paths = [given] if given else []
+    explicit_path = _explicit_file(config, environ, cwd)
+    paths = [explicit_path] if explicit_path else []
     folders = [cwd, user_dir or user_config_dir(environ)]
     paths += [folder / FILE_NAME for folder in folders if folder and (folder / FILE_NAME).exists()]
     unique = {path.resolve(): path for path in reversed(paths)}
-    chosen = [path for path in paths if unique.pop(path.resolve(), None)]
-    for path in chosen:
-        if path != given and (why := why_not_ours(path)):
-            raise ConfigError(f"{why}; or name it, if you trust it: --config {path}")
-    return [_file_layer(path) for path in chosen]
+    unique_paths = [path for path in paths if unique.pop(path.resolve(), None)]
+    for path in unique_paths:
+        if path != explicit_path and (problem := why_not_ours(path)):
+            raise ConfigError(f"{problem}; or name it, if you trust it: --config {path}")
+    return [_file_layer(path) for path in unique_paths]
 
 
 def user_config_dir(environ: Mapping[str, str]) -> Path | None:
@@ -283,15 +286,15 @@ def _user_dir(environ: Mapping[str, str], variable: str, default: str) -> Path |
     return Path(home) / folder / "kvasir"
 
 
-def _chosen(config: Path | None, environ: Mapping[str, str], cwd: Path) -> Path | None:
+def _explicit_file(config: Path | None, environ: Mapping[str, str], cwd: Path) -> Path | None:
     name = config or environ.get(CONFIG_VARIABLE)
     if not name:
         return None
     path = cwd / Path(name).expanduser()
     if not path.is_file():
         source = "--config" if config else CONFIG_VARIABLE
-        shown = "of that name, which looks like a URL with a password" if urls.may_hold_password(path) else path
-        raise ConfigError(f"{source}: there is no file {shown}")
+        label = "of that name, which looks like a URL with a password" if urls.may_hold_password(path) else path
+        raise ConfigError(f"{source}: there is no file {label}")
     return path
 
 
@@ -306,9 +309,9 @@ def _file_layer(path: Path) -> Layer:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
-        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        why = "a name in it looks like a URL with a password" if urls.may_hold_password(why) else why
-        raise ConfigError(f"{path}: is not valid TOML: {why}") from None
+        problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        problem = "a name in it looks like a URL with a password" if urls.may_hold_password(problem) else problem
+        raise ConfigError(f"{path}: is not valid TOML: {problem}") from None
     lines = key_lines(text)
     return Layer(tree, path.parent, lambda keys: _place(path, lines, keys))
 

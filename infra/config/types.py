@@ -31,14 +31,18 @@ class ModelSettings(ModelTable):
 
     def weights_for(self, engine: str = "") -> tuple[str, str]:
         """(engine, weights) for `engine`, or for the model's default. Raises ConfigError if that is not settled."""
-        chosen = engine or self.engine or (next(iter(self.weights)) if len(self.weights) == 1 else "")
+        engine_name = engine or self.engine or (next(iter(self.weights)) if len(self.weights) == 1 else "")
         table = f"[models.{self.name!r}]".replace("'", '"')
-        if not chosen:
-            having = ", ".join(sorted(self.weights)) or "none"
-            raise ConfigError(f"model {self.name!r} has weights for: {having}; set engine in {table}, or pass --engine")
-        if chosen not in self.weights:
-            raise ConfigError(f"model {self.name!r} has no weights for {chosen}: set weights.{chosen} in {table}")
-        return chosen, self.weights[chosen]
+        if not engine_name:
+            engines = ", ".join(sorted(self.weights)) or "none"
+            raise ConfigError(
+                f"model {self.name!r} has weights for: {engines}; set engine in {table}, or pass --engine"
+            )
+        if engine_name not in self.weights:
+            raise ConfigError(
+                f"model {self.name!r} has no weights for {engine_name}: set weights.{engine_name} in {table}"
+            )
+        return engine_name, self.weights[engine_name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,7 @@ class Settings:
     def model(self, name: str) -> ModelSettings:
         """The settings of a configured model. Raises ConfigError with what is configured."""
         if name not in self.models:
-            raise ConfigError(f"model {name!r} is not configured; {configured(name, self.models)}")
+            raise ConfigError(f"model {name!r} is not configured; {models_hint(name, self.models)}")
         return self.models[name]
 
     def code_model(self) -> ModelSettings:
@@ -83,7 +87,7 @@ class Settings:
             raise ConfigError(f"no model is named: pass --{flag}, or set {key} in [grading] of kvasir.toml")
         if name not in self.models:
             origin = self.origin(f"grading.{key}")
-            raise ConfigError(f"{origin}: model {name!r} is not configured; {configured(name, self.models)}")
+            raise ConfigError(f"{origin}: model {name!r} is not configured; {models_hint(name, self.models)}")
         return self.models[name]
 
     def broker_url_with_secret(self) -> str:
@@ -113,7 +117,7 @@ class Settings:
         return str(path) if url else ""
 
 
-def configured(name: str, models: Mapping[str, ModelSettings]) -> str:
+def models_hint(name: str, models: Mapping[str, ModelSettings]) -> str:
     """The end of a sentence about a model that is not configured."""
     if not models:
         return f'none is: add a table [models."{name}"] to kvasir.toml'

@@ -13,7 +13,7 @@ from messages.errors import ConfigError, InvalidMessage
 
 BROKER_SCHEMES = ("amqp", "amqps")
 STORE_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
-_UNESCAPED = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
+_ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
 LOCAL = "local"  # instead of a URL: run it in this process, whatever a file of lower rank says
 
 # Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask early.
@@ -62,17 +62,17 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
     if re.search(r"\s", url) or not url.isprintable():
         return "it has a blank, or a character that can't be seen, in it"
     try:
-        places = [urlsplit(each) for each in addresses(url)]
+        places = [urlsplit(address) for address in addresses(url)]
         ports = [place.port for place in places]  # raises ValueError, quoting what may be a password
     except ValueError:
-        return f"its host or port can't be read ({_UNESCAPED})"
+        return f"its host or port can't be read ({_ENCODING_RULE})"
     if "://" not in url:
         return "it has no protocol"
     parts = places[0]
     if parts.scheme not in schemes:
         return "it has another protocol"
     if "@" in url.replace(_netloc(url), "", 1) or "#" in url:
-        return _UNESCAPED
+        return _ENCODING_RULE
     if 0 in ports:
         return "port 0 is none"
     if "%3a" in (parts.username or "").lower():

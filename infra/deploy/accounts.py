@@ -21,7 +21,7 @@ from messages.errors import UsageError
 Service = Literal["broker", "store"]
 
 SERVICES: tuple[Service, ...] = ("broker", "store")
-_OTHERS: tuple[Role, ...] = tuple(role for role in PERMISSIONS if role != "operator")
+_RESTRICTED_ROLES: tuple[Role, ...] = tuple(role for role in PERMISSIONS if role != "operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ def user_of(role: Role) -> str:
 
 def passwords(settings: Settings, service: Service) -> Mapping[Role, Secret]:
     """Everybody's at a service, made or not. Raises UsageError if the operator's is in no file."""
-    own = _operators(settings, service)
-    if own is None or own.file is None:
+    operator_secret = _operators(settings, service)
+    if operator_secret is None or operator_secret.file is None:
         raise UsageError(
             f"the {service} has no password file: set {service}_password_file in [services] (deploy makes it, and "
             "one for each role beside it)"
         )
-    return {"operator": own, **{role: _beside(own, role) for role in _OTHERS}}
+    return {"operator": operator_secret, **{role: _role_secret(operator_secret, role) for role in _RESTRICTED_ROLES}}
 
 
 def accounts(settings: Settings, service: Service, for_show: bool = False) -> list[Account]:
@@ -72,32 +72,36 @@ def accounts(settings: Settings, service: Service, for_show: bool = False) -> li
 
 def has_roles(settings: Settings, service: Service) -> bool:
     """Whether workers have users of their own at a service."""
-    own = _operators(settings, service)
-    files = [_beside(own, role).file for role in _OTHERS] if own and own.file else []
+    operator_secret = _operators(settings, service)
+    files = (
+        [_role_secret(operator_secret, role).file for role in _RESTRICTED_ROLES]
+        if operator_secret and operator_secret.file
+        else []
+    )
     return bool(files) and all(file and file.exists() for file in files)
 
 
 def login(settings: Settings, service: Service, role: UnitRole) -> Login | None:
     """A worker's login; None if the service wants no password."""
-    url, own = getattr(settings.services, service), _operators(settings, service)
-    if own is None:
+    url, operator_secret = getattr(settings.services, service), _operators(settings, service)
+    if operator_secret is None:
         return None
     if not has_roles(settings, service):
-        return Login(url, service, own)
-    return Login(put_user(url, user_of(role)), f"{service}.{role}", _beside(own, role))
+        return Login(url, service, operator_secret)
+    return Login(put_user(url, user_of(role)), f"{service}.{role}", _role_secret(operator_secret, role))
 
 
-def logged_in(unit: Unit, settings: Settings) -> Unit:
+def with_logins(unit: Unit, settings: Settings) -> Unit:
     """A worker that is told as whom it logs in, and where on its machine the password is."""
     variables = dict(unit.environment)
-    for service, each in _logins(unit, settings).items():
-        variables[f"KVASIR_{service.upper()}_PASSWORD_FILE"] = f"{{folder}}/secrets/{each.name}"
-        if each.name != service:
-            variables[f"KVASIR_{service.upper()}_URL"] = each.url
+    for service, service_login in _logins(unit, settings).items():
+        variables[f"KVASIR_{service.upper()}_PASSWORD_FILE"] = f"{{folder}}/secrets/{service_login.name}"
+        if service_login.name != service:
+            variables[f"KVASIR_{service.upper()}_URL"] = service_login.url
     return replace(unit, environment=tuple(variables.items()))
 
 
-def linked(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit:
+def with_hosts(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit:
     """A worker that is told by which addresses its machine reaches broker and store, where it has some of its own."""
     variables = dict(unit.environment)
     for service in SERVICES:
@@ -110,7 +114,9 @@ def linked(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit:
 
 def secrets_of(units: Sequence[Unit], settings: Settings) -> dict[str, Secret]:
     """The passwords that a machine needs for these workers, by the names of their files there."""
-    return {each.name: each.secret for unit in units for each in _logins(unit, settings).values()}
+    return {
+        service_login.name: service_login.secret for unit in units for service_login in _logins(unit, settings).values()
+    }
 
 
 def without_passwords(config: str) -> str:
@@ -125,25 +131,28 @@ def without_passwords(config: str) -> str:
 def _logins(unit: Unit, settings: Settings) -> dict[Service, Login]:
     if unit.role is None:
         return {}
-    found = {service: login(settings, service, unit.role) for service in SERVICES}
-    return {service: each for service, each in found.items() if each}
+    logins = {service: login(settings, service, unit.role) for service in SERVICES}
+    return {service: service_login for service, service_login in logins.items() if service_login}
 
 
 def _operators(settings: Settings, service: Service) -> Secret | None:
     return settings.services.broker_secret if service == "broker" else settings.services.store_secret
 
 
-def _beside(own: Secret, role: Role) -> Secret:
-    assert own.file
-    return Secret(f"{own.origin}, the {role}'s", file=own.file.with_name(f"{own.file.name}.{role}"))
+def _role_secret(operator_secret: Secret, role: Role) -> Secret:
+    assert operator_secret.file
+    return Secret(
+        f"{operator_secret.origin}, the {role}'s",
+        file=operator_secret.file.with_name(f"{operator_secret.file.name}.{role}"),
+    )
 
 
 def _operator_of(settings: Settings, service: Service) -> str:
     url = getattr(settings.services, service)
     user = unquote(urlsplit(addresses(url)[0]).username or "")
-    if user in ("", "default", *(user_of(role) for role in _OTHERS)):
+    if user in ("", "default", *(user_of(role) for role in _RESTRICTED_ROLES)):
         scheme, _, place = url.partition("://")
         example = f"{scheme}://kvasir@{place.rpartition('@')[2]}"
-        why = f"names the user {user!r}, which is not the operator's" if user else "names no user"
-        raise UsageError(f"the {service}'s URL {why}: write {service} = {example!r} in [services]")
+        problem = f"names the user {user!r}, which is not the operator's" if user else "names no user"
+        raise UsageError(f"the {service}'s URL {problem}: write {service} = {example!r} in [services]")
     return user

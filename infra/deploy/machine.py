@@ -54,7 +54,7 @@ def probe(remote: Remote) -> Facts:
     return Facts(home, user, WheelTarget.parse([system, processor, version]), python)
 
 
-def assumed(machine: MachineSettings) -> Facts:
+def default_facts(machine: MachineSettings) -> Facts:
     """What a dry run takes for granted."""
     user = machine.user or getpass.getuser()
     mac = machine.platform == "macos"
@@ -66,6 +66,6 @@ def assumed(machine: MachineSettings) -> Facts:
 def place_of(machine: MachineSettings, facts: Facts, environment: Mapping[str, str]) -> Place:
     """Where Kvasir lies on the machine. `{folder}` in an environment's value stands for that."""
     folder = machine.folder if machine.folder.startswith("/") else f"{facts.home}/{machine.folder}"
-    filled = {"PATH": _PATHS.get(machine.platform, _PATHS["linux"])}
-    filled |= {name: value.replace("{folder}", folder) for name, value in environment.items()}
-    return Place(facts.home, facts.user, folder, filled)
+    variables = {"PATH": _PATHS.get(machine.platform, _PATHS["linux"])}
+    variables |= {name: value.replace("{folder}", folder) for name, value in environment.items()}
+    return Place(facts.home, facts.user, folder, variables)

@@ -26,7 +26,7 @@ from typing import Literal
 
 Role = Literal["operator", "producer", "prefill", "decode", "monitor"]
 
-_NOTHING = "^$"
+_NO_NAMES = "^$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ PERMISSIONS: Mapping[Role, Permission] = MappingProxyType(
             _names(*_WORKER_READS, *_DECODE_QUEUES, *_PREFILL_QUEUES),
         ),
         # Sees how full queues are, and never a message. On RabbitMQ 4.3 even that needs configure.
-        "monitor": Permission(_NOTHING, _NOTHING, _NOTHING),
+        "monitor": Permission(_NO_NAMES, _NO_NAMES, _NO_NAMES),
     }
 )
 
@@ -102,8 +102,8 @@ STORE_RULES: Mapping[Role, str] = MappingProxyType(
 
 def set_permissions(role: Role, user: str, vhost: str = "/") -> list[str]:
     """Arguments of rabbitmqctl that give `user` the rights of `role` in `vhost`, and take all others there."""
-    given = PERMISSIONS[role]
-    return ["set_permissions", "-p", vhost, user, given.configure, given.write, given.read]
+    permission = PERMISSIONS[role]
+    return ["set_permissions", "-p", vhost, user, permission.configure, permission.write, permission.read]
 
 
 def main(arguments: Sequence[str]) -> int:

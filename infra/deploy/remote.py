@@ -45,20 +45,23 @@ class Remote:
             options += ["-F", str(ssh_config)]
         target = f"{machine.user}@{machine.host}" if machine.user else machine.host
         self._ssh = ["ssh", *options, target]
-        self._asked: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self, script: str, stdin: bytes = b"", timeout_s: float = _COMMAND_S) -> str:
         """What a shell script prints; it stops at its first error."""
         command = [*self._ssh, f"sh -c {shlex.quote('set -eu; ' + script)}"]
         try:
-            done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+            completed_process = subprocess.run(
+                command, input=stdin, capture_output=True, timeout=timeout_s, check=False
+            )
         except FileNotFoundError:
             raise DeployFailed(_NO_SSH) from None
         except subprocess.TimeoutExpired:
             raise DeployFailed(f"{self.name}: no answer after {timeout_s:.0f} s to: {script:.80}") from None
-        if done.returncode:
-            raise DeployFailed(f"{self.name}: {_reason(done.stderr, done.stdout)} (status {done.returncode})")
-        return done.stdout.decode("utf-8", "replace")
+        if completed_process.returncode:
+            reason = _reason(completed_process.stderr, completed_process.stdout)
+            raise DeployFailed(f"{self.name}: {reason} (status {completed_process.returncode})")
+        return completed_process.stdout.decode("utf-8", "replace")
 
     def lines(self, script: str) -> Iterator[str]:
         """What a shell script prints, line by line, until it ends or `hang_up` ends it."""
@@ -66,21 +69,21 @@ class Remote:
         pipe = subprocess.PIPE
         try:
             # Ctrl-C is ours to handle, and the script's input stays open until we are gone.
-            asked = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except FileNotFoundError:
             raise DeployFailed(_NO_SSH) from None
-        self._asked.append(asked)
-        assert asked.stdout
-        assert asked.stderr
-        for line in asked.stdout:
+        self._processes.append(process)
+        assert process.stdout
+        assert process.stderr
+        for line in process.stdout:
             yield line.decode("utf-8", "replace").rstrip("\r\n")
-        if asked.wait():
-            raise DeployFailed(f"{self.name}: {_reason(asked.stderr.read(), b'')} (status {asked.returncode})")
+        if process.wait():
+            raise DeployFailed(f"{self.name}: {_reason(process.stderr.read(), b'')} (status {process.returncode})")
 
     def hang_up(self) -> None:
         """End what `lines` still reads."""
-        for asked in self._asked:
-            asked.terminate()
+        for process in self._processes:
+            process.terminate()
 
     def put(self, files: Mapping[str, RemoteFile], root: bool = False) -> None:
         """Write files, by absolute path, each replaced as a whole. `root`: with sudo, owned by root."""
@@ -90,14 +93,16 @@ class Remote:
 
     def put_folder(self, local: Path, folder: str) -> Sequence[str]:
         """Copy the files of a local folder that are not there by name and SHA-256; what was copied."""
-        quoted = shlex.quote(folder)
-        listed = self.run(f"mkdir -p {quoted}; cd {quoted}; {_DIGESTS}")
-        there = {name: digest for digest, name in (line.split(None, 1) for line in listed.splitlines())}
-        missing = [path for path in sorted(local.iterdir()) if path.is_file() and there.get(path.name) != _digest(path)]
-        for path in missing:  # one at a time: a broken line costs one file
+        quoted_folder = shlex.quote(folder)
+        listing = self.run(f"mkdir -p {quoted_folder}; cd {quoted_folder}; {_DIGESTS}")
+        digests = {name: digest for digest, name in (line.split(None, 1) for line in listing.splitlines())}
+        new_paths = [
+            path for path in sorted(local.iterdir()) if path.is_file() and digests.get(path.name) != _digest(path)
+        ]
+        for path in new_paths:  # one at a time: a broken line costs one file
             draft, target = shlex.quote(f"{folder}/.{path.name}"), shlex.quote(f"{folder}/{path.name}")
             self.run(f"cat > {draft}; mv {draft} {target}", path.read_bytes())
-        return [path.name for path in missing]
+        return [path.name for path in new_paths]
 
 
 def _digest(path: Path) -> str:

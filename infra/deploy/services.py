@@ -93,7 +93,7 @@ def _broker_unit(settings: Settings) -> Unit:
     variables = {
         "HOME": folder,  # of the cookie
         "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
-        "RABBITMQ_DIST_PORT": str(_beside(port, _ERLANG)),
+        "RABBITMQ_DIST_PORT": str(_offset_port(port, _ERLANG)),
         # Erlang's own listeners know no users, and run any code for whoever has the cookie: one node needs none of them
         # from outside.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
@@ -115,13 +115,13 @@ def _store_unit(settings: Settings) -> Unit:
     return Unit("kvasir-store", "Redis", words, port, host)
 
 
-def _beside(port: int, offset: int) -> int:
+def _offset_port(port: int, offset: int) -> int:
     return port + offset if port + offset < 1 << 16 else port - offset
 
 
 def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
     """The service's hosts, and the one port that it listens at on all of them."""
-    places = [urlsplit(each) for each in addresses(url)]
+    places = [urlsplit(address) for address in addresses(url)]
     hosts = [place.hostname for place in places if place.hostname]
     if not hosts:
         raise ConfigError(f"services.{name} names no host for the machine with the role {name!r}: set its URL")
@@ -154,9 +154,9 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
             f"net_ticktime = {_NET_TICKTIME_S}",
             f"load_definitions = {place.folder}/services/definitions.json",
             f"management.tcp.ip = {LOOPBACK}",
-            f"management.tcp.port = {_beside(port, _PAGE)}",
+            f"management.tcp.port = {_offset_port(port, _PAGE)}",
             f"prometheus.tcp.ip = {LOOPBACK}",
-            f"prometheus.tcp.port = {_beside(port, _METRICS)}",
+            f"prometheus.tcp.port = {_offset_port(port, _METRICS)}",
             "",
         ]
     )

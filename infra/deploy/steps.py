@@ -39,17 +39,17 @@ def prepare(place: Place) -> list[DeployStep]:
 def install(place: Place, python: str, release: str, requirements: Sequence[str]) -> list[DeployStep]:
     """Install a release beside the one in use, from the wheelhouse alone; nothing to do if it is there."""
     final = shlex.quote(f"{place.folder}/releases/{release}")
-    wanted = " ".join(shlex.quote(_there(place, each)) for each in requirements)
+    arguments = " ".join(shlex.quote(_wheel_on_machine(place, requirement)) for requirement in requirements)
     # Made in place, because a virtual environment can't be moved; complete only once it is marked so.
     script = (
         f"[ -e {final}/complete ] || {{ rm -rf {final}; {shlex.quote(python)} -m venv {final}; "
         f"{final}/bin/python -m pip install --quiet --disable-pip-version-check --no-index "
-        f"--find-links {shlex.quote(place.folder + '/wheelhouse')} {wanted}; touch {final}/complete; }}"
+        f"--find-links {shlex.quote(place.folder + '/wheelhouse')} {arguments}; touch {final}/complete; }}"
     )
     return [DeployStep(f"install release {release}", script)]
 
 
-def _there(place: Place, requirement: str) -> str:
+def _wheel_on_machine(place: Place, requirement: str) -> str:
     """The requirement with the path that the wheel has on the machine."""
     path, bracket, extras = requirement.partition("[")
     return f"{place.folder}/wheelhouse/{Path(path).name}{bracket}{extras}" if path.endswith(".whl") else requirement
@@ -80,8 +80,8 @@ def key_files(place: Place, units: Sequence[Unit]) -> list[DeployStep]:
     for unit in units:
         if unit.role == "producer":
             state = f"{place.folder}/{unit.name.removeprefix('kvasir-')}"
-            quoted = shlex.quote(state)
-            script = f"umask 077; mkdir -p {quoted}; [ -e {quoted}/keys.json ] || echo '[]' > {quoted}/keys.json"
+            folder = shlex.quote(state)
+            script = f"umask 077; mkdir -p {folder}; [ -e {folder}/keys.json ] || echo '[]' > {folder}/keys.json"
             add = f"{place.folder}/current/bin/kvasir keys add NAME --state {state}"
             steps.append(DeployStep(f"keep the gateway's API keys in {state}; there, {add} makes one", script))
     return steps
@@ -95,8 +95,8 @@ def forget(place: Place, names: Sequence[str]) -> list[DeployStep]:
 
 def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> list[DeployStep]:
     """Write the supervisor's files, and make them known."""
-    written = dict(unit_file(supervisor, unit, place) for unit in units)
-    files = {path: RemoteFile(text.encode()) for path, text in written.items()}
+    unit_files = dict(unit_file(supervisor, unit, place) for unit in units)
+    files = {path: RemoteFile(text.encode()) for path, text in unit_files.items()}
     enable = "; ".join(control(supervisor, "enable", unit, place) for unit in units)
     return [DeployStep(f"write {len(units)} unit(s) for {supervisor}", enable, files, supervisor != "plain")]
 

@@ -30,13 +30,13 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     verb, lock, log, command = arguments[0], Path(f"{arguments[1]}.pid"), Path(arguments[2]), list(arguments[4:])
     if verb == "status":
-        return 0 if running(lock) else 3
+        return 0 if supervisor_pid(lock) else 3
     if verb == "stop":
         return stop(lock)
     return start(lock, log, command)
 
 
-def running(lock: Path) -> int:
+def supervisor_pid(lock: Path) -> int:
     """The supervisor's process id; 0 if there is none."""
     try:
         with lock.open() as file:
@@ -52,9 +52,9 @@ def running(lock: Path) -> int:
 def stop(lock: Path) -> int:
     """SIGTERM, and wait until it has left."""
     deadline = time.monotonic() + _STOP_S
-    if pid := running(lock):
+    if pid := supervisor_pid(lock):
         os.kill(pid, signal.SIGTERM)
-    while running(lock):
+    while supervisor_pid(lock):
         if time.monotonic() > deadline:
             return 1
         time.sleep(_POLL_S)
@@ -63,7 +63,7 @@ def stop(lock: Path) -> int:
 
 def start(lock: Path, log: Path, command: list[str]) -> int:
     """Supervise in the background; nothing to do if it runs already."""
-    if running(lock):
+    if supervisor_pid(lock):
         return 0
     for folder in (lock.parent, log.parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,11 +71,11 @@ def start(lock: Path, log: Path, command: list[str]) -> int:
         os.setsid()
         if os.fork() == 0:
             _detach(log)
-            os._exit(Supervised(lock, command).run())
+            os._exit(SupervisedCommand(lock, command).run())
         os._exit(0)
     os.wait()
     deadline = time.monotonic() + _START_S
-    while not running(lock):
+    while not supervisor_pid(lock):
         if time.monotonic() > deadline:
             return 1
         time.sleep(_POLL_S)
@@ -84,12 +84,12 @@ def start(lock: Path, log: Path, command: list[str]) -> int:
 
 def _detach(log: Path) -> None:
     """Nothing of the caller's terminal is kept, or ssh would wait for it."""
-    with open(os.devnull, "rb") as nothing, log.open("ab") as file:
-        for number, target in ((0, nothing), (1, file), (2, file)):
+    with open(os.devnull, "rb") as null_device, log.open("ab") as file:
+        for number, target in ((0, null_device), (1, file), (2, file)):
             os.dup2(target.fileno(), number)
 
 
-class Supervised:
+class SupervisedCommand:
     """The command, and the lock that says so."""
 
     def __init__(self, lock: Path, command: list[str]) -> None:
@@ -115,11 +115,11 @@ class Supervised:
     def _keep_running(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._leaving:
-            started = time.monotonic()
+            started_at = time.monotonic()
             code = self._run_once()
             if self._leaving:
                 return
-            pause_s = _FIRST_PAUSE_S if time.monotonic() - started > _RAN_WELL_S else pause_s
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - started_at > _RAN_WELL_S else pause_s
             os.write(2, f"supervise: it ended with {code}; again in {pause_s:.0f} s\n".encode())
             self._wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -50,8 +50,8 @@ class Unit:
 
     def variables(self, place: Place) -> dict[str, str]:
         """Its environment there. No secrets: unit files are readable by everybody."""
-        own = {name: value.replace("{folder}", place.folder) for name, value in self.environment}
-        return {"PYTHONUNBUFFERED": "1", **place.environment, **own}
+        variables = {name: value.replace("{folder}", place.folder) for name, value in self.environment}
+        return {"PYTHONUNBUFFERED": "1", **place.environment, **variables}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ def units_of(machine: MachineSettings) -> list[Unit]:
     """The workers of a machine, in the order of its roles, and its gateways after them."""
     roles = [role for role in machine.roles if role.role in WORKER_ROLES]
     gateways = [role for role in machine.roles if role.role == "gateway"]
-    seen: dict[str, int] = {}
+    name_counts: dict[str, int] = {}
     units = []
     for index, role in enumerate(roles):
         name = f"kvasir-{role.role}-{_UNSAFE.sub('-', role.model.lower()).strip('-')}"
-        seen[name] = seen.get(name, 0) + 1
-        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        name_counts[name] = name_counts.get(name, 0) + 1
+        name = name if name_counts[name] == 1 else f"{name}-{name_counts[name]}"
         units.append(_worker(name, role, machine.metrics_port + index, _page_host(machine), machine.hours))
     for index, role in enumerate(gateways, len(roles)):
         units.append(_gateway(role.port, machine.metrics_port + index, _page_host(machine)))
@@ -150,12 +150,12 @@ def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], un
         return f"sudo -n systemctl {verb} {unit.name}"
     if supervisor == "launchd":
         target = f"system/{label(unit)}"
-        known = f"sudo -n launchctl print {target} >/dev/null 2>&1"
+        is_loaded = f"sudo -n launchctl print {target} >/dev/null 2>&1"
         return {
             "enable": f"sudo -n launchctl enable {target}",
-            "start": f"{known} || sudo -n launchctl bootstrap system {path}",
+            "start": f"{is_loaded} || sudo -n launchctl bootstrap system {path}",
             # bootout returns before the process has ended.
-            "stop": f"! {known} || {{ sudo -n launchctl bootout {target}; while {known}; do sleep 1; done; }}",
+            "stop": f"! {is_loaded} || {{ sudo -n launchctl bootout {target}; while {is_loaded}; do sleep 1; done; }}",
         }[verb]
     return "true" if verb == "enable" else f"sh {path} {verb}"
 
@@ -213,8 +213,8 @@ def _plain(unit: Unit, place: Place) -> str:
 def _quoted_for_systemd(word: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_./:=@,+-]+", word):
         return word
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{_percent(escaped)}"'
+    text = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_percent(text)}"'
 
 
 def _percent(text: str) -> str:

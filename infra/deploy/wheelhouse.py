@@ -62,10 +62,10 @@ def extras_of(machine: MachineSettings) -> list[str]:
 def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
     """What pip is asked for, there and here."""
     extras = extras_of(machine)
-    wanted = [f"{wheel}[{','.join(extras)}]" if extras else str(wheel)]
+    requirements = [f"{wheel}[{','.join(extras)}]" if extras else str(wheel)]
     if machine.platform == "linux-cuda" and "mlx" in extras:
-        wanted.append("mlx[cuda13]")
-    return wanted
+        requirements.append("mlx[cuda13]")
+    return requirements
 
 
 def build_wheel(checkout: Path, into: Path) -> Path:
@@ -73,8 +73,10 @@ def build_wheel(checkout: Path, into: Path) -> Path:
     if not (checkout / "pyproject.toml").is_file():
         raise DeployFailed(f"{checkout} is no checkout of Kvasir to build a wheel from: give --wheel FILE")
     into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as made:  # a build leaves its products beside its sources
-        copy = shutil.copytree(checkout, Path(made) / "kvasir", ignore=_no_sources)
+    with tempfile.TemporaryDirectory(
+        prefix="kvasir-wheel-"
+    ) as folder:  # a build leaves its products beside its sources
+        copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_no_sources)
         _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
     return max(into.glob("kvasir_inference-*.whl"), key=lambda path: path.stat().st_mtime)
 
@@ -103,8 +105,8 @@ def fetch(folder: Path, requirement: str, target: WheelTarget) -> None:
 
 def missing_in(error: str) -> str:
     """The requirement that pip did not find, by its error message; "" if that says something else."""
-    found = re.search(r"No matching distribution found for ([^;()]+)", error)
-    return found[1].strip() if found else ""
+    match = re.search(r"No matching distribution found for ([^;()]+)", error)
+    return match[1].strip() if match else ""
 
 
 def _options(folder: Path, target: WheelTarget) -> list[str]:
@@ -122,15 +124,15 @@ def _options(folder: Path, target: WheelTarget) -> list[str]:
 def release_name(wheel: Path, requirements: Sequence[str]) -> str:
     """Names what is installed: the wheel's bytes, and what else is asked for."""
     digest = hashlib.sha256(wheel.read_bytes())
-    digest.update("\n".join(Path(wanted).name for wanted in requirements).encode())
+    digest.update("\n".join(Path(requirement).name for requirement in requirements).encode())
     return f"{wheel.name.split('-')[1]}-{digest.hexdigest()[:12]}"
 
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.strip()]
+    completed_process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed_process.returncode:
+        errors = [line for line in completed_process.stderr.splitlines() if line.strip()]
         raise DeployFailed(f"pip {arguments[0]}: {errors[-1] if errors else 'it failed'}")
 
 

@@ -14,27 +14,27 @@ from grading.grade import GradeRequest
 from grading.report.grades import SUMMARY_COLUMNS, summary, summary_rows
 from infra.config.next_command import next_command
 from kvasir import api, class_run, dry_run
-from kvasir.connect import connect, need_cluster
+from kvasir.connect import connect, require_cluster
 from kvasir.deadline import deadline_option
 from kvasir.options import (
     BatchPlace,
-    Chosen,
     ClassFiles,
     Globals,
     Models,
     Output,
-    gathered,
+    Selection,
     grading_options,
+    group_options,
     only_option,
     path,
     quiet_option,
     wait_option,
 )
-from kvasir.terminal import TerminalProgress, say, say_json, stderr, table
+from kvasir.terminal import TerminalProgress, print_table, say, say_json, stderr
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.batch.runner import cancelled
+from producers.batch.runner import cancelled_results
 from producers.words import plural
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -48,14 +48,14 @@ _WAITS = ", or use kvasir grade, which waits"
 @json_option
 @quiet_option
 @wait_option
-@gathered(files=ClassFiles, models=Models, place=BatchPlace, chosen=Chosen, output=Output)
+@group_options(files=ClassFiles, models=Models, place=BatchPlace, selection=Selection, output=Output)
 @click.pass_obj
 def grade(
-    given: Globals,
+    options: Globals,
     files: ClassFiles,
     models: Models,
     place: BatchPlace,
-    chosen: Chosen,
+    selection: Selection,
     deadline_s: float,
     dry: bool,
     output: Output,
@@ -64,50 +64,50 @@ def grade(
 
     Run it again to go on where it stopped: what is graded is not graded twice.
     """
-    settings = given.settings(models)
+    settings = options.settings(models)
     if dry:
-        request = class_run.request_from(settings, files, chosen)
+        request = class_run.request_from(settings, files, selection)
         class_run.place_of(request, place)  # a dry run says what the run would refuse
-        return dry_run.show(settings, request, output.as_json)
+        return dry_run.show_dry_run(settings, request, output.as_json)
     outcome = api.grade(
         **asdict(files),
         **asdict(place),
-        **asdict(chosen),
+        **asdict(selection),
         deadline_s=deadline_s,
         max_wait_s=output.max_wait,
         quiet=output.quiet,
         settings=settings,
-        observe=given.observer(),
+        observe=options.observer(),
     )
-    return show(outcome, output.as_json)
+    return show_outcome(outcome, output.as_json)
 
 
 @click.command()
 @grading_options
 @deadline_option
 @quiet_option
-@gathered(files=ClassFiles, models=Models, place=BatchPlace, chosen=Chosen)
+@group_options(files=ClassFiles, models=Models, place=BatchPlace, selection=Selection)
 @click.pass_obj
 def submit(
-    given: Globals,
+    options: Globals,
     files: ClassFiles,
     models: Models,
     place: BatchPlace,
-    chosen: Chosen,
+    selection: Selection,
     deadline_s: float,
     quiet: bool,
 ) -> int:
     """Queue the submissions in FOLDER on the cluster and leave; `kvasir watch` gathers the results."""
-    settings = given.settings(models)
-    request = class_run.request_from(settings, files, chosen)
-    need_cluster(settings, "submit", _WAITS)
+    settings = options.settings(models)
+    request = class_run.request_from(settings, files, selection)
+    require_cluster(settings, "submit", _WAITS)
     with (
         TerminalProgress(quiet) as progress,
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
-        published = class_run.submit(settings, batch, assignment, progress, given.observer(), deadline_s)
+        job_count = class_run.submit(settings, batch, assignment, progress, options.observer(), deadline_s)
     gather = next_command("watch", batch.folder)
-    say(f"{plural(published, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
+    say(f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
     return 0
 
 
@@ -117,25 +117,25 @@ def submit(
 @quiet_option
 @wait_option
 @click.pass_obj
-def watch(given: Globals, batch: Path, as_json: bool, quiet: bool, max_wait: float | None) -> int:
+def watch(options: Globals, batch: Path, as_json: bool, quiet: bool, max_wait: float | None) -> int:
     """Wait for the results of the batch in folder BATCH, and write its report."""
-    settings = given.settings()
-    with _existing(batch) as owned, TerminalProgress(quiet) as progress:
-        assignment = class_run.open_assignment(owned, class_run.request_again(settings, owned))
-        outcome = class_run.run(settings, owned, assignment, progress, given.observer(), max_wait)
-    return show(outcome, as_json)
+    settings = options.settings()
+    with _existing(batch) as owned_batch, TerminalProgress(quiet) as progress:
+        assignment = class_run.open_assignment(owned_batch, class_run.request_of_batch(settings, owned_batch))
+        outcome = class_run.run_class(settings, owned_batch, assignment, progress, options.observer(), max_wait)
+    return show_outcome(outcome, as_json)
 
 
 @click.command()
 @click.argument("batch", type=path)
 @json_option
 @click.pass_obj
-def results(given: Globals, batch: Path, as_json: bool) -> int:
+def results(options: Globals, batch: Path, as_json: bool) -> int:
     """Show what the batch in folder BATCH has so far, and write its report anew. Connects to nothing."""
-    settings = given.settings()
-    with _existing(batch) as owned:
-        outcome = class_run.look(settings, owned)
-    return show(outcome, as_json)
+    settings = options.settings()
+    with _existing(batch) as owned_batch:
+        outcome = class_run.look(settings, owned_batch)
+    return show_outcome(outcome, as_json)
 
 
 @click.command()
@@ -146,39 +146,39 @@ def results(given: Globals, batch: Path, as_json: bool) -> int:
 @wait_option
 @click.pass_obj
 def retry(
-    given: Globals, batch: Path, only: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
+    options: Globals, batch: Path, only: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
 ) -> int:
     """Run the failed, cancelled and expired jobs of the batch in folder BATCH once more."""
-    settings = given.settings()
-    with _existing(batch) as owned, TerminalProgress(quiet) as progress:
-        owned.check_may_publish()
-        request: GradeRequest = class_run.request_again(settings, owned)
-        assignment = class_run.open_assignment(owned, request)
-        known = {task.job_id for task in assignment.tasks if task.may_run}
-        again = _to_retry(owned, known, _named(owned, request, only))
-        owned.run_again(again)
-        progress.say(f"{plural(len(again), 'job')} run again")
-        outcome = class_run.run(settings, owned, assignment, progress, given.observer(), max_wait)
-    return show(outcome, as_json)
+    settings = options.settings()
+    with _existing(batch) as owned_batch, TerminalProgress(quiet) as progress:
+        owned_batch.check_may_publish()
+        request: GradeRequest = class_run.request_of_batch(settings, owned_batch)
+        assignment = class_run.open_assignment(owned_batch, request)
+        runnable_ids = {task.job_id for task in assignment.tasks if task.may_run}
+        retried_ids = _jobs_to_retry(owned_batch, runnable_ids, _names_in_batch(owned_batch, request, only))
+        owned_batch.run_again(retried_ids)
+        progress.say(f"{plural(len(retried_ids), 'job')} run again")
+        outcome = class_run.run_class(settings, owned_batch, assignment, progress, options.observer(), max_wait)
+    return show_outcome(outcome, as_json)
 
 
 @click.command()
 @click.argument("batch", type=path)
 @click.pass_obj
-def cancel(given: Globals, batch: Path) -> int:
+def cancel(options: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
-    settings = given.settings()
+    settings = options.settings()
     _check_exists(batch)
-    need_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
+    require_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
     batch_id = batches.batch_id(batch)
-    with connect(settings, (), given.observer(), "cancel") as client:
+    with connect(settings, (), options.observer(), "cancel") as client:
         client.cancel(batch_id)
     if batches.is_owned(batch):
         say(f"{batch_id} is cancelled; the kvasir process that owns it writes the results")
         return 0
-    with Batch(batch) as owned:
-        written = owned.journal.record(cancelled(owned))
-    say(f"{batch_id} is cancelled: {plural(len(written), 'job')}")
+    with Batch(batch) as owned_batch:
+        new_results = owned_batch.journal.record(cancelled_results(owned_batch))
+    say(f"{batch_id} is cancelled: {plural(len(new_results), 'job')}")
     return 0
 
 
@@ -192,33 +192,35 @@ def _check_exists(folder: Path) -> None:
         raise BatchError(f"{folder} holds no batch; name the folder given to --out")
 
 
-def _named(batch: Batch, request: GradeRequest, only: tuple[str, ...]) -> set[str]:
+def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, ...]) -> set[str]:
     """The submissions that are meant, by the rule of `grade --only`. Raises UsageError for what is not in the batch."""
-    names = {submission.name for submission in request.read(only)} if only else set()
+    names = {submission.name for submission in request.read(selectors)} if selectors else set()
     strangers = names - {entry.name for entry in batch.entries}
     if strangers:
         raise BatchError(f"the batch in {batch.folder} holds no {', '.join(sorted(strangers))}")
     return names
 
 
-def _to_retry(batch: Batch, known: set[str], named: set[str]) -> list[str]:
-    chosen = []
+def _jobs_to_retry(batch: Batch, runnable_ids: set[str], names: set[str]) -> list[str]:
+    job_ids = []
     for entry in batch.entries:
         result = batch.result(entry.job_id)
-        if entry.job_id not in known or result is None:
+        if entry.job_id not in runnable_ids or result is None:
             continue
-        if entry.name in named or (not named and result.state != "succeeded"):
-            chosen.append(entry.job_id)
-    return chosen
+        if entry.name in names or (not names and result.state != "succeeded"):
+            job_ids.append(entry.job_id)
+    return job_ids
 
 
-def show(outcome: class_run.Outcome, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> int:
-    """Print it, as JSON with `more` in it; the exit code."""
+def show_outcome(
+    outcome: class_run.Outcome, as_json: bool, extra_fields: Mapping[str, Any] = MappingProxyType({})
+) -> int:
+    """Print it, as JSON with `extra_fields` in it; the exit code."""
     counts = outcome.counts
     if as_json:
-        say_json({**class_run.as_json(outcome), **more})
+        say_json({**class_run.as_json(outcome), **extra_fields})
     else:
-        table(SUMMARY_COLUMNS, summary_rows(outcome.grades), right=("points",))
+        print_table(SUMMARY_COLUMNS, summary_rows(outcome.grades), right=("points",))
         for alarm in outcome.alarms:
             say(f"Look at the class: {alarm}")
         if not outcome.worked:
@@ -228,10 +230,10 @@ def show(outcome: class_run.Outcome, as_json: bool, more: Mapping[str, Any] = Ma
     if outcome.note:
         stderr.print(outcome.note, soft_wrap=True, markup=False)
     if counts.open:
-        still = plural(counts.open, "job", "is", "are")
-        stderr.print(f"{still} still open; {outcome.go_on}", soft_wrap=True, markup=False)
-    incomplete = any(made.state in ("failed", "incomplete", "waiting") for made in outcome.grades)
-    return 1 if incomplete or counts.done != counts.succeeded else 0
+        open_jobs = plural(counts.open, "job", "is", "are")
+        stderr.print(f"{open_jobs} still open; {outcome.go_on}", soft_wrap=True, markup=False)
+    incomplete = any(grade.state in ("failed", "incomplete", "waiting") for grade in outcome.grades)
+    return 1 if incomplete or counts.finished_jobs != counts.succeeded else 0
 
 
 COMMANDS = (grade, submit, watch, results, retry, cancel)

@@ -13,20 +13,20 @@ from pathlib import Path
 import click
 
 from infra.config.next_command import next_command
-from kvasir.connect import connect, need_cluster
-from kvasir.options import Globals, gathered, json_option, together
-from kvasir.terminal import confirmed, say, say_json, stderr, table
+from kvasir.connect import connect, require_cluster
+from kvasir.options import Globals, combine_options, group_options, json_option
+from kvasir.terminal import confirm, print_table, say, say_json, stderr
 from messages.errors import UsageError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.batch.dead_letters import DeadLetters, Letter, Which, readable
+from producers.batch.dead_letters import DeadLetters, Letter, LetterFilter, readable
 from producers.client import Client
 from producers.words import plural
 
 _ROWS = 100  # of a table; --json has all
 _MESSAGE_CHARS = 100
 
-all_option = click.option("--all", "everything", is_flag=True, help="Every letter: needed where nothing else is said.")
+all_option = click.option("--all", "all_letters", is_flag=True, help="Every letter: needed where nothing else is said.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,27 @@ class _Filters:
     model: str
     error: str
 
-    def which(self) -> Which:
+    def letter_filter(self) -> LetterFilter:
         """What to look for."""
-        owned = self.batch and batches.exists(Path(self.batch))
-        return Which(batches.batch_id(Path(self.batch)) if owned else self.batch, self.model, self.error, self.jobs)
+        is_folder = self.batch and batches.exists(Path(self.batch))
+        return LetterFilter(
+            batches.batch_id(Path(self.batch)) if is_folder else self.batch, self.model, self.error, self.jobs
+        )
 
-    def chosen(self, everything: bool) -> Which:
+    def required_filter(self, all_letters: bool) -> LetterFilter:
         """The same for what changes letters: raises UsageError where nothing was said."""
-        if not (self.jobs or self.batch or self.model or self.error or everything):
+        if not (self.jobs or self.batch or self.model or self.error or all_letters):
             raise UsageError("which dead letters? name jobs, --batch, --model or --error, or say --all")
-        return self.which()
+        return self.letter_filter()
 
 
 # Options that say which letters are meant.
-filters = together(
+filter_options = combine_options(
     click.argument("jobs", nargs=-1, metavar="[JOB]..."),
     click.option("--batch", default="", metavar="B", help="Only this batch's: its id, or its folder."),
     click.option("--model", default="", metavar="M", help="Only this model's."),
     click.option("--error", default="", metavar="CLASS", help="Only of this error class, such as Poison."),
-    gathered(said=_Filters),
+    group_options(filters=_Filters),
 )
 
 
@@ -69,13 +71,13 @@ def dead() -> None:
 
 
 @dead.command("list")
-@filters
+@filter_options
 @json_option
 @click.pass_obj
-def list_letters(given: Globals, said: _Filters, as_json: bool) -> int:
+def list_letters(options: Globals, filters: _Filters, as_json: bool) -> int:
     """Show which jobs lie among the dead letters, and why."""
-    with _opened(given) as (_, graveyard):
-        letters = graveyard.matching(said.which())
+    with _open_dead_letters(options) as (_, graveyard):
+        letters = graveyard.matching(filters.letter_filter())
         if as_json:
             say_json([letter.facts() for letter in letters])
         else:
@@ -84,104 +86,109 @@ def list_letters(given: Globals, said: _Filters, as_json: bool) -> int:
 
 
 @dead.command()
-@filters
+@filter_options
 @json_option
 @click.pass_obj
-def show(given: Globals, said: _Filters, as_json: bool) -> int:
+def show(options: Globals, filters: _Filters, as_json: bool) -> int:
     """Show everything about dead letters, prompts included."""
-    with _opened(given) as (_, graveyard):
-        found = [readable(letter) for letter in graveyard.matching(said.which())]
+    with _open_dead_letters(options) as (_, graveyard):
+        letters = [readable(letter) for letter in graveyard.matching(filters.letter_filter())]
     if as_json:
-        say_json(found)
+        say_json(letters)
         return 0
-    for letter in found:
+    for letter in letters:
         for name, value in letter.items():
-            say(f"{name}: {_when(value) if name == 'failed_at' else value}")
+            say(f"{name}: {_format_time(value) if name == 'failed_at' else value}")
         say("")
-    say(plural(len(found), "dead letter"))
+    say(plural(len(letters), "dead letter"))
     return 0
 
 
 @dead.command()
-@filters
+@filter_options
 @all_option
 @json_option
 @click.pass_obj
-def replay(given: Globals, said: _Filters, everything: bool, as_json: bool) -> int:
+def replay(options: Globals, filters: _Filters, all_letters: bool, as_json: bool) -> int:
     """Run the jobs of dead letters once more, each as its job's next run.
 
     The batch's owner takes the results: `kvasir watch FOLDER` fetches them. With --batch FOLDER the batch also waits
     for them.
     """
-    which = said.chosen(everything)
-    with _opened(given) as (client, graveyard), _owned(said.batch) as owner:
-        done = graveyard.replay(graveyard.matching(which), client, owner)
+    letter_filter = filters.required_filter(all_letters)
+    with _open_dead_letters(options) as (client, graveyard), _own_batch(filters.batch) as owner:
+        replay_result = graveyard.replay(graveyard.matching(letter_filter), client, owner)
     if as_json:
-        left = [letter.facts() | {"why": why} for letter, why in done.left]
-        click.echo(json.dumps({"replayed": [[job.job_id, job.run] for job in done.jobs], "left": left}))
+        left_letters = [letter.facts() | {"why": reason} for letter, reason in replay_result.refusals]
+        click.echo(
+            json.dumps({"replayed": [[job.job_id, job.run] for job in replay_result.jobs], "left": left_letters})
+        )
     else:
-        for letter, why in done.left:
-            stderr.print(f"{letter.envelope.job_id}: stays: {why}", soft_wrap=True, markup=False, highlight=False)
-        say(f"{plural(len(done.jobs), 'job')} run again, {plural(len(done.left), 'letter')} left where they were")
-        for batch_id in sorted({job.batch_id for job in done.jobs}):
-            say(f"Fetch the results of {batch_id} with: {next_command('watch', said.batch if owner else 'FOLDER')}")
-    return 1 if done.left else 0
+        for letter, reason in replay_result.refusals:
+            stderr.print(f"{letter.envelope.job_id}: stays: {reason}", soft_wrap=True, markup=False, highlight=False)
+        say(
+            f"{plural(len(replay_result.jobs), 'job')} run again, "
+            f"{plural(len(replay_result.refusals), 'letter')} left where they were"
+        )
+        for batch_id in sorted({job.batch_id for job in replay_result.jobs}):
+            say(f"Fetch the results of {batch_id} with: {next_command('watch', filters.batch if owner else 'FOLDER')}")
+    return 1 if replay_result.refusals else 0
 
 
 @dead.command()
-@filters
+@filter_options
 @all_option
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @json_option
 @click.pass_obj
-def drop(given: Globals, said: _Filters, everything: bool, yes: bool, as_json: bool) -> int:
+def drop(options: Globals, filters: _Filters, all_letters: bool, yes: bool, as_json: bool) -> int:
     """Delete dead letters for good. Their jobs keep their failed results."""
-    which = said.chosen(everything)
-    with _opened(given) as (_, graveyard):
-        letters = graveyard.matching(which)
+    letter_filter = filters.required_filter(all_letters)
+    with _open_dead_letters(options) as (_, graveyard):
+        letters = graveyard.matching(letter_filter)
         if letters and not yes:
             if not as_json:
                 _print_letters(letters)
-            if not confirmed(f"Delete {plural(len(letters), 'dead letter')} for good?", "nothing was deleted"):
+            if not confirm(f"Delete {plural(len(letters), 'dead letter')} for good?", "nothing was deleted"):
                 return 1
-        dropped = graveyard.drop(letters)
+        drop_count = graveyard.drop(letters)
     if as_json:
-        click.echo(json.dumps({"dropped": dropped, "left": len(letters) - dropped}))
+        click.echo(json.dumps({"dropped": drop_count, "left": len(letters) - drop_count}))
     else:
-        say(f"{plural(dropped, 'dead letter')} dropped")
-    if dropped < len(letters):
+        say(f"{plural(drop_count, 'dead letter')} dropped")
+    if drop_count < len(letters):
         stderr.print("The connection was lost meanwhile; the rest still lies there: run the same command again.")
-    return 0 if dropped == len(letters) else 1
+    return 0 if drop_count == len(letters) else 1
 
 
 @contextmanager
-def _opened(given: Globals) -> Iterator[tuple[Client, DeadLetters]]:
-    settings = given.settings()
-    need_cluster(settings, "dead")
-    with connect(settings, (), given.observer(), "dead") as client, DeadLetters(client.broker) as graveyard:
+def _open_dead_letters(options: Globals) -> Iterator[tuple[Client, DeadLetters]]:
+    settings = options.settings()
+    require_cluster(settings, "dead")
+    with connect(settings, (), options.observer(), "dead") as client, DeadLetters(client.broker) as graveyard:
         yield client, graveyard
 
 
 @contextmanager
-def _owned(batch: str) -> Iterator[Batch | None]:
+def _own_batch(batch: str) -> Iterator[Batch | None]:
     """The batch whose folder was named, unless its owner is at work: the results then reach that process."""
     if not batches.exists(Path(batch)) or batches.is_owned(Path(batch)):
         yield None
         return
-    with Batch(Path(batch)) as owned:
-        yield owned
+    with Batch(Path(batch)) as owned_batch:
+        yield owned_batch
 
 
 def _print_letters(letters: list[Letter]) -> None:
     if not letters:
         return say("No dead letter.")
     rows = [_row(letter) for letter in letters[:_ROWS]]
-    table(("job", "batch", "model", "stage", "run", "error", "when", "message"), rows, right=("run",))
+    print_table(("job", "batch", "model", "stage", "run", "error", "when", "message"), rows, right=("run",))
     if len(letters) > _ROWS:
         say(f"… and {len(letters) - _ROWS:,} more; --json prints all")
     kinds = Counter(letter.error for letter in letters)
-    counted = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-    return say(f"{plural(len(letters), 'dead letter')}: {counted}")
+    kind_counts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    return say(f"{plural(len(letters), 'dead letter')}: {kind_counts}")
 
 
 def _row(letter: Letter) -> list[str]:
@@ -189,10 +196,10 @@ def _row(letter: Letter) -> list[str]:
     message = letter.message.replace("\n", " ")
     short = message if len(message) <= _MESSAGE_CHARS else f"{message[: _MESSAGE_CHARS - 1]}…"
     names = [envelope.job_id[:12], envelope.batch_id, envelope.model, envelope.stage, str(envelope.run), letter.error]
-    return [*names, _when(letter.failed_at), short]
+    return [*names, _format_time(letter.failed_at), short]
 
 
-def _when(seconds: int) -> str:
+def _format_time(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "not known"
 
 

@@ -25,13 +25,13 @@ from kvasir.options import Globals, Models
 from kvasir.terminal import say, stderr
 from messages.errors import ConfigError
 
-_INSTALLED = Path(__file__).parents[1] / "demo_files"
-FILES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "examples"
+_INSTALLED_FILES = Path(__file__).parents[1] / "demo_files"
+FILES = _INSTALLED_FILES if _INSTALLED_FILES.is_dir() else Path(__file__).parents[2] / "examples"
 CONFIG, HOMEWORK = FILES / "demo.toml", FILES / "homework"
 INPUTS = {"rubric": "rubric.yaml", "solution": "solution.ipynb", "template": "template.ipynb"}
 
 
-class _Here(Globals):
+class _DemoOptions(Globals):
     """The demo's configuration, and nothing of the user's: neither a cluster nor other models."""
 
     def settings(self, models: Models | None = None) -> Settings:
@@ -60,7 +60,7 @@ def demo(context: click.Context, out: Path) -> int:
     for option, file in files.items():
         say(f"      --{option} {_short(file)} \\")
     say(f"      --out {_short(out)}\n")
-    context.obj = _Here(CONFIG, context.obj.log_level, context.obj.log_style)
+    context.obj = _DemoOptions(CONFIG, context.obj.log_level, context.obj.log_style)
     next_command.keep(CONFIG)
     context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, only=())
     problems = list(_problems(load_graded(out).grades))
@@ -78,10 +78,10 @@ def _problems(grades: tuple[Grade, ...]) -> Iterator[str]:
     """What differs from expected.json, a sentence each."""
     expected = json.loads((HOMEWORK / "expected.json").read_text("utf-8"))
     for grade in grades:
-        why = expected["failed"].get(grade.submission, "")
-        wanted = "unreadable" if why else "empty" if grade.submission in expected["empty"] else "graded"
-        if outcome_of(grade) != wanted or why not in grade.reason:
-            yield f"{grade.submission} should be {wanted}, but is {outcome_of(grade)}: {grade.reason}"
+        reason = expected["failed"].get(grade.submission, "")
+        expected_outcome = "unreadable" if reason else "empty" if grade.submission in expected["empty"] else "graded"
+        if outcome_of(grade) != expected_outcome or reason not in grade.reason:
+            yield f"{grade.submission} should be {expected_outcome}, but is {outcome_of(grade)}: {grade.reason}"
 
 
 def _desk(out: Path) -> str:
@@ -92,8 +92,8 @@ def _desk(out: Path) -> str:
 
 
 def _short(path: Path) -> str:
-    here = Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+    working_folder = Path.cwd()
+    return shlex.quote(str(path.relative_to(working_folder) if path.is_relative_to(working_folder) else path))
 
 
 COMMANDS = (demo,)

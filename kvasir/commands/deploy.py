@@ -22,22 +22,22 @@ from infra.deploy.accounts import (
     Service,
     accounts,
     has_roles,
-    linked,
-    logged_in,
     passwords,
     secrets_of,
+    with_hosts,
+    with_logins,
     without_passwords,
 )
-from infra.deploy.machine import Facts, assumed, place_of, probe
+from infra.deploy.machine import Facts, default_facts, place_of, probe
 from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.services import service_files, service_units
 from infra.deploy.steps import DeployStep
 from infra.deploy.units import Place, Unit, supervisor_of, units_of
 from kvasir.commands.engines import print_findings
-from kvasir.commands.logs import logs, named_machines
+from kvasir.commands.logs import logs, select_machines
 from kvasir.connect import open_broker
 from kvasir.doctor.cluster import examine
-from kvasir.options import Globals, gathered, ssh_config_option
+from kvasir.options import Globals, group_options, ssh_config_option
 from messages.errors import UsageError
 
 CHECKOUT = Path(kvasir.__file__).resolve().parents[1]
@@ -87,9 +87,9 @@ class Site:
 )
 @click.option("--services", is_flag=True, help="The machines' broker and store instead of their workers.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
-@gathered(manner=Manner)
+@group_options(manner=Manner)
 @click.pass_obj
-def deploy(given: Globals, verb: str, names: tuple[str, ...], manner: Manner) -> int:
+def deploy(options: Globals, verb: str, names: tuple[str, ...], manner: Manner) -> int:
     """Install and start the workers of each machine in kvasir.toml.
 
     \b
@@ -97,9 +97,9 @@ def deploy(given: Globals, verb: str, names: tuple[str, ...], manner: Manner) ->
     upgrade   the same with what is new here, one machine at a time; each worker finishes what it holds
     start, stop, restart, status
     """
-    settings = given.settings()
-    machines = _chosen(settings, names, manner.services)
-    order = Order(verb, machines, _config_file(given), settings, manner)
+    settings = options.settings()
+    machines = _machines_for(settings, names, manner.services)
+    order = Order(verb, machines, _config_file(options), settings, manner)
     installs = verb in ("install", "upgrade")
     if installs and manner.services:
         _prepare_passwords(order)
@@ -116,21 +116,23 @@ def deploy(given: Globals, verb: str, names: tuple[str, ...], manner: Manner) ->
     return int(any(finding.level == "error" for finding in findings))
 
 
-def _chosen(settings: Settings, names: Sequence[str], services: bool) -> list[MachineSettings]:
+def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> list[MachineSettings]:
     """Machines that run workers, or services, in the order of the configuration."""
-    chosen = [m for m in named_machines(settings, names) if (service_units(m, settings) if services else units_of(m))]
-    if not chosen and services:
+    machines = [
+        m for m in select_machines(settings, names) if (service_units(m, settings) if services else units_of(m))
+    ]
+    if not machines and services:
         raise UsageError("no machine in the configuration runs a service: give one the role broker or store")
-    if not chosen:
+    if not machines:
         raise UsageError(
             "no machine in the configuration runs a worker or a gateway: "
             "add [machines.NAME] with roles (docs/deployment.md)"
         )
-    return chosen
+    return machines
 
 
-def _config_file(given: Globals) -> Path:
-    path = given.config or Path("kvasir.toml")
+def _config_file(options: Globals) -> Path:
+    path = options.config or Path("kvasir.toml")
     if not path.is_file():
         raise UsageError(f"{path}: deploy copies one configuration file to every machine; name it with --config")
     return path
@@ -143,18 +145,18 @@ def _carry_out(order: Order, machine: MachineSettings) -> None:
     for step in _steps(order, site):
         click.echo(f"  {step.says}", err=True)
         if order.manner.dry_run:
-            _show(step)
+            _print_step(step)
         else:
-            _do(site.remote, step)
+            _apply_step(site.remote, step)
 
 
 def _site(order: Order, machine: MachineSettings) -> Site:
     remote = Remote(machine, order.manner.ssh_config)
     click.echo(f"{machine.name}:", err=True)
-    facts = assumed(machine) if order.manner.dry_run else probe(remote)
+    facts = default_facts(machine) if order.manner.dry_run else probe(remote)
     if order.manner.services:
         return Site(machine, remote, facts, place_of(machine, facts, {}), service_units(machine, order.settings), {})
-    units = [linked(logged_in(unit, order.settings), order.settings, machine) for unit in units_of(machine)]
+    units = [with_hosts(with_logins(unit, order.settings), order.settings, machine) for unit in units_of(machine)]
     return Site(machine, remote, facts, place_of(machine, facts, {}), units, secrets_of(units, order.settings))
 
 
@@ -164,12 +166,12 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
     if order.verb not in ("install", "upgrade"):
         return (yield from steps.switch(place, supervisor, site.units, cast(steps.Switch, order.verb)))
     yield from steps.prepare(place)
-    wheel, wanted = _requirements(order, site)
-    release = "VERSION" if order.manner.dry_run else wheelhouse.release_name(wheel, wanted)
+    wheel, requirements = _requirements(order, site)
+    release = "VERSION" if order.manner.dry_run else wheelhouse.release_name(wheel, requirements)
     if order.manner.dry_run:
-        yield from steps.install(place, site.facts.python, release, wanted)
+        yield from steps.install(place, site.facts.python, release, requirements)
     else:
-        _install(site, wheel, wanted, release)
+        _install(site, wheel, requirements, release)
     yield from steps.use(place, release)
     secrets = {name: b"" if order.manner.dry_run else secret.reveal().encode() for name, secret in site.secrets.items()}
     config = without_passwords(order.config.read_text("utf-8-sig"))
@@ -179,12 +181,13 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
     yield from steps.key_files(place, site.units)
     yield from steps.register(place, supervisor, site.units)
     yield from steps.switch(place, supervisor, site.units, "restart")
-    yield from steps.forget(place, _outdated(order, site))
+    yield from steps.forget(place, _outdated_secrets(order, site))
 
 
 def _service_files(order: Order, site: Site) -> DeployStep:
     broker, store = (
-        accounts(order.settings, one, order.manner.dry_run) if _hosts(one, [site.machine]) else [] for one in SERVICES
+        accounts(order.settings, service, order.manner.dry_run) if _hosts(service, [site.machine]) else []
+        for service in SERVICES
     )
     files = service_files(site.machine, order.settings, site.place, broker, store)
     return DeployStep("write the services' configuration, with a user for each role", files=files)
@@ -196,15 +199,15 @@ def _prepare_passwords(order: Order) -> None:
         if _hosts(service, order.machines):
             accounts(order.settings, service, for_show=True)
             for secret in passwords(order.settings, service).values():
-                if made := None if order.manner.dry_run else secret.make():
-                    click.echo(f"made a password in {made}", err=True)
+                if secret_file := None if order.manner.dry_run else secret.make():
+                    click.echo(f"made a password in {secret_file}", err=True)
 
 
 def _hosts(service: Service, machines: Sequence[MachineSettings]) -> bool:
     return any(role.role == service for machine in machines for role in machine.roles)
 
 
-def _outdated(order: Order, site: Site) -> list[str]:
+def _outdated_secrets(order: Order, site: Site) -> list[str]:
     """The operator's passwords, which machines were given before there was a user for each role."""
     if order.manner.services and units_of(site.machine):
         return []  # until its workers are deployed
@@ -229,52 +232,52 @@ def _requirements(order: Order, site: Site) -> tuple[Path, list[str]]:
     if order.manner.wheel or order.manner.dry_run:
         wheel = order.manner.wheel or Path("kvasir_inference-VERSION-py3-none-any.whl")
     else:
-        wheel = _built()
+        wheel = _build_wheel()
     return wheel, wheelhouse.requirements_of(site.machine, wheel)
 
 
 @cache
-def _built() -> Path:
+def _build_wheel() -> Path:
     return wheelhouse.build_wheel(CHECKOUT, _CACHE / "own")
 
 
-def _install(site: Site, wheel: Path, wanted: Sequence[str], release: str) -> None:
+def _install(site: Site, wheel: Path, requirements: Sequence[str], release: str) -> None:
     """Install a release from wheels that are copied there; what the machine's pip finds missing is brought."""
     target = site.facts.target
     click.echo(f"  collect the wheels for {target.system} {target.processor}, Python {target.python}", err=True)
-    there = f"{site.place.folder}/wheelhouse"
-    folder = _wheels(target, tuple(wanted), wheel)
-    brought: set[str] = set()
+    remote_folder = f"{site.place.folder}/wheelhouse"
+    folder = _wheels(target, tuple(requirements), wheel)
+    fetched_packages: set[str] = set()
     while True:
-        site.remote.put_folder(folder, there)
+        site.remote.put_folder(folder, remote_folder)
         try:
-            for step in steps.install(site.place, site.facts.python, release, wanted):
-                _do(site.remote, step)
+            for step in steps.install(site.place, site.facts.python, release, requirements):
+                _apply_step(site.remote, step)
             return
         except DeployFailed as error:
-            missing = wheelhouse.missing_in(str(error))
-            if not missing or missing in brought:
+            missing_package = wheelhouse.missing_in(str(error))
+            if not missing_package or missing_package in fetched_packages:
                 raise
-            brought.add(missing)
-            wheelhouse.fetch(folder, missing, target)
+            fetched_packages.add(missing_package)
+            wheelhouse.fetch(folder, missing_package, target)
 
 
 @cache
-def _wheels(target: wheelhouse.WheelTarget, wanted: tuple[str, ...], wheel: Path) -> Path:
+def _wheels(target: wheelhouse.WheelTarget, requirements: tuple[str, ...], wheel: Path) -> Path:
     """A folder of wheels for machines that are alike, collected once."""
     folder = Path(tempfile.mkdtemp(prefix="kvasir-wheels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    wheelhouse.fill(folder, wanted, target, wheel)
+    wheelhouse.fill(folder, requirements, target, wheel)
     return folder
 
 
-def _do(remote: Remote, step: DeployStep) -> None:
+def _apply_step(remote: Remote, step: DeployStep) -> None:
     remote.put(step.files, root=step.as_root)
     if step.script:
         remote.run(step.script)
 
 
-def _show(step: DeployStep) -> None:
+def _print_step(step: DeployStep) -> None:
     for path, file in step.files.items():
         click.echo(f"--- {path} (mode {file.mode:o})")
         click.echo("(a secret)" if file.mode == steps.SECRET else file.content.decode("utf-8", "replace"))

@@ -21,16 +21,16 @@ from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.doctor.cluster import examine
 from kvasir.doctor.findings import Finding
-from kvasir.doctor.trial import Trial, Tried, served, try_model
+from kvasir.doctor.trial import Trial, TrialResult, served_models, try_model
 from kvasir.options import Globals, Number, json_option
-from kvasir.terminal import say, table
+from kvasir.terminal import print_table, say
 from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError, StoreUnavailable, UsageError
 from producers.words import plural
 
 EVERY_MODEL = "*"
 _LOCAL_REGISTRATIONS_S = 10.0  # the workers of this process are up when their threads are
-_TRIED = (
+_TRIAL_COLUMNS = (
     *("", "model", "prefill", "decode", "KV transfer"),
     *("evaluated", "prefill tokens/s", "put ≥ MB/s", "get MB/s", "decode tokens/s", "seconds"),
 )
@@ -45,9 +45,9 @@ def engines(context: click.Context, as_json: bool) -> int:
     if context.invoked_subcommand:
         return 0
     if as_json:
-        click.echo(json.dumps([_described(entry) for entry in CATALOGUE]))
+        click.echo(json.dumps([_entry_json(entry) for entry in CATALOGUE]))
         return 0
-    table(
+    print_table(
         ("engine", "here", "prefill", "decode", "hands KV over to", "while computing", "weights"), map(_row, CATALOGUE)
     )
     for entry in CATALOGUE:
@@ -67,13 +67,13 @@ def install(engine: str) -> int:
     installed.
     """
     try:
-        found = environment.find()
+        vllm = environment.find()
     except ConfigError:  # none, or half of one
         if os.environ.get(environment.VARIABLE):
             raise
-        found = _install_vllm()
-    say(f"vLLM {found.release} is in {found.python}")
-    if found.release != environment.TESTED_RELEASE:
+        vllm = _install_vllm()
+    say(f"vLLM {vllm.release} is in {vllm.python}")
+    if vllm.release != environment.TESTED_RELEASE:
         say(f"It was not tested with this release of Kvasir; {environment.TESTED_RELEASE} was.")
     return 0
 
@@ -88,13 +88,15 @@ def connector(folder: Path) -> int:
     """
     target = folder.expanduser().resolve()
     is_new = environment.write_connector(target)
-    where, flags = shlex.quote(str(target)), shlex.quote(str(target / environment.FLAGS))
+    folder_text, flags = shlex.quote(str(target)), shlex.quote(str(target / environment.FLAGS))
     if not is_new:
         say(f"{flags} differs from this release's and was left as it is. Delete it to have it written again.")
-    say(f"The connector is in {where}. It was tested with vLLM {environment.TESTED_RELEASE}. Start vLLM with it:")
-    say(f"  PYTHONPATH={where} vllm serve MODEL --host 127.0.0.1 --port 8000 --config {flags}")
+    say(f"The connector is in {folder_text}. It was tested with vLLM {environment.TESTED_RELEASE}. Start vLLM with it:")
+    say(f"  PYTHONPATH={folder_text} vllm serve MODEL --host 127.0.0.1 --port 8000 --config {flags}")
     say("or in a container:")
-    say(f"  docker run --gpus all --ipc=host -p 127.0.0.1:8000:8000 -v {where}:/kvasir:ro -e PYTHONPATH=/kvasir \\")
+    say(
+        f"  docker run --gpus all --ipc=host -p 127.0.0.1:8000:8000 -v {folder_text}:/kvasir:ro -e PYTHONPATH=/kvasir \\"
+    )
     say("    -v MODEL:/model:ro IMAGE vllm serve /model --config /kvasir/vllm.yaml")
     say("and then a worker, on the same machine:")
     say("  kvasir prefill-worker --model NAME --engine vllm --weights 'http://127.0.0.1:8000?model=MODEL'")
@@ -121,7 +123,7 @@ def _row(entry: EngineEntry) -> list[str]:
     ]
 
 
-def _described(entry: EngineEntry) -> dict[str, Any]:
+def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     return {
         "engine": entry.name,
         "installed": not entry.install_command,
@@ -153,15 +155,15 @@ def _described(entry: EngineEntry) -> dict[str, Any]:
 )
 @json_option
 @click.pass_obj
-def doctor(given: Globals, model: str | None, wait_s: float, as_json: bool) -> int:
+def doctor(options: Globals, model: str | None, wait_s: float, as_json: bool) -> int:
     """Check configuration, broker, store and workers, and say what to do. Exit code 1 if there is an error.
 
     With --try: whether each pair of workers transfers KV, how fast, and what that took of the network. Exit code 1 if a
     KV transfer that should work did not.
     """
     if model is not None:
-        return _try(given.settings(), model, wait_s, as_json)
-    findings = list(examine(given.settings))
+        return _try(options.settings(), model, wait_s, as_json)
+    findings = list(examine(options.settings))
     levels = Counter(finding.level for finding in findings)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings]))
@@ -178,23 +180,23 @@ def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
     names = list(settings.models) if model == EVERY_MODEL else [settings.model(model).name]
     with connect(settings, names, name="doctor") as client:
         if model == EVERY_MODEL:
-            names = served(client) or names
-        tried = [try_model(client, name, wait_s, 0.0 if cluster else _LOCAL_REGISTRATIONS_S) for name in names]
-    _print_tried(tried, as_json)
+            names = served_models(client) or names
+        results = [try_model(client, name, wait_s, 0.0 if cluster else _LOCAL_REGISTRATIONS_S) for name in names]
+    _print_trials(results, as_json)
     if cluster:
         with suppress(StoreUnavailable):  # their results' TTL ends them
-            forget_named(settings.store_url_with_secret(), [job for one in tried for job in one.job_ids])
-    return 1 if any(one.failed for one in tried) else 0
+            forget_named(settings.store_url_with_secret(), [job for result in results for job in result.job_ids])
+    return 1 if any(result.has_failed for result in results) else 0
 
 
-def _print_tried(tried: list[Tried], as_json: bool) -> None:
-    trials = [trial for one in tried for trial in one.trials]
-    findings = [finding for one in tried for finding in one.findings]
+def _print_trials(results: list[TrialResult], as_json: bool) -> None:
+    trials = [trial for result in results for trial in result.trials]
+    findings = [finding for result in results for finding in result.findings]
     if as_json:
         click.echo(json.dumps({"trials": [asdict(t) for t in trials], "findings": [asdict(f) for f in findings]}))
         return
     if trials:
-        table(_TRIED, [_tried_row(trial) for trial in trials], right=_TRIED[5:])
+        print_table(_TRIAL_COLUMNS, [_trial_row(trial) for trial in trials], right=_TRIAL_COLUMNS[5:])
     for trial in trials:
         if trial.found:
             say(f"{trial.level}: {trial.prefill or '?'} to {trial.decode or '?'}: {trial.found} -> {trial.todo}")
@@ -202,7 +204,7 @@ def _print_tried(tried: list[Tried], as_json: bool) -> None:
         print_findings(findings)
 
 
-def _tried_row(trial: Trial) -> list[str]:
+def _trial_row(trial: Trial) -> list[str]:
     return [
         trial.level,
         trial.model,
@@ -227,8 +229,11 @@ def _figure(value: float) -> str:
 
 def print_findings(findings: list[Finding]) -> None:
     """A table on stdout."""
-    rows = [(Text(each.level, _STYLES[each.level]), each.subject, each.what, each.todo) for each in findings]
-    table(("", "about", "found", "what to do"), rows)
+    rows = [
+        (Text(finding.level, _STYLES[finding.level]), finding.subject, finding.what, finding.todo)
+        for finding in findings
+    ]
+    print_table(("", "about", "found", "what to do"), rows)
 
 
 COMMANDS = (engines, doctor)

@@ -14,8 +14,8 @@ from grading.export.tables import MAX_BYTES
 from grading.hand_sample import SHEET, Bound, BoundError, Draw, SamplePlan
 from grading.rubric.rubric import exact, plain
 from infra.config.next_command import next_command
-from kvasir.options import Number, gathered, json_option, path
-from kvasir.terminal import say, say_json, table
+from kvasir.options import Number, group_options, json_option, path
+from kvasir.terminal import print_table, say, say_json
 from producers.files.private import open_ordinary
 from producers.words import plural
 
@@ -87,17 +87,17 @@ class _Drawing:
     "--reviews", is_flag=True, help="Take the desk's reviews since the draw for hand grades; they are not blind."
 )
 @click.option(
-    "--section", "others", type=path, multiple=True, help="Another class's folder: how it differs from this one."
+    "--section", "other_classes", type=path, multiple=True, help="Another class's folder: how it differs from this one."
 )
 @json_option
-@gathered(drawing=_Drawing)
+@group_options(drawing=_Drawing)
 def bound(
     batch: Path,
     drawing: _Drawing,
     more: bool,
     sheet: Path | None,
     reviews: bool,
-    others: tuple[Path, ...],
+    other_classes: tuple[Path, ...],
     as_json: bool,
 ) -> int:
     """Promise how many grades of the batch in folder BATCH differ from yours, from a sample that you grade by hand.
@@ -109,20 +109,24 @@ def bound(
         return _draw(batch, drawing, as_json)
     _refuse_drawing(drawing)
     if more:
-        return _show_draw(batch, bounds.draw_more(batch), as_json)
-    found = bounds.bound_of(batch, sheet, reviews)
-    warnings = bounds.sections(batch, others)
+        return _print_draw(batch, bounds.draw_more(batch), as_json)
+    result = bounds.bound_of(batch, sheet, reviews)
+    warnings = bounds.sections(batch, other_classes)
     if as_json:
-        say_json(bounds.as_json(found) | {"sections": warnings})
+        say_json(bounds.as_json(result) | {"sections": warnings})
     else:
-        _show(found, warnings)
-    return 0 if found.is_promised else 1
+        _print_bound(result, warnings)
+    return 0 if result.is_promised else 1
 
 
 def _refuse_drawing(drawing: _Drawing) -> None:
-    given = [f"--{one.name.replace('_', '-')}" for one in fields(drawing) if getattr(drawing, one.name) is not None]
-    if given:
-        raise BoundError(f"{', '.join(given)} goes with --draw: what is promised is fixed before anybody grades")
+    drawing_options = [
+        f"--{field.name.replace('_', '-')}" for field in fields(drawing) if getattr(drawing, field.name) is not None
+    ]
+    if drawing_options:
+        raise BoundError(
+            f"{', '.join(drawing_options)} goes with --draw: what is promised is fixed before anybody grades"
+        )
 
 
 # --- the draw ---
@@ -130,13 +134,13 @@ def _refuse_drawing(drawing: _Drawing) -> None:
 
 def _draw(batch: Path, drawing: _Drawing, as_json: bool) -> int:
     strata = _strata(drawing.strata) if drawing.strata else None
-    return _show_draw(batch, bounds.draw_sample(batch, drawing.plan(), drawing.by or _me(), strata), as_json)
+    return _print_draw(batch, bounds.draw_sample(batch, drawing.plan(), drawing.by or _drawer_name(), strata), as_json)
 
 
-def _me() -> str:
-    if not (me := account()):
+def _drawer_name() -> str:
+    if not (name := account()):
         raise BoundError("say who draws: --by NAME")
-    return me
+    return name
 
 
 def _strata(place: Path) -> dict[str, str]:
@@ -148,21 +152,21 @@ def _strata(place: Path) -> dict[str, str]:
         raise BoundError(f"{place} can't be read: {error.strerror}") from None
 
 
-def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
-    names = [one.submission for one in made.sampled_members().values()]
+def _print_draw(batch: Path, draw: Draw, as_json: bool) -> int:
+    names = [member.submission for member in draw.sampled_members().values()]
     if as_json:
-        say_json({"sample": names, "sheet": str(batch / SHEET), "seed": made.seed, "by": made.by, "at": made.at})
+        say_json({"sample": names, "sheet": str(batch / SHEET), "seed": draw.seed, "by": draw.by, "at": draw.at})
         return 0
-    members = sum(len(stratum.members) for stratum in made.strata)
-    say(f"{made.by} drew {len(names)} of {plural(members, 'grade')}. It is written down.")
+    members = sum(len(stratum.members) for stratum in draw.strata)
+    say(f"{draw.by} drew {len(names)} of {plural(members, 'grade')}. It is written down.")
     say(f"Grade them by hand, before you look at what the model gave: {batch / SHEET}")
-    plan = made.plan
+    plan = draw.plan
     say(
         f"To be promised, with {plan.confidence:.0%} confidence: at most {percent(plan.at_most)} of the grades that "
         f"nobody looks at differ by more than {plural_points(plan.tolerance)}."
     )
-    for stratum in made.strata:
-        say(bounds.prospect(made, stratum))
+    for stratum in draw.strata:
+        say(bounds.prospect(draw, stratum))
     say(f"Then: {next_command('bound', batch)}")
     return 0
 
@@ -170,25 +174,25 @@ def _show_draw(batch: Path, made: Draw, as_json: bool) -> int:
 # --- the answer ---
 
 
-def _show(found: Bound, warnings: list[str]) -> None:
-    for part in found.parts:
-        say(f"{part.name or found.title}: {part.drawn} of {plural(part.members, 'grade')} graded by hand")
-        rows = [bounds.agreement_row(one) for one in part.agreement]
-        table(tuple(rows[0]), [tuple(row.values()) for row in rows], right=tuple(rows[0])[2:])
+def _print_bound(result: Bound, warnings: list[str]) -> None:
+    for part in result.parts:
+        say(f"{part.name or result.title}: {part.drawn} of {plural(part.members, 'grade')} graded by hand")
+        rows = [bounds.agreement_row(agreement) for agreement in part.agreement]
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows], right=tuple(rows[0])[2:])
         say("")
         if len(part.found) > 1 or not part.choice:
-            table(_BOUNDS, [_bound_row(one) for one in part.found], right=_BOUNDS)
+            print_table(_BOUNDS, [_bound_row(release) for release in part.found], right=_BOUNDS)
             say("")
-    for sentence in (*warnings, *bounds.words(found)):
+    for sentence in (*warnings, *bounds.words(result)):
         say(sentence)
 
 
 _BOUNDS = ("doubt up to", "grades", "by hand", "off", "unseen", "at most off")
 
 
-def _bound_row(one: Release) -> list[str]:
-    counts = (one.released, one.sampled, one.off, one.unseen_count)
-    return [f"{one.threshold:g}", *map(str, counts), percent(one.at_most) if one.unseen_count else "–"]
+def _bound_row(release: Release) -> list[str]:
+    counts = (release.released, release.sampled, release.off, release.unseen_count)
+    return [f"{release.threshold:g}", *map(str, counts), percent(release.at_most) if release.unseen_count else "–"]
 
 
 COMMANDS = (bound,)

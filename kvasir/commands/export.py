@@ -15,7 +15,7 @@ from grading.export import ExportFile, SinceLast
 from grading.report.graded import load_graded
 from infra.config.next_command import next_command
 from kvasir import class_run
-from kvasir.options import Globals, gathered, path
+from kvasir.options import Globals, group_options, path
 from kvasir.terminal import say, stderr
 from messages.errors import UsageError
 from producers.batch import batch as batches
@@ -59,12 +59,12 @@ class _Format:
 @click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
 @click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; make no file.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
-@gathered(wanted=_Format)
+@group_options(export_format=_Format)
 @click.pass_obj
 def export(
-    given: Globals,
+    options: Globals,
     batch: Path,
-    wanted: _Format,
+    export_format: _Format,
     include_unreviewed: bool,
     yes: bool,
     dry_run: bool,
@@ -75,91 +75,93 @@ def export(
     What failed, is incomplete or needs a person's look is left blank, never 0, and listed. Grades that the LMS's file
     holds are replaced, and a class that raises an alarm is given out, only with --yes.
     """
-    _bring_up_to_date(given, batch)
-    times = bytes_of(wanted.times)
+    _bring_up_to_date(options, batch)
+    times = bytes_of(export_format.times)
     if times is not None:
-        _take(times, batch)
-    theirs = bytes_of({"canvas": wanted.gradebook, "moodle": wanted.worksheet}.get(wanted.kind))
+        _keep_times(times, batch)
+    lms_file = bytes_of({"canvas": export_format.gradebook, "moodle": export_format.worksheet}.get(export_format.kind))
     try:
-        since = _since_last(batch, wanted, theirs, include_unreviewed)
+        since = _since_last(batch, export_format, lms_file, include_unreviewed)
         if dry_run:
-            _say(since)
+            _print_changes(since)
             return 0
-        made = _made(batch, wanted, theirs, include_unreviewed)
+        export_file = _make_export(batch, export_format, lms_file, include_unreviewed)
     except out.ExportError as error:
         raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
     if since.last:
-        _say(since)
-    if made.asks:
-        lines = ("With --yes:" if yes else "Read this first:", *made.asks)
+        _print_changes(since)
+    if export_file.asks:
+        lines = ("With --yes:" if yes else "Read this first:", *export_file.asks)
         stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
-    if made.asks and not yes:
+    if export_file.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
-    done = write(made, batch, to, (wanted.gradebook, wanted.worksheet, wanted.times))
+    exit_code = write_export(
+        export_file, batch, to, (export_format.gradebook, export_format.worksheet, export_format.times)
+    )
     out.record_export(batch, since.now)
-    return done
+    return exit_code
 
 
-def _made(batch: Path, wanted: _Format, theirs: bytes | None, include_unreviewed: bool) -> ExportFile:
-    """The file; `theirs` is the one that the LMS takes back filled in. Raises ExportError, BatchError."""
+def _make_export(batch: Path, export_format: _Format, lms_file: bytes | None, include_unreviewed: bool) -> ExportFile:
+    """The file; `lms_file` is the one that the LMS takes back filled in. Raises ExportError, BatchError."""
     makers: dict[str, Callable[[], ExportFile]] = {
         "canvas": lambda: out.export_canvas(
             batch,
-            theirs,
-            wanted.assignment,
+            lms_file,
+            export_format.assignment,
             include_unreviewed=include_unreviewed,
-            all_columns=wanted.all_columns,
-            scale=wanted.scale,
+            all_columns=export_format.all_columns,
+            scale=export_format.scale,
         ),
-        "moodle": lambda: out.export_moodle(batch, _needed(theirs), include_unreviewed=include_unreviewed),
+        "moodle": lambda: out.export_moodle(batch, _require_worksheet(lms_file), include_unreviewed=include_unreviewed),
         "moodle-feedback": lambda: out.export_moodle_feedback(
-            batch, "md" if wanted.file_kind == "md" else "html", include_unreviewed=include_unreviewed
+            batch, "md" if export_format.file_kind == "md" else "html", include_unreviewed=include_unreviewed
         ),
         "csv": lambda: out.export_csv(batch, include_unreviewed=include_unreviewed),
         "feedback": lambda: out.export_feedback(
-            batch, "html" if wanted.file_kind == "html" else "md", include_unreviewed=include_unreviewed
+            batch, "html" if export_format.file_kind == "html" else "md", include_unreviewed=include_unreviewed
         ),
     }
-    return makers[wanted.kind]()
+    return makers[export_format.kind]()
 
 
-def _since_last(batch: Path, wanted: _Format, theirs: bytes | None, include_unreviewed: bool) -> SinceLast:
-    graded, grades = out.final_grades(batch, include_unreviewed)
-    held = grades
-    if wanted.kind == "canvas":
-        held = out.held_by_canvas(grades, theirs, wanted.assignment, graded.title)
-    elif wanted.kind in ("moodle", "moodle-feedback"):
-        held = out.held_by_moodle(grades, theirs)
-    return out.since_last(batch, wanted.kind, grades, held)
+def _since_last(batch: Path, export_format: _Format, lms_file: bytes | None, include_unreviewed: bool) -> SinceLast:
+    graded_class, grades = out.final_grades(batch, include_unreviewed)
+    lms_grades = grades
+    if export_format.kind == "canvas":
+        lms_grades = out.held_by_canvas(grades, lms_file, export_format.assignment, graded_class.title)
+    elif export_format.kind in ("moodle", "moodle-feedback"):
+        lms_grades = out.held_by_moodle(grades, lms_file)
+    return out.since_last(batch, export_format.kind, grades, lms_grades)
 
 
-def _take(times: bytes, batch: Path) -> None:
-    graded = load_graded(batch)
-    if graded.late is None:
-        why = f"the rubric had no rule on lateness when the grades were written: {next_command('results', batch)}"
-        raise out.ExportError(why)
-    _, remark = out.keep_times(batch, times, graded)
+def _keep_times(times: bytes, batch: Path) -> None:
+    graded_class = load_graded(batch)
+    if graded_class.late is None:
+        problem = f"the rubric had no rule on lateness when the grades were written: {next_command('results', batch)}"
+        raise out.ExportError(problem)
+    _, remark = out.keep_times(batch, times, graded_class)
     if remark:
         stderr.print(remark, soft_wrap=True, markup=False, highlight=False)
 
 
-def _say(since: SinceLast) -> None:
+def _print_changes(since: SinceLast) -> None:
     stderr.print("\n".join([since.summary(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
 
 
-def _bring_up_to_date(given: Globals, batch: Path) -> None:
+def _bring_up_to_date(options: Globals, batch: Path) -> None:
     """Write grades.json from the journal as it is now, where that is newer and possible."""
     batches.batch_id(batch)  # says that there is none
-    written, journal = batch / "grades.json", batch / "results.jsonl"
-    if written.is_file() and journal.is_file() and written.stat().st_mtime_ns > journal.stat().st_mtime_ns:
+    grades_file, journal = batch / "grades.json", batch / "results.jsonl"
+    if grades_file.is_file() and journal.is_file() and grades_file.stat().st_mtime_ns > journal.stat().st_mtime_ns:
         return
     try:
-        with Batch(batch) as owned:
-            note = class_run.look(given.settings(), owned).note
+        with Batch(batch) as owned_batch:
+            note = class_run.look(options.settings(), owned_batch).note
         if note:
             stderr.print(note, soft_wrap=True, markup=False)
     except UsageError as error:
-        if not written.is_file():
+        if not grades_file.is_file():
             raise
         stderr.print(f"the grades are those last written, because {error}", soft_wrap=True, markup=False)
 
@@ -174,7 +176,7 @@ def bytes_of(path: Path | None) -> bytes | None:
         raise out.ExportError(f"{path} can't be read: {error.strerror}") from None
 
 
-def _needed(worksheet: bytes | None) -> bytes:
+def _require_worksheet(worksheet: bytes | None) -> bytes:
     if worksheet is None:
         raise out.ExportError(
             "Moodle takes back only its own worksheet: download it (Assignment, Download grading worksheet) "
@@ -183,38 +185,40 @@ def _needed(worksheet: bytes | None) -> bytes:
     return worksheet
 
 
-def write(made: ExportFile, batch: Path, to: Path | None, read: Iterable[Path | None] = ()) -> int:
-    """Save the file, list what is blank; 1 if anything is. `read`: what it was made of, which stays as it is."""
-    target = to or batch / made.name
+def write_export(
+    export_file: ExportFile, batch: Path, to: Path | None, source_files: Iterable[Path | None] = ()
+) -> int:
+    """Save the file, list what is blank; 1 if anything is. `source_files` stay as they are."""
+    target = to or batch / export_file.name
     try:
-        target = target / made.name if target.is_dir() else target
+        target = target / export_file.name if target.is_dir() else target
         if target.is_file():
-            _check_replaceable(target, batch, made, [path.resolve() for path in read if path])
+            _check_replaceable(target, batch, export_file, [path.resolve() for path in source_files if path])
         with open_private(target, "wb", follow=to is not None) as file:
-            file.write(made.data)
+            file.write(export_file.data)
     except OSError as error:
         raise out.ExportError(f"can't write {target}: {error.strerror}; name another place with --to") from None
     say(f"Written: {target}")
-    for note in made.notes:
+    for note in export_file.notes:
         say(f"Note: {note}")
-    if made.left_blank:
-        say(f"Left blank or out: {len(made.left_blank)}")
-    for blank in made.left_blank:
+    if export_file.left_blank:
+        say(f"Left blank or out: {len(export_file.left_blank)}")
+    for blank in export_file.left_blank:
         say(f"  {blank.submission}: {blank.reason}")
-    return 1 if made.left_blank else 0
+    return 1 if export_file.left_blank else 0
 
 
-def _check_replaceable(target: Path, batch: Path, made: ExportFile, read: Sequence[Path]) -> None:
+def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, source_files: Sequence[Path]) -> None:
     """Raises ExportError where a file is at the place that is none of ours to replace."""
-    place, another = target.resolve(), "name another place with --to"
-    if place in read:
-        raise out.ExportError(f"{target} is what this is made of, and stays as it is; {another}")
-    if target.name != made.name and place in {kept.resolve() for kept in kept_in(batch)}:
-        raise out.ExportError(f"{target} is a file of the batch's own; {another}")
+    place, hint = target.resolve(), "name another place with --to"
+    if place in source_files:
+        raise out.ExportError(f"{target} is what this is made of, and stays as it is; {hint}")
+    if target.name != export_file.name and place in {own_file.resolve() for own_file in kept_in(batch)}:
+        raise out.ExportError(f"{target} is a file of the batch's own; {hint}")
     with open_ordinary(target) as file:  # an earlier export begins alike: a zip, or the name of the first column
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
-    if begins and _first(begins) != _first(made.data.removeprefix(BOM_UTF8)):
-        raise out.ExportError(f"something else is in {target}: delete it, or {another}")
+    if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):
+        raise out.ExportError(f"something else is in {target}: delete it, or {hint}")
 
 
 def _first(data: bytes) -> bytes:

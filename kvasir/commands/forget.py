@@ -13,12 +13,12 @@ from desk.assignments import FILE, dry_run_work, grading_work, uploaded_document
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, path
-from kvasir.terminal import confirmed, say, stderr
+from kvasir.terminal import confirm, say, stderr
 from kvstore.redis.forget import forget_named
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.batch.dead_letters import DeadLetters, Which
+from producers.batch.dead_letters import DeadLetters, LetterFilter
 from producers.client import Client, Replies
 from producers.files.private import kept_in
 from producers.words import plural
@@ -28,12 +28,12 @@ from producers.words import plural
 @click.argument("batch", type=path)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.pass_obj
-def forget(given: Globals, batch: Path, yes: bool) -> int:
+def forget(options: Globals, batch: Path, yes: bool) -> int:
     """Delete the batch in folder BATCH everywhere: queues, store, dead letters, and what kvasir wrote in the folder.
 
     With it go its regrades, and the submissions that were uploaded to the desk. Submissions elsewhere stay there.
     """
-    settings = given.settings()
+    settings = options.settings()
     if batch.is_symlink():
         raise BatchError(f"{batch} is a link; name the folder itself: {batch.resolve()}")
     is_batch = batches.exists(batch)
@@ -41,8 +41,8 @@ def forget(given: Globals, batch: Path, yes: bool) -> int:
         raise BatchError(f"{batch} holds no batch; name the folder given to --out")
     name = batches.batch_id(batch) if is_batch else batch.name
     if not yes:
-        stderr.print(f"{name}: {_listed(batch)} in {batch}", soft_wrap=True, markup=False)
-        if not confirmed("Delete this batch and all its grades for good?", "nothing was deleted"):
+        stderr.print(f"{name}: {_file_list(batch)} in {batch}", soft_wrap=True, markup=False)
+        if not confirm("Delete this batch and all its grades for good?", "nothing was deleted"):
             return 1
     job_ids: set[str] = set()
     with ExitStack() as stack:
@@ -51,13 +51,13 @@ def forget(given: Globals, batch: Path, yes: bool) -> int:
                 raise BatchError(f"{folder} is worked on now; stop that first, or wait for it")
             job_ids |= stack.enter_context(Batch(folder)).every_job()  # nobody else works on it
         if is_batch and is_cluster(settings):
-            _forget_in_cluster(given, settings, name, job_ids)
+            _forget_in_cluster(options, settings, name, job_ids)
         number = _delete(batch)
     say(f"{name} is forgotten: {plural(len(job_ids), 'job')}, {plural(number, 'file')}")
     if batch.exists():
         say(f"Not kvasir's, and left in {batch}: {', '.join(sorted(item.name for item in batch.iterdir()))}")
-    if aside := sorted(str(place) for place in batch.absolute().parent.glob(f"{escape(batch.name)}.before-*")):
-        say(f"Moved aside by --replace, and each to be forgotten by itself: {', '.join(aside)}")
+    if moved_folders := sorted(str(place) for place in batch.absolute().parent.glob(f"{escape(batch.name)}.before-*")):
+        say(f"Moved aside by --replace, and each to be forgotten by itself: {', '.join(moved_folders)}")
     say("Not known here, so not deleted: exports written elsewhere with --to, downloads and copies.")
     return 0
 
@@ -85,31 +85,31 @@ def _rounds(batch: Path, batch_id: str) -> list[Path]:
     return [place for place in places if batches.batch_id(place) == batch_id]
 
 
-def _listed(batch: Path) -> str:
+def _file_list(batch: Path) -> str:
     """File by file; what lies in folders by the number."""
     tops = Counter(str(file.relative_to(batch).parts[0]) for file in _files(batch))
     names = [f"{top}/ ({count} files)" if (batch / top).is_dir() else top for top, count in tops.items()]
     return ", ".join(name.replace("handed-in/ (", "handed-in/ (the uploaded submissions: ") for name in names)
 
 
-def _forget_in_cluster(given: Globals, settings: Settings, batch_id: str, job_ids: set[str]) -> None:
+def _forget_in_cluster(options: Globals, settings: Settings, batch_id: str, job_ids: set[str]) -> None:
     """Queues and store. What still waits for a worker is dropped by whoever takes it: the tombstone says so."""
-    with connect(settings, (), given.observer(), "forget") as client:
+    with connect(settings, (), options.observer(), "forget") as client:
         client.cancel(batch_id)
-        say(f"results that nobody had fetched: {_results(client, batch_id)}")
+        say(f"results that nobody had fetched: {_discard_results(client, batch_id)}")
         with DeadLetters(client.broker) as graveyard:
-            say(f"dead letters: {graveyard.drop(graveyard.matching(Which(batch=batch_id)))}")
+            say(f"dead letters: {graveyard.drop(graveyard.matching(LetterFilter(batch=batch_id)))}")
     say(f"records in the store: {forget_named(settings.store_url_with_secret(), job_ids)}")
 
 
-def _results(client: Client, batch_id: str) -> int:
+def _discard_results(client: Client, batch_id: str) -> int:
     """Delete the reply queue, and take what was parked."""
     replies = Replies(client.broker, batch_id)
     count = replies.backlog
-    for parked in replies.parked():
-        for reply in parked:
+    for parked_replies in replies.receive_parked():
+        for reply in parked_replies:
             reply.delivery.ack()
-        count += len(parked)
+        count += len(parked_replies)
     replies.close(delete=True)
     return count
 

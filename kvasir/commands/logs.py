@@ -18,7 +18,7 @@ from kvasir.options import Globals, ssh_config_option
 from messages.errors import UsageError
 
 # One of several: what a role said, why there is nothing more to come, or that it has said all.
-Said = tuple[str, list[str] | DeployFailed | None]
+LogMessage = tuple[str, list[str] | DeployFailed | None]
 
 
 @click.command()
@@ -27,7 +27,7 @@ Said = tuple[str, list[str] | DeployFailed | None]
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
 @ssh_config_option
 @click.pass_obj
-def logs(given: Globals, machines: tuple[str, ...], lines: int, follow: bool, ssh_config: Path | None) -> int:
+def logs(options: Globals, machines: tuple[str, ...], lines: int, follow: bool, ssh_config: Path | None) -> int:
     """Show the last lines of each role's log on MACHINE, or on all machines of kvasir.toml; over ssh, all at once.
 
     Before each line stand its machine and role. A machine that can't be reached is named, and the others go on.
@@ -36,29 +36,33 @@ def logs(given: Globals, machines: tuple[str, ...], lines: int, follow: bool, ss
     kvasir logs                      every role's last 20 lines
     kvasir logs mac1 -n 5 --follow   those of one machine, and what comes
     """
-    settings = given.settings()
-    wanted = named_machines(settings, machines)
-    roles = [(machine, unit) for machine in wanted for unit in (*service_units(machine, settings), *units_of(machine))]
+    settings = options.settings()
+    selected_machines = select_machines(settings, machines)
+    roles = [
+        (machine, unit)
+        for machine in selected_machines
+        for unit in (*service_units(machine, settings), *units_of(machine))
+    ]
     if not roles:
         raise UsageError("no machine in the configuration has a role: add [machines.NAME] with roles")
-    said: queue.Queue[Said] = queue.Queue()
+    log_queue: queue.Queue[LogMessage] = queue.Queue()
     remotes: list[Remote] = []
 
     def listen(machine: MachineSettings, unit: Unit) -> None:
         name = f"{machine.name} {unit.name.removeprefix('kvasir-')}"
         try:
             remotes.append(remote := Remote(machine, ssh_config))
-            heard = remote.lines(_script(machine, unit, lines, follow))
-            for some in ([line] for line in heard) if follow else [list(heard)]:
-                said.put((name, some))
-            said.put((name, None))
+            log_lines = remote.lines(_script(machine, unit, lines, follow))
+            for chunk in ([line] for line in log_lines) if follow else [list(log_lines)]:
+                log_queue.put((name, chunk))
+            log_queue.put((name, None))
         except DeployFailed as error:
-            said.put((name, error))
+            log_queue.put((name, error))
 
     for role in roles:
         threading.Thread(target=listen, args=role, daemon=True).start()
     try:
-        return _print(said, len(roles))
+        return _print_logs(log_queue, len(roles))
     except KeyboardInterrupt:
         if follow:
             return 0
@@ -68,12 +72,12 @@ def logs(given: Globals, machines: tuple[str, ...], lines: int, follow: bool, ss
             remote.hang_up()
 
 
-def named_machines(settings: Settings, names: Sequence[str]) -> list[MachineSettings]:
+def select_machines(settings: Settings, names: Sequence[str]) -> list[MachineSettings]:
     """Those that were named, or all, in the order of the configuration. Raises UsageError for an unknown one."""
-    unknown = [name for name in names if name not in settings.machines]
-    if unknown:
-        known = ", ".join(settings.machines) or "none"
-        raise UsageError(f"there is no machine {unknown[0]!r} in the configuration; it has: {known}")
+    unknown_names = [name for name in names if name not in settings.machines]
+    if unknown_names:
+        machine_names = ", ".join(settings.machines) or "none"
+        raise UsageError(f"there is no machine {unknown_names[0]!r} in the configuration; it has: {machine_names}")
     return [machine for machine in settings.machines.values() if not names or machine.name in names]
 
 
@@ -96,16 +100,16 @@ def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool) -> s
     )
 
 
-def _print(said: queue.Queue[Said], left: int) -> int:
+def _print_logs(log_queue: queue.Queue[LogMessage], open_logs: int) -> int:
     """Until each has ended; 1 if one of them could not be asked."""
     failures: set[str] = set()
-    while left:
-        name, what = said.get()
-        if isinstance(what, list):
-            click.echo("".join(f"{name} | {line}\n" for line in what), nl=False)
+    while open_logs:
+        name, message = log_queue.get()
+        if isinstance(message, list):
+            click.echo("".join(f"{name} | {line}\n" for line in message), nl=False)
             continue
-        left -= 1
-        if what and str(what) not in failures:  # roles of one machine are not reached for one reason
-            click.echo(f"kvasir: {what}", err=True)
-            failures.add(str(what))
+        open_logs -= 1
+        if message and str(message) not in failures:  # roles of one machine are not reached for one reason
+            click.echo(f"kvasir: {message}", err=True)
+            failures.add(str(message))
     return int(bool(failures))

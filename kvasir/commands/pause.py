@@ -23,47 +23,47 @@ _HEARD_WITHIN_S = 30.0
 @click.command()
 @click.argument("worker")
 @click.pass_obj
-def pause(given: Globals, worker: str) -> int:
+def pause(options: Globals, worker: str) -> int:
     """Let WORKER take no more jobs; what it has begun goes on. Until `resume`, or until its process ends.
 
     WORKER is an id from `kvasir status`, or a host: all workers there.
     """
-    return _ask(given, worker, paused=True)
+    return _pause_or_resume(options, worker, should_pause=True)
 
 
 @click.command()
 @click.argument("worker")
 @click.pass_obj
-def resume(given: Globals, worker: str) -> int:
+def resume(options: Globals, worker: str) -> int:
     """Let WORKER (see `pause`) take jobs again."""
-    return _ask(given, worker, paused=False)
+    return _pause_or_resume(options, worker, should_pause=False)
 
 
 @click.command()
 @click.argument("worker")
 @click.option("--timeout", "timeout_s", type=Number(0), default=3600.0, show_default=True, metavar="SECONDS")
 @click.pass_obj
-def drain(given: Globals, worker: str, timeout_s: float) -> int:
+def drain(options: Globals, worker: str, timeout_s: float) -> int:
     """Pause WORKER (see `pause`), and wait until it holds no job: its machine can then be used or turned off."""
-    return _ask(given, worker, paused=True, until_idle_s=timeout_s)
+    return _pause_or_resume(options, worker, should_pause=True, until_idle_s=timeout_s)
 
 
-def _ask(given: Globals, worker: str, paused: bool, until_idle_s: float = 0.0) -> int:
-    settings = given.settings()
+def _pause_or_resume(options: Globals, worker: str, should_pause: bool, until_idle_s: float = 0.0) -> int:
+    settings = options.settings()
     if not is_cluster(settings):
         raise UsageError("no broker is configured, so there are no workers to speak to: set KVASIR_BROKER_URL")
     stores = open_stores(settings)
     broker = open_broker(settings, "pause")
     try:
-        _tell(broker, stores.cluster_state, worker, paused)
-        for registration in _named(stores.cluster_state, worker):
+        _broadcast_pause(broker, stores.cluster_state, worker, should_pause)
+        for registration in _matching_workers(stores.cluster_state, worker):
             say(f"{registration.worker_id}: {registration.off or 'takes jobs'}")
         if until_idle_s:
             _wait(
                 lambda: (
                     not any(
                         registration.busy or registration.jobs
-                        for registration in _named(stores.cluster_state, worker, may_be_gone=True)
+                        for registration in _matching_workers(stores.cluster_state, worker, may_be_gone=True)
                     )
                 ),
                 until_idle_s,
@@ -76,36 +76,42 @@ def _ask(given: Globals, worker: str, paused: bool, until_idle_s: float = 0.0) -
     return 0
 
 
-def _tell(broker: Broker, cluster_state: ClusterState, worker: str, paused: bool) -> None:
+def _broadcast_pause(broker: Broker, cluster_state: ClusterState, worker: str, should_pause: bool) -> None:
     """Say it until the registrations show it: a broadcast may be lost. Raises BrokerUnavailable in the end."""
-    _named(cluster_state, worker)
+    _matching_workers(cluster_state, worker)
 
-    def heard() -> bool:
-        announce_pause(broker, worker, paused)
-        return all((registration.off == "paused") == paused for registration in _named(cluster_state, worker))
+    def has_arrived() -> bool:
+        announce_pause(broker, worker, should_pause)
+        return all(
+            (registration.off == "paused") == should_pause for registration in _matching_workers(cluster_state, worker)
+        )
 
-    verb = "pause" if paused else "resume"
-    _wait(heard, _HEARD_WITHIN_S, f"{worker} did not {verb} within {_HEARD_WITHIN_S:.0f} s: is it reaching the broker?")
+    verb = "pause" if should_pause else "resume"
+    _wait(
+        has_arrived,
+        _HEARD_WITHIN_S,
+        f"{worker} did not {verb} within {_HEARD_WITHIN_S:.0f} s: is it reaching the broker?",
+    )
 
 
-def _named(cluster_state: ClusterState, worker: str, may_be_gone: bool = False) -> list[WorkerInfo]:
+def _matching_workers(cluster_state: ClusterState, worker: str, may_be_gone: bool = False) -> list[WorkerInfo]:
     registrations = cluster_state.registrations()
-    named = [
+    workers = [
         registration
         for registration in registrations
         if registration.worker_id == worker or registration.worker_id.startswith(f"{worker}.")
     ]
-    if not named and not may_be_gone:
-        known = ", ".join(registration.worker_id for registration in registrations) or "none"
-        raise UsageError(f"there is no worker {worker!r}; alive now: {known}")
-    return named
+    if not workers and not may_be_gone:
+        alive_ids = ", ".join(registration.worker_id for registration in registrations) or "none"
+        raise UsageError(f"there is no worker {worker!r}; alive now: {alive_ids}")
+    return workers
 
 
-def _wait(condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+def _wait(condition: Callable[[], bool], timeout_s: float, timeout_message: str) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise BrokerUnavailable(otherwise)
+            raise BrokerUnavailable(timeout_message)
         time.sleep(_ASK_EVERY_S)
 
 

@@ -12,7 +12,7 @@ from infra.broker.base import Broker
 from infra.config.settings import Settings, describe
 from kvasir.connect import connect, is_cluster, open_stores
 from kvasir.options import Globals, Number, json_option
-from kvasir.terminal import say, say_json, stderr, table
+from kvasir.terminal import print_table, say, say_json, stderr
 from messages.jobs import JobResult, Sampling, TokenEvent
 from messages.workers import WorkerInfo
 from prefill_worker.admission import high_water_mark
@@ -29,7 +29,7 @@ from producers.client import Client
 @click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 @click.pass_obj
 def ask(
-    given: Globals,
+    options: Globals,
     prompt: str,
     model: str,
     stream: bool,
@@ -39,17 +39,17 @@ def ask(
     as_json: bool,
 ) -> int:
     """Send one PROMPT, ahead of the bulk, and print the answer."""
-    settings = given.settings()
+    settings = options.settings()
     settings.model(model)
     # Where the locale has no UTF-8, its bytes come as surrogates, which no message can carry.
     prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    with connect(settings, [model], given.observer(), "ask") as client:
+    with connect(settings, [model], options.observer(), "ask") as client:
         for name in client.unserved([model]):
             stderr.print(f"nobody serves {name} now; waiting for a worker")
         printer = _Printer(stream and not as_json)
         for event in client.stream(model, prompt, Sampling(max_tokens, temperature, answers=answers)):
-            printer.show(event)
-    return printer.end(as_json)
+            printer.print_event(event)
+    return printer.finish(as_json)
 
 
 class _Printer:
@@ -61,22 +61,22 @@ class _Printer:
     def __init__(self, stream: bool) -> None:
         self._stream = stream
         self._delivery = ""
-        self._shown = ""  # of the current delivery
+        self._printed_text = ""  # of the current delivery
         self._result: JobResult | None = None
 
-    def show(self, event: TokenEvent | JobResult) -> None:
+    def print_event(self, event: TokenEvent | JobResult) -> None:
         """One event."""
         if isinstance(event, JobResult):
             self._result = event
         elif self._stream:
             if self._delivery not in ("", event.delivery):
                 click.echo("\n[the answer began again on another worker]")
-                self._shown = ""
+                self._printed_text = ""
             self._delivery = event.delivery
-            self._shown += event.text
+            self._printed_text += event.text
             click.echo(event.text, nl=False)
 
-    def end(self, as_json: bool) -> int:
+    def finish(self, as_json: bool) -> int:
         """Print what is left; the exit code."""
         result = self._result
         if result is None:
@@ -95,17 +95,17 @@ class _Printer:
 
     def _left_out(self, text: str) -> str:
         """What the pieces did not show of the answer: its end, or all of it where they have a gap."""
-        if text.startswith(self._shown):
-            return text.removeprefix(self._shown)
+        if text.startswith(self._printed_text):
+            return text.removeprefix(self._printed_text)
         return f"\n[pieces of the answer were lost; here it is whole]\n{text}"
 
 
 @click.command()
 @json_option
 @click.pass_obj
-def status(given: Globals, as_json: bool) -> int:
+def status(options: Globals, as_json: bool) -> int:
     """Show the cluster: workers, queues, store, and results that nobody fetched."""
-    settings = given.settings()
+    settings = options.settings()
     if not is_cluster(settings):
         say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
         return 0
@@ -130,12 +130,12 @@ def store_state(settings: Settings) -> dict[str, Any]:
     """How full the store is, what prefills under way have reserved, and where the next one has to wait."""
     stores = open_stores(settings)
     try:
-        usage, reserved = stores.kv.usage(), stores.cluster_state.reserved_bytes()
+        usage, reserved_bytes = stores.kv.usage(), stores.cluster_state.reserved_bytes()
     finally:
         stores.close()
     return {
         "used_bytes": usage.used_bytes,
-        "reserved_bytes": reserved,
+        "reserved_bytes": reserved_bytes,
         "mark_bytes": high_water_mark(usage),
         "max_bytes": usage.max_bytes,
         "full": round(usage.used_bytes / usage.max_bytes, 3) if usage.max_bytes else 0.0,
@@ -152,8 +152,8 @@ def _queues(broker: Broker, models: list[str]) -> dict[str, int]:
     depths = {}
     for spec in topology.queues(models):
         depth = broker.depth(spec.name)
-        always = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
-        if depth and (depth.ready or always):
+        is_always_shown = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
+        if depth and (depth.ready or is_always_shown):
             depths[spec.name] = depth.ready
     return depths
 
@@ -172,8 +172,8 @@ def _print(state: dict[str, Any]) -> None:
         ]
         for worker in state["workers"]
     ]
-    table(("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV"), rows, right=_FIGURES)
-    table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
+    print_table(("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV"), rows, right=_FIGURES)
+    print_table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
     say(store_line(state["store"]))
     for model in state["unserved"]:
         say(f"Nobody serves {model}: its jobs wait for a decode worker.")
@@ -183,10 +183,12 @@ def _print(state: dict[str, Any]) -> None:
 
 def store_line(store: dict[str, Any]) -> str:
     """What the store holds, as one sentence."""
-    used, reserved, mark, limit = (store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max"))
-    line = f"Store: {used:.2f} GB{f' of {limit:.1f} GB' if limit else ''} in use"
-    line += f", {reserved:.2f} GB reserved by prefills under way"
-    return f"{line}; prefill fills it up to {mark:.1f} GB" if limit else line
+    used_gb, reserved_gb, mark_gb, limit_gb = (
+        store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max")
+    )
+    line = f"Store: {used_gb:.2f} GB{f' of {limit_gb:.1f} GB' if limit_gb else ''} in use"
+    line += f", {reserved_gb:.2f} GB reserved by prefills under way"
+    return f"{line}; prefill fills it up to {mark_gb:.1f} GB" if limit_gb else line
 
 
 _FIGURES = ("busy", "done", "tokens/s")
@@ -195,13 +197,13 @@ _FIGURES = ("busy", "done", "tokens/s")
 @click.command()
 @json_option
 @click.pass_obj
-def config(given: Globals, as_json: bool) -> int:
+def config(options: Globals, as_json: bool) -> int:
     """Show every setting and where its value came from. Passwords are masked."""
-    rows = describe(given.settings())
+    rows = describe(options.settings())
     if as_json:
         click.echo(json.dumps([{"name": name, "value": value, "from": origin} for name, value, origin in rows]))
     else:
-        table(("setting", "value", "from"), rows)
+        print_table(("setting", "value", "from"), rows)
     return 0
 
 

@@ -9,14 +9,14 @@ import click
 
 from desk.agreement import Difference, difference_row
 from infra.config.next_command import next_command
-from kvasir.commands.batch import json_option, show
+from kvasir.commands.batch import json_option, show_outcome
 from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
-from kvasir.terminal import TerminalProgress, confirmed, say, stderr, table
-from producers.words import listed, plural
+from kvasir.terminal import TerminalProgress, confirm, print_table, say, stderr
+from producers.words import join_with_and, plural
 
-_NAMED = 20  # submissions that a ruling may affect
-_UNTOUCHED = "the grades stay as they are"
+_NAMES_SHOWN = 20  # submissions that a ruling may affect
+_NO_CHANGE_MESSAGE = "the grades stay as they are"
 
 
 @click.command()
@@ -31,7 +31,7 @@ _UNTOUCHED = "the grades stay as they are"
 @wait_option
 @click.pass_obj
 def regrade(
-    given: Globals,
+    options: Globals,
     batch: Path,
     criteria: tuple[str, ...],
     rubric: Path | None,
@@ -44,58 +44,70 @@ def regrade(
 
     Of a class graded with --ask criteria only changed criteria are asked about.
     """
-    again = Regrade(given.settings(), batch, criteria, rubric)
-    if not again.needed:
+    regrading = Regrade(options.settings(), batch, criteria, rubric)
+    if not regrading.needed:
         say("Nothing has changed since the class was graded.")
         return 0
-    _say_what(again)
-    if not (yes or again.cost.is_fully_answered) and not confirmed("Ask?", _UNTOUCHED):
+    _print_changes(regrading)
+    if not (yes or regrading.cost.is_fully_answered) and not confirm("Ask?", _NO_CHANGE_MESSAGE):
         return 1
     with TerminalProgress(quiet) as progress:
-        tried = again.run(progress, given.observer(), max_wait)
-    compared = again.differences
-    if tried.counts.open:
-        still = plural(tried.counts.open, "job", "is", "are")
-        stderr.print(f"{still} still open; go on with: {next_command('regrade', batch)}", soft_wrap=True, markup=False)
+        outcome = regrading.run(progress, options.observer(), max_wait)
+    differences = regrading.differences
+    if outcome.counts.open:
+        open_jobs = plural(outcome.counts.open, "job", "is", "are")
+        stderr.print(
+            f"{open_jobs} still open; go on with: {next_command('regrade', batch)}", soft_wrap=True, markup=False
+        )
         return 1
     if not as_json:
-        _print(compared, again.decided)
-    if again.failed:
-        what = f"{plural(again.failed, 'job')} failed; the same command runs what failed once more"
-        stderr.print(what, soft_wrap=True, markup=False)
+        _print_differences(differences, regrading.decided)
+    if regrading.failed:
+        failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
+        stderr.print(failure, soft_wrap=True, markup=False)
         if yes:
-            stderr.print(_UNTOUCHED, soft_wrap=True, markup=False)
+            stderr.print(_NO_CHANGE_MESSAGE, soft_wrap=True, markup=False)
             return 1
-    if not yes and not confirmed("Replace the grades?", f"{_UNTOUCHED}; those of the regrade are in {tried.folder}"):
+    if not yes and not confirm(
+        "Replace the grades?", f"{_NO_CHANGE_MESSAGE}; those of the regrade are in {outcome.folder}"
+    ):
         return 1
-    changed = [difference_row(one) for one in compared if not one.is_none]
-    return show(again.adopt(), as_json, {"cost": asdict(again.cost), "changed": changed})
+    changed_rows = [difference_row(difference) for difference in differences if not difference.is_none]
+    return show_outcome(regrading.adopt(), as_json, {"cost": asdict(regrading.cost), "changed": changed_rows})
 
 
-def _say_what(again: Regrade) -> None:
+def _print_changes(regrading: Regrade) -> None:
     """What changed, what asking about it costs, and what needn't be asked."""
-    said = [str(again.cost), *(_ruled(criterion, found) for criterion, found in again.may_affect.items())]
-    if again.cost.answered:
-        said.append(f"{plural(again.cost.answered, 'job', 'is', 'are')} answered already, in {again.place}.")
-    for line in said:
+    sentences = [
+        str(regrading.cost),
+        *(_ruling_sentence(criterion, shared_words) for criterion, shared_words in regrading.may_affect.items()),
+    ]
+    if regrading.cost.answered:
+        sentences.append(
+            f"{plural(regrading.cost.answered, 'job', 'is', 'are')} answered already, in {regrading.place}."
+        )
+    for line in sentences:
         stderr.print(line, soft_wrap=True, markup=False)
 
 
-def _ruled(criterion: str, found: dict[str, tuple[str, ...]]) -> str:
-    if not found:
+def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -> str:
+    if not shared_words:
         return f"The rulings on {criterion} share no telling word with anybody's evidence."
-    named = [f"{name} ({', '.join(words)})" for name, words in list(found.items())[:_NAMED]]
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"The rulings on {criterion} share words with the evidence of {listed(named)}{more}; look there first."
+    examples = [f"{name} ({', '.join(words)})" for name, words in list(shared_words.items())[:_NAMES_SHOWN]]
+    rest = f" and {len(shared_words) - _NAMES_SHOWN} more" if len(shared_words) > _NAMES_SHOWN else ""
+    names = join_with_and(examples) + rest
+    return f"The rulings on {criterion} share words with the evidence of {names}; look there first."
 
 
-def _print(found: list[Difference], decided: int) -> None:
-    changed = [difference_row(one) for one in found if not one.is_none]
-    if changed:
-        table(tuple(changed[0]), [tuple(row.values()) for row in changed], right=("before", "after", "change"))
-    say(f"{len(changed)} of {plural(len(found), 'submission')} would change.")
-    if decided:
-        say(f"{plural(decided, 'decision')} of a person about these criteria would stand as before.")
+def _print_differences(differences: list[Difference], decision_count: int) -> None:
+    changed_rows = [difference_row(difference) for difference in differences if not difference.is_none]
+    if changed_rows:
+        print_table(
+            tuple(changed_rows[0]), [tuple(row.values()) for row in changed_rows], right=("before", "after", "change")
+        )
+    say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
+    if decision_count:
+        say(f"{plural(decision_count, 'decision')} of a person about these criteria would stand as before.")
 
 
 COMMANDS = (regrade,)

@@ -12,25 +12,27 @@ from grading import export as out
 from grading.export import FinalGrade, Request
 from grading.report.grades import one_line, show_points
 from infra.config.next_command import next_command
-from kvasir.commands.export import bytes_of, write
+from kvasir.commands.export import bytes_of, write_export
 from kvasir.options import json_option, path
-from kvasir.terminal import say, say_json, stderr, table
+from kvasir.terminal import print_table, say, say_json, stderr
 from messages.errors import UsageError
 from producers.words import plural
 
 
 @click.command()
 @click.argument("batch", type=path)
-@click.option("--from", "read", type=path, help="CSV to read in: submission (or student_id), request, criterion.")
-@click.option("--answer", "answered", metavar="ID", help="The request that --reply answers.")
+@click.option(
+    "--from", "request_file", type=path, help="CSV to read in: submission (or student_id), request, criterion."
+)
+@click.option("--answer", "request_id", metavar="ID", help="The request that --reply answers.")
 @click.option("--reply", metavar="TEXT", help="What the student is told.")
 @click.option("--by", metavar="NAME", help="Who enters or answers [default: who is logged in].")
 @click.option("--to", type=path, help="Write requests, replies, points and evidence to this file (CSV).")
 @json_option
 def requests(
     batch: Path,
-    read: Path | None,
-    answered: str | None,
+    request_file: Path | None,
+    request_id: str | None,
     reply: str | None,
     by: str | None,
     to: Path | None,
@@ -41,39 +43,42 @@ def requests(
     An answer changes no points: decide on the grade in the desk's review, then reply. Nothing that was kept is ever
     rewritten (requests.jsonl). The exit code is 1 while a request waits for its reply.
     """
-    if (answered is None) != (reply is None):
+    if (request_id is None) != (reply is None):
         raise UsageError("--answer names the request, and --reply says what the student is told: give both")
     _, grades = out.final_grades(batch)
     by_item = {final.grade.id: final for final in grades}
-    who = by or account()
-    data = bytes_of(read)
+    account_name = by or account()
+    data = bytes_of(request_file)
     if data is not None:
-        asked, remark = out.requests_from(data, grades, who)
-        new = out.add_requests(batch, asked)
+        new_requests, remark = out.requests_from(data, grades, account_name)
+        new_count = out.add_requests(batch, new_requests)
         if remark:
             stderr.print(remark, soft_wrap=True, markup=False, highlight=False)
         if not as_json:
-            say(f"{plural(new, 'new request')}.")
-    if answered and reply is not None:
-        _answer(batch, answered, reply, by_item, who)
-    found = out.read_requests(batch)
+            say(f"{plural(new_count, 'new request')}.")
+    if request_id and reply is not None:
+        _save_reply(batch, request_id, reply, by_item, account_name)
+    all_requests = out.read_requests(batch)
     if as_json:
-        say_json({"requests": [_as_json(request, by_item.get(request.item_id)) for request in found]})
-    elif found:
-        table(("id", "submission", "criterion", "points", "request", "reply"), [_row(one, by_item) for one in found])
+        say_json({"requests": [_as_json(request, by_item.get(request.item_id)) for request in all_requests]})
+    elif all_requests:
+        print_table(
+            ("id", "submission", "criterion", "points", "request", "reply"),
+            [_row(request, by_item) for request in all_requests],
+        )
     else:
         say("Nobody has asked for another look.")
     if to:
-        write(out.export_replies(batch), batch, to)
-    return 1 if any(request.answer is None for request in found) else 0
+        write_export(out.export_replies(batch), batch, to)
+    return 1 if any(request.answer is None for request in all_requests) else 0
 
 
-def _answer(batch: Path, wanted: str, reply: str, by_item: dict[str, FinalGrade], who: str) -> None:
-    request = next((one for one in out.read_requests(batch) if one.id == wanted), None)
+def _save_reply(batch: Path, request_id: str, reply: str, by_item: dict[str, FinalGrade], account_name: str) -> None:
+    request = next((request for request in out.read_requests(batch) if request.id == request_id), None)
     if request is None:
-        raise UsageError(f"there is no request {wanted!r}: {next_command('requests', batch)} lists them")
+        raise UsageError(f"there is no request {request_id!r}: {next_command('requests', batch)} lists them")
     final = by_item.get(request.item_id)
-    out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, who)
+    out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, account_name)
     if request.answer:
         stderr.print(
             f"The earlier reply stays in the record, and no longer counts: {one_line(request.answer.reply)}",
@@ -85,12 +90,14 @@ def _answer(batch: Path, wanted: str, reply: str, by_item: dict[str, FinalGrade]
 
 def _row(request: Request, by_item: dict[str, FinalGrade]) -> list[str]:
     final = by_item.get(request.item_id)
-    then, now = request.points, out.points_of(final, request.criterion_id) if final else None
+    points_before, points_now = request.points, out.points_of(final, request.criterion_id) if final else None
     return [
         request.id,
         one_line(final.submission) if final else request.item_id,
         request.criterion_id or "",
-        show_points(then) if then == now else f"{show_points(then) or 'blank'} → {show_points(now) or 'blank'}",
+        show_points(points_before)
+        if points_before == points_now
+        else f"{show_points(points_before) or 'blank'} → {show_points(points_now) or 'blank'}",
         one_line(request.text),
         one_line(request.answer.reply) if request.answer else "",
     ]

@@ -11,7 +11,7 @@ import click
 from infra.config.settings import Settings
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
-from kvasir.options import Globals, Output, gathered, path, quiet_option, wait_option
+from kvasir.options import Globals, Output, group_options, path, quiet_option, wait_option
 from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from producers.batch import prompt_lines
@@ -32,10 +32,10 @@ from producers.words import plural
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
 @wait_option
-@gathered(output=Output)
+@group_options(output=Output)
 @click.pass_obj
 def run(
-    given: Globals,
+    options: Globals,
     prompts: Path,
     model: str,
     max_tokens: int | None,
@@ -47,13 +47,13 @@ def run(
 
     Answers go to answers.jsonl in the batch's folder, failures to errors.jsonl. Run it again to go on where it stopped.
     """
-    settings = given.settings()
+    settings = options.settings()
     target = out or Path("results") / (prompts.stem or "prompts")
     with Batch(target) as batch, TerminalProgress(output.quiet) as progress:
         if "folder" in batch.request:
             raise BatchError(f"{target} holds the grades of a class: name another folder with --out")
         prompt_lines.check_file(prompts, str(prompts))
-        resolve = _resolve(settings, model, max_tokens)
+        resolve = _model_resolver(settings, model, max_tokens)
 
         def lines() -> Iterator[PromptLine]:
             return prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, resolve)
@@ -62,28 +62,33 @@ def run(
             prompt_lines.plan(batch, lines(), prompts, next(iter(settings.models), "none"))
         if retry_failed:
             batch.check_may_publish()
-            batch.run_again(_failed(batch))
+            batch.run_again(_failed_jobs(batch))
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
-            with connect(settings, models, given.observer(), f"run {batch.batch_id}") as client:
+            with connect(settings, models, options.observer(), f"run {batch.batch_id}") as client:
                 tasks = ReadAgain(lambda: (line.task for line in lines() if line.task))
                 Runner(batch, tasks, client, progress).run(output.max_wait)
-        return _show(batch, output.as_json)
+        return _write_results(batch, output.as_json)
 
 
-def _resolve(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
+def _model_resolver(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
     def resolve(name: str) -> Defaults:
         if not (name or default):
             raise ConfigError("it names no model: add one to the line, or pass --model")
-        chosen = settings.model(resolve_model(settings, name or default))
-        return Defaults(chosen.name, max_tokens or chosen.max_tokens, chosen.temperature, chosen.top_p)
+        model_settings = settings.model(resolve_model(settings, name or default))
+        return Defaults(
+            model_settings.name,
+            max_tokens or model_settings.max_tokens,
+            model_settings.temperature,
+            model_settings.top_p,
+        )
 
     if default:
         resolve("")  # a wrong --model is the command's mistake, not each line's
     return resolve
 
 
-def _failed(batch: Batch) -> list[str]:
+def _failed_jobs(batch: Batch) -> list[str]:
     """Jobs to run again; what could not be read needs another file, not another run."""
     return [
         entry.job_id
@@ -92,14 +97,14 @@ def _failed(batch: Batch) -> list[str]:
     ]
 
 
-def _show(batch: Batch, as_json: bool) -> int:
+def _write_results(batch: Batch, as_json: bool) -> int:
     """Write both files in the order of the input; 1 if anything has no answer."""
-    found = [(entry, result) for entry in batch.entries if (result := batch.result(entry.job_id))]
-    for name, wanted in (("answers.jsonl", True), ("errors.jsonl", False)):
+    results = [(entry, result) for entry in batch.entries if (result := batch.result(entry.job_id))]
+    for name, is_success in (("answers.jsonl", True), ("errors.jsonl", False)):
         rows = [
             json.dumps(prompt_lines.output_line(entry, result, batch.created_at), ensure_ascii=False)
-            for entry, result in found
-            if (result.state == "succeeded") == wanted
+            for entry, result in results
+            if (result.state == "succeeded") == is_success
         ]
         write_atomically(batch.folder / name, "".join(row + "\n" for row in rows))
     counts = batch.counts()
@@ -108,13 +113,13 @@ def _show(batch: Batch, as_json: bool) -> int:
         click.echo(json.dumps({"batch": batch.batch_id, "folder": str(batch.folder), "jobs": figures}))
     else:
         say(f"{counts.succeeded} of {plural(counts.total, 'prompt')} answered: {batch.folder / 'answers.jsonl'}")
-        for entry, result in found:
+        for entry, result in results:
             if result.state != "succeeded":
                 say(f"  {entry.name}: {result.error.message if result.error else result.state}")
     if counts.open:
-        still = plural(counts.open, "prompt", "is", "are")
-        how = "run the same command again to go on" if batch.may_publish else older_form(batch.folder)
-        stderr.print(f"{still} still open; {how}", soft_wrap=True)
+        open_prompts = plural(counts.open, "prompt", "is", "are")
+        hint = "run the same command again to go on" if batch.may_publish else older_form(batch.folder)
+        stderr.print(f"{open_prompts} still open; {hint}", soft_wrap=True)
     return 0 if counts.succeeded == counts.total else 1
 
 

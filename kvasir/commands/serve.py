@@ -13,8 +13,8 @@ import click
 from gateway import keys as key_file
 from infra.config.sources import user_data_dir
 from kvasir.connect import connect, is_cluster
-from kvasir.options import Globals, gathered, json_option, page_options
-from kvasir.terminal import say, stderr, table
+from kvasir.options import Globals, group_options, json_option, page_options
+from kvasir.terminal import print_table, say, stderr
 from kvasir.worker.page import PageOptions
 from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError, KvasirError
@@ -43,30 +43,30 @@ _state = click.option(
 )
 @_state
 @page_options
-@gathered(page=PageOptions)
+@group_options(page=PageOptions)
 @click.pass_obj
-def serve(given: Globals, host: str, port: int, models: tuple[str, ...], folder: Path, page: PageOptions) -> None:
+def serve(options: Globals, host: str, port: int, models: tuple[str, ...], folder: Path, page: PageOptions) -> None:
     """Answer OpenAI's and Ollama's clients over HTTP: they need another URL and nothing else.
 
     Without a broker the models run in this process. Ctrl-C ends it; streams under way have ten seconds.
     """
-    settings = given.settings()
+    settings = options.settings()
     if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")):
         raise ConfigError("kvasir serve needs FastAPI: pip install 'kvasir-inference[gateway]'")
     from gateway import server
 
-    chosen = {name: settings.model(name) for name in models or settings.models}
-    if not chosen:
+    served_models = {name: settings.model(name) for name in models or settings.models}
+    if not served_models:
         raise ConfigError("no model is configured: add a table [models.NAME] to kvasir.toml")
     server.check_host(host, folder)  # before models are loaded
     if not is_cluster(settings):
-        stderr.print(f"no broker is configured: loading {plural(len(chosen), 'model')} into this process")
-    with connect(settings, list(chosen), given.observer(), "serve") as client:
-        watched = None if page.metrics_port is None else (page.metrics_host, page.metrics_port)
-        server.serve(client, chosen, (host, port), folder, _say_where, watched)
+        stderr.print(f"no broker is configured: loading {plural(len(served_models), 'model')} into this process")
+    with connect(settings, list(served_models), options.observer(), "serve") as client:
+        metrics_address = None if page.metrics_port is None else (page.metrics_host, page.metrics_port)
+        server.serve(client, served_models, (host, port), folder, _print_address, metrics_address)
 
 
-def _say_where(url: str) -> None:
+def _print_address(url: str) -> None:
     say(f"Kvasir answers at {url} (OpenAI: {url}/v1, Ollama: {url}); its own page: {url}/docs")
 
 
@@ -80,9 +80,9 @@ def keys() -> None:
 @click.option("--model", "models", metavar="M", multiple=True, help="A model that it may use [default: all].")
 @_state
 @click.pass_obj
-def add(given: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:
+def add(options: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:
     """Make an API key for NAME, and print it: it is shown this once."""
-    settings = given.settings()
+    settings = options.settings()
     for model in models:
         settings.model(model)
     click.echo(key_file.add_key(key_file.file_in(folder), name, models))
@@ -93,32 +93,34 @@ def add(given: Globals, name: str, models: tuple[str, ...], folder: Path) -> Non
 @_state
 def list_keys(as_json: bool, folder: Path) -> None:
     """List the keys by name, never the keys themselves."""
-    found = key_file.read_keys(key_file.file_in(folder)) or []
+    api_keys = key_file.read_keys(key_file.file_in(folder)) or []
     if as_json:
-        rows = [{"name": key.name, "models": list(key.models), "created": key.created} for key in found]
+        rows = [{"name": key.name, "models": list(key.models), "created": key.created} for key in api_keys]
         click.echo(json.dumps(rows))
-    elif not found:
+    elif not api_keys:
         say("There is no key.")
     else:
-        table(("name", "models", "made"), [[key.name, ", ".join(key.models) or "all", _day(key)] for key in found])
+        print_table(
+            ("name", "models", "made"), [[key.name, ", ".join(key.models) or "all", _day(key)] for key in api_keys]
+        )
 
 
 @keys.command("revoke")
 @click.argument("name")
 @_state
 @click.pass_obj
-def revoke(given: Globals, name: str, folder: Path) -> None:
+def revoke(options: Globals, name: str, folder: Path) -> None:
     """Take the key of NAME away, and delete its conversations' KV caches; a running gateway sees it within a second."""
-    settings = given.settings()
-    gone = key_file.revoke_key(key_file.file_in(folder), name)
+    settings = options.settings()
+    revoked_key = key_file.revoke_key(key_file.file_in(folder), name)
     say(f"The key {name} opens nothing any more.")
     if is_cluster(settings):
         try:
-            deleted = forget_named(settings.store_url_with_secret(), {gone.tag})
+            deleted_count = forget_named(settings.store_url_with_secret(), {revoked_key.tag})
         except KvasirError:  # a producer's login may not, for one
             stderr.print("its conversations' KV caches stay in the store until they expire, a day at most:")
             raise
-        say(f"KV caches of its conversations deleted from the store: {plural(deleted, 'record')}")
+        say(f"KV caches of its conversations deleted from the store: {plural(deleted_count, 'record')}")
 
 
 def _day(key: key_file.Key) -> str:

@@ -22,7 +22,7 @@ from kvasir.commands.query import cluster_state, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
-from kvasir.terminal import drawn, duration, stdout
+from kvasir.terminal import duration, make_table, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
 from producers.client import Client
 
@@ -37,22 +37,22 @@ _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") fo
 @click.option("--once", is_flag=True, help="Print one frame and leave.")
 @click.option("--every", type=Number(0.2), default=2.0, show_default=True, help="Seconds between frames.")
 @click.pass_obj
-def top(given: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
+def top(options: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
     """Watch queues, workers, store, and the batches in FOLDERS [default: those in results/]. Ctrl-C leaves.
 
     Without a cluster the batches alone are shown: what grades them is in their own process.
     """
-    settings = given.settings()
+    settings = options.settings()
     watches = find_batches(folders)
     cluster = is_cluster(settings)
     with ExitStack() as stack:
-        connected: list[Client] = []
+        clients: list[Client] = []
 
         def look() -> RenderableType:
-            if cluster and not connected:
-                connected.append(stack.enter_context(connect(settings, (), name="top")))
+            if cluster and not clients:
+                clients.append(stack.enter_context(connect(settings, (), name="top")))
             watches[:] = find_batches(folders, watches)
-            state = cluster_state(settings, connected[0]) if connected else None
+            state = cluster_state(settings, clients[0]) if clients else None
             return frame(state, [watch.look() for watch in watches], time.time())
 
         if once:
@@ -79,17 +79,17 @@ def _live(look: Callable[[], RenderableType], every_s: float, looked_for: str) -
             if looked_for:
                 stdout.print(Text(looked_for))
             while True:
-                stdout.print(_or_why_not(look))
+                stdout.print(_look_or_problem(look))
                 time.sleep(every_s)
         with Live(Text(looked_for), console=stdout, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_or_why_not(look), refresh=True)
+                live.update(_look_or_problem(look), refresh=True)
                 time.sleep(every_s)
     except KeyboardInterrupt:
         return
 
 
-def _or_why_not(look: Callable[[], RenderableType]) -> RenderableType:
+def _look_or_problem(look: Callable[[], RenderableType]) -> RenderableType:
     try:
         return look()
     except (BrokerUnavailable, StoreUnavailable) as error:
@@ -110,9 +110,9 @@ def frame(state: State | None, batches: Sequence[BatchState], now: float) -> Ren
 def _cluster(state: State) -> list[RenderableType]:
     parts: list[RenderableType] = [_queues(state), Text(), _workers(state), Text(), _store(state)]
     parts += [Text(f"Nobody serves {model}", style="bold red") for model in state["unserved"]]
-    others = {name: ready for name, ready in state["queues"].items() if ready and not _is_work(name)}
-    if others:
-        parts.append(Text("Also waiting: " + ", ".join(f"{name} {ready}" for name, ready in others.items())))
+    other_queues = {name: ready for name, ready in state["queues"].items() if ready and not _is_work(name)}
+    if other_queues:
+        parts.append(Text("Also waiting: " + ", ".join(f"{name} {ready}" for name, ready in other_queues.items())))
     return parts
 
 
@@ -132,7 +132,7 @@ def _queues(state: State) -> Table:
             model, _, lane = rest.rpartition(".")
             ready[model][f"{first} {lane}"] = count
     rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]
-    return drawn(_HEADINGS, rows, right=_HEADINGS[1:])
+    return make_table(_HEADINGS, rows, right=_HEADINGS[1:])
 
 
 def _workers(state: State) -> Table:
@@ -151,7 +151,7 @@ def _workers(state: State) -> Table:
         for worker in workers
     ]
     headings = ("model", "stage", "worker", "engine", "busy", "done", "tokens/s", "remark")
-    return drawn(headings, rows, right=("busy", "done", "tokens/s"))
+    return make_table(headings, rows, right=("busy", "done", "tokens/s"))
 
 
 def _store(state: State) -> Text:
@@ -164,19 +164,19 @@ def _batches(batches: Iterable[BatchState]) -> Table:
     rows = [
         (
             batch.name,
-            f"{batch.done:,}/{batch.total:,}",
-            f"{batch.done / batch.total:.0%}" if batch.total else "–",
-            _count(batch.failed),
-            _left(batch),
+            f"{batch.result_count:,}/{batch.total:,}",
+            f"{batch.result_count / batch.total:.0%}" if batch.total else "–",
+            _count(batch.failure_count),
+            _time_left(batch),
             batch.batch_id,
         )
         for batch in batches
     ]
     figures = ("jobs", "done", "not succeeded", "left")
-    return drawn(("batch", *figures, "id"), rows, right=figures)
+    return make_table(("batch", *figures, "id"), rows, right=figures)
 
 
-def _left(batch: BatchState) -> str:
+def _time_left(batch: BatchState) -> str:
     if not batch.open:
         return "done"
     return "unknown" if batch.left_s is None else f"about {duration(batch.left_s)}"

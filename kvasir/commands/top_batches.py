@@ -24,15 +24,15 @@ class BatchState:
 
     batch_id: str
     total: int
-    done: int
-    failed: int  # of those done: everything but succeeded
+    result_count: int
+    failure_count: int  # of those done: everything but succeeded
     left_s: float | None
     name: str = field(default="", compare=False)
 
     @property
     def open(self) -> int:
         """Jobs without a result."""
-        return self.total - self.done
+        return self.total - self.result_count
 
 
 class BatchWatch:
@@ -46,50 +46,59 @@ class BatchWatch:
         self._standings: Standings[JournalLine] = Standings()
         self._manifest_changed = -1
         self._manifest: dict[str, Any] = {}
-        self._seen: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         self._read_manifest()
 
     def look(self) -> BatchState:
         """How far it is now. Raises BatchError if the folder has gone."""
         self._read_manifest()
-        rows, replaced = self._tail.read()  # what was added since the last look
-        if replaced:
+        rows, was_replaced = self._tail.read()  # what was added since the last look
+        if was_replaced:
             self._standings = Standings()
         for job_id, run, state in rows:
             self._standings.note(job_id, JournalLine(run, state, 0))
         jobs, runs = self._manifest["jobs"], self._manifest["runs"]
         lines = [self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs]
-        total, done = len(lines), sum(line is not None for line in lines)
-        failed = sum(line is not None and line.state != "succeeded" for line in lines)
-        return BatchState(self._manifest["batch_id"], total, done, failed, self._left_s(total, done), self.folder.name)
+        total, result_count = len(lines), sum(line is not None for line in lines)
+        failure_count = sum(line is not None and line.state != "succeeded" for line in lines)
+        return BatchState(
+            self._manifest["batch_id"],
+            total,
+            result_count,
+            failure_count,
+            self._left_s(total, result_count),
+            self.folder.name,
+        )
 
-    def _left_s(self, total: int, done: int) -> float | None:
+    def _left_s(self, total: int, result_count: int) -> float | None:
         now = self._clock()
-        if not self._seen:  # the first look: all that is known is when the batch was made
-            self._seen.append((self._manifest["created_at"], 0))
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and self._seen[1][0] < now - _RATE_OVER_S:
-            self._seen.popleft()
-        since, before = self._seen[0]
-        if done <= before or now <= since:
-            return 0.0 if done >= total else None
-        return (total - done) * (now - since) / (done - before)
+        if not self._samples:  # the first look: all that is known is when the batch was made
+            self._samples.append((self._manifest["created_at"], 0))
+        self._samples.append((now, result_count))
+        while len(self._samples) > 2 and self._samples[1][0] < now - _RATE_OVER_S:
+            self._samples.popleft()
+        since, first_count = self._samples[0]
+        if result_count <= first_count or now <= since:
+            return 0.0 if result_count >= total else None
+        return (total - result_count) * (now - since) / (result_count - first_count)
 
     def _read_manifest(self) -> None:
         try:
-            changed = (self.folder / "batch.json").stat().st_mtime_ns
+            modified_ns = (self.folder / "batch.json").stat().st_mtime_ns
         except OSError:
             raise BatchError(f"{self.folder} holds no batch; name the folder given to --out") from None
-        if changed != self._manifest_changed:
+        if modified_ns != self._manifest_changed:
             self._manifest = batches.manifest_of(self.folder)
-            self._manifest_changed = changed
+            self._manifest_changed = modified_ns
 
 
-def find_batches(folders: tuple[Path, ...], known: Iterable[BatchWatch] = ()) -> list[BatchWatch]:
+def find_batches(folders: tuple[Path, ...], current_watches: Iterable[BatchWatch] = ()) -> list[BatchWatch]:
     """The batches in these folders; without any, those that live in `results/`, the grading desk's too.
 
     Those that are watched already stay what they are. Raises BatchError.
     """
-    found = [path.parent for place in ("*", "desk/*") for path in sorted(Path("results").glob(f"{place}/batch.json"))]
-    watches = {watch.folder: watch for watch in known}
-    return [watches.get(folder) or BatchWatch(folder) for folder in folders or found]
+    default_folders = [
+        path.parent for place in ("*", "desk/*") for path in sorted(Path("results").glob(f"{place}/batch.json"))
+    ]
+    watches = {watch.folder: watch for watch in current_watches}
+    return [watches.get(folder) or BatchWatch(folder) for folder in folders or default_folders]

@@ -30,24 +30,24 @@ _UPLOAD_MB = 1024
 @click.option("--port", type=click.IntRange(0, 65535), default=8501, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="There is no login: think before you change this.")
 @click.pass_obj
-def ui(given: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
+def ui(options: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
     """Open the grading desk in a browser. FOLDERS are batches that were graded elsewhere and are shown too.
 
     Ctrl-C closes the desk; a grading that runs goes on without it.
     """
-    settings = given.settings()  # what is wrong with the configuration is said here, not in the browser
+    settings = options.settings()  # what is wrong with the configuration is said here, not in the browser
     if importlib.util.find_spec("streamlit") is None:
         raise ConfigError("kvasir ui needs Streamlit: install it with pip install 'kvasir-inference[ui]', or make ui")
-    shown = find_folders(home, folders)
+    shown_folders = find_folders(home, folders)
     for folder in folders:
-        if folder not in shown:
+        if folder not in shown_folders:
             click.echo(f"{folder} holds no batch yet; it is shown when it does", err=True)
-    config = str(given.config.absolute()) if given.config else ""
-    more = [str(folder.absolute()) for folder in folders]
-    arguments = [*_server(host, port), "--", str(home.absolute()), config, *more]
-    for folder, why_not in resume_interrupted(DeskBackend(settings, given.config, home)):
-        how = f"it is not taken up by itself, because {why_not}" if why_not else "it goes on where it stopped"
-        click.echo(f"the grading in {folder} was cut off; {how}", err=True)
+    config = str(options.config.absolute()) if options.config else ""
+    extra_folders = [str(folder.absolute()) for folder in folders]
+    arguments = [*_server(host, port), "--", str(home.absolute()), config, *extra_folders]
+    for folder, why_not in resume_interrupted(DeskBackend(settings, options.config, home)):
+        consequence = f"it is not taken up by itself, because {why_not}" if why_not else "it goes on where it stopped"
+        click.echo(f"the grading in {folder} was cut off; {consequence}", err=True)
     if sys.stdout:
         sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(_PAGE), *arguments])

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from infra.config.hours import Hours
-from kvasir.options import Globals, Number, gathered, page_options, together
+from kvasir.options import Globals, Number, combine_options, group_options, page_options
 from kvasir.worker.page import PageOptions
 from kvasir.worker.process import DecodeOptions, EngineChoice, WorkerOptions, serve
 from messages.errors import InvalidMessage
-from messages.workers import Role
+from messages.workers import WorkerStage
 from monitoring import logs
 from producers.words import names_in
 
@@ -23,7 +23,7 @@ def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> H
         raise click.BadParameter(str(error)) from None
 
 
-_worker_options = together(
+_worker_options = combine_options(
     click.option("--model", required=True, metavar="M", help="Model name: the queue to serve."),
     click.option("--engine", default="", metavar="E", help="Engine [default: the model's]."),
     click.option("--weights", default="", metavar="W", help="What the engine loads: a file, folder or URL."),
@@ -40,16 +40,16 @@ _worker_options = together(
         help="Take jobs in these hours only, by this machine's clock; several: with commas [default: always].",
     ),
     page_options,
-    gathered(choice=EngineChoice, page=PageOptions),
+    group_options(choice=EngineChoice, page=PageOptions),
 )
 
 
 @click.command("prefill-worker")
 @_worker_options
 @click.pass_obj
-def prefill_worker(given: Globals, /, **options: Any) -> int:
+def prefill_worker(global_options: Globals, /, **options: Any) -> int:
     """Compute the KV caches of a model's prompts. Stops on SIGTERM after the job in hand."""
-    return _serve(given, "prefill", **options)
+    return _serve(global_options, "prefill", **options)
 
 
 @click.command("decode-worker")
@@ -73,17 +73,19 @@ def prefill_worker(given: Globals, /, **options: Any) -> int:
     envvar="KVASIR_MEMORY_GB",
     help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
 )
-@gathered(decode=DecodeOptions)
+@group_options(decode=DecodeOptions)
 @click.pass_obj
-def decode_worker(given: Globals, /, **options: Any) -> int:
+def decode_worker(global_options: Globals, /, **options: Any) -> int:
     """Generate a model's answers from KV caches in the store. Stops on SIGTERM after the jobs in its slots."""
-    return _serve(given, "decode", **options)
+    return _serve(global_options, "decode", **options)
 
 
-def _serve(given: Globals, role: Role, **options: Any) -> int:
-    level = "info" if given.log_level == "warning" else given.log_level  # a worker's log is its only face
-    logs.configure(level, "json" if given.log_style == "json" else "console", background=True)
-    serve(given.settings(), WorkerOptions(role, **options), given.observer())
+def _serve(global_options: Globals, role: WorkerStage, **options: Any) -> int:
+    level = (
+        "info" if global_options.log_level == "warning" else global_options.log_level
+    )  # a worker's log is its only face
+    logs.configure(level, "json" if global_options.log_style == "json" else "console", background=True)
+    serve(global_options.settings(), WorkerOptions(role, **options), global_options.observer())
     return 0
 
 

@@ -45,12 +45,14 @@ class _Connections:
     def ask(self, model: str, prompt: str, max_tokens: int) -> tuple[JobResult, float]:
         """The result and the seconds it took. Raises GenerationFailed, ConfigError, BrokerUnavailable."""
         name = resolve_model(self.settings, model)
-        chosen = self.settings.model(name)
-        started = time.monotonic()
-        result = self._client(name).ask(name, prompt, Sampling(max_tokens, chosen.temperature, chosen.top_p))
+        model_settings = self.settings.model(name)
+        start = time.monotonic()
+        result = self._client(name).ask(
+            name, prompt, Sampling(max_tokens, model_settings.temperature, model_settings.top_p)
+        )
         if result.state != "succeeded":
             raise GenerationFailed(f"{name}: {result.state}: {result.error.message if result.error else 'no answer'}")
-        return result, time.monotonic() - started
+        return result, time.monotonic() - start
 
     def _client(self, name: str) -> Client:
         with self._lock:
@@ -94,11 +96,11 @@ class DisaggregatedClient:
         Raises GenerationFailed where the earlier one gave an error text as if it were an answer.
         """
         names = ("prompt", "max_tokens") if self._model else ("model", "prompt", "max_tokens")
-        given = {**dict(zip(names, args, strict=False)), **named}
-        model, limit = self._model or given["model"], int(given.get("max_tokens", 2000))
-        result, seconds = self._connections.ask(model, given["prompt"], limit)
-        measured = metrics(result, seconds)
-        return {"response": result.text, **measured} if self._model else (result.text, measured)
+        arguments = {**dict(zip(names, args, strict=False)), **named}
+        model, limit = self._model or arguments["model"], int(arguments.get("max_tokens", 2000))
+        result, seconds = self._connections.ask(model, arguments["prompt"], limit)
+        figures = metrics(result, seconds)
+        return {"response": result.text, **figures} if self._model else (result.text, figures)
 
     def close(self) -> None:
         """End what was started. Idempotent."""
@@ -121,8 +123,8 @@ class DisaggregatedInference:
     async def generate(self, prompt: str, model_type: str = "qwen", max_tokens: int = 2000) -> dict[str, Any]:
         """{"response", "tokens_per_sec", …}. Several may run at once. Raises GenerationFailed."""
         result, seconds = await asyncio.to_thread(self._connections.ask, model_type, prompt, max_tokens)
-        measured = metrics(result, seconds)
-        return {"response": result.text, "tokens_per_sec": measured["decode_speed"], **measured}
+        figures = metrics(result, seconds)
+        return {"response": result.text, "tokens_per_sec": figures["decode_speed"], **figures}
 
     def close(self) -> None:
         """End what was started. Idempotent."""
@@ -132,7 +134,7 @@ class DisaggregatedInference:
 def metrics(result: JobResult, seconds: float) -> Metrics:
     """The figures under the names that the earlier client used; seconds and tokens a second."""
     prefill, decode = result.prefill, result.decode
-    computed = prefill.computed_tokens + decode.evaluated_tokens
+    computed_tokens = prefill.computed_tokens + decode.evaluated_tokens
     return {
         "prefill_time": prefill.prefill_s,
         "decode_time": decode.decode_s,
@@ -140,7 +142,7 @@ def metrics(result: JobResult, seconds: float) -> Metrics:
         "prompt_tokens": decode.prompt_tokens,
         "completion_tokens": decode.completion_tokens,
         "total_tokens": decode.prompt_tokens + decode.completion_tokens,
-        "prefill_speed": computed / prefill.prefill_s if prefill.prefill_s else 0.0,
+        "prefill_speed": computed_tokens / prefill.prefill_s if prefill.prefill_s else 0.0,
         "decode_speed": decode.completion_tokens / decode.decode_s if decode.decode_s else 0.0,
         "method": "disaggregated_kv" if decode.kv_transfer != "none" else "no_kv_transfer",
         "prefill_server": prefill.worker_id,
@@ -162,7 +164,9 @@ def _settings_for(path: Path) -> Settings:
     return load_settings()
 
 
-def _check_servers(what: str, config: Any) -> None:
+def _check_servers(source: str, config: Any) -> None:
     lists = [config.get(name) for name in _SERVER_LISTS] if isinstance(config, Mapping) else [None]
-    if not all(isinstance(servers, list) and all(isinstance(one, Mapping) for one in servers) for servers in lists):
-        raise ConfigError(f"{what} must have the lists {' and '.join(_SERVER_LISTS)}, as config_current.json has")
+    if not all(
+        isinstance(servers, list) and all(isinstance(server, Mapping) for server in servers) for servers in lists
+    ):
+        raise ConfigError(f"{source} must have the lists {' and '.join(_SERVER_LISTS)}, as config_current.json has")

@@ -18,7 +18,7 @@ from grading import grade
 from grading.grade import Assignment, GradeRequest, RoleModel
 from grading.points import CriterionGrade, Grade
 from grading.rubric.rubric import Role, Rubric, load_rubric, parse_rubric
-from grading.submissions.notebooks import Part
+from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_document
 from infra.config.settings import Settings, load_settings
 from kvasir.class_run import role_model
@@ -28,7 +28,7 @@ from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult
 
 STRENGTH = 0.75  # of a criterion's points: what was done well
-MOST = 10  # entries of a list, as before
+MAX_ENTRIES = 10  # entries of a list, as before
 _COMPONENTS = {
     "business": ("business", "recommend", "decision", "application"),
     "communication": ("communicat", "clarity", "present", "writing", "reflect"),
@@ -79,10 +79,10 @@ class BusinessAnalyticsGraderV2:
         work = read_document(Path(notebook_path)) if notebook_path else _work(student_code, student_markdown)
         solution = _work(solution_code, "") if solution_code.strip() else self._solution
         template = _work(template_code, "") if template_code.strip() else None
-        assignment, made, results = self._grade(rubric, work, solution, template)
-        if made.points is None:
-            raise GradingFailed(f"no grade: {made.reason}", made)
-        return _as_before(assignment, made, results)
+        assignment, submission_grade, results = self._grade(rubric, work, solution, template)
+        if submission_grade.points is None:
+            raise GradingFailed(f"no grade: {submission_grade.reason}", submission_grade)
+        return _earlier_result(assignment, submission_grade, results)
 
     def _grade(
         self, rubric: Rubric, work: Submission, solution: Submission | None, template: Submission | None
@@ -106,13 +106,13 @@ class BusinessAnalyticsGraderV2:
             ]
             client.submit(jobs)
             results = {result.job_id: result for result in client.gather(batch_id, [job.job_id for job in jobs])}
-        [made] = grade.grades(assignment, results.get)
-        return assignment, made, list(results.values())
+        [submission_grade] = grade.grades(assignment, results.get)
+        return assignment, submission_grade, list(results.values())
 
     def _model(self, role: Role) -> RoleModel:
-        named = self._models[role]
-        if named:
-            return role_model(self._settings.model(resolve_model(self._settings, named)))
+        model_name = self._models[role]
+        if model_name:
+            return role_model(self._settings.model(resolve_model(self._settings, model_name)))
         return role_model(self._settings.code_model() if role == "code" else self._settings.feedback_model())
 
 
@@ -133,21 +133,21 @@ def _rubric_in(info: Mapping[str, Any]) -> Rubric:
 
 
 def _work(code: str, markdown: str) -> Submission:
-    parts = [Part("code", code, "code"), Part("text", markdown, "text")]
+    parts = [SubmissionPart("code", code, "code"), SubmissionPart("text", markdown, "text")]
     return Submission("submission", "", tuple(part for part in parts if part.text.strip()))
 
 
-def _as_before(assignment: Assignment, made: Grade, results: Sequence[JobResult]) -> dict[str, Any]:
+def _earlier_result(assignment: Assignment, grade: Grade, results: Sequence[JobResult]) -> dict[str, Any]:
     rubric = assignment.rubric
-    parts = {part: [item for item in made.criteria if _component(rubric, item) == part] for part in _PARTS}
+    parts = {part: [item for item in grade.criteria if _component(rubric, item) == part] for part in _PARTS}
     share = {part: _percent(items) for part, items in parts.items()}
     code = parts["technical"]
-    written = [item for part in ("business", "analysis", "communication") for item in parts[part]]
+    text_criteria = [item for part in ("business", "analysis", "communication") for item in parts[part]]
     findings = [finding for item in assignment.items for finding in item.findings]
     return {
-        "final_score": made.points,
-        "final_score_percentage": round(100 * float(made.points or 0) / float(made.max_points), 2),
-        "max_points": made.max_points,
+        "final_score": grade.points,
+        "final_score_percentage": round(100 * float(grade.points or 0) / float(grade.max_points), 2),
+        "max_points": grade.max_points,
         "component_scores": {**{f"{part}_points": _points(items) for part, items in parts.items()}, "bonus_points": 0},
         "component_percentages": {
             "technical_score": share["technical"],
@@ -156,21 +156,21 @@ def _as_before(assignment: Assignment, made: Grade, results: Sequence[JobResult]
             "communication_clarity": share["communication"],
         },
         "technical_analysis": {
-            "code_strengths": _said(code, strong=True),
-            "code_suggestions": _said(code, strong=False),
+            "code_strengths": _feedback_lines(code, strong=True),
+            "code_suggestions": _feedback_lines(code, strong=False),
             "technical_observations": [finding.text for finding in findings],
         },
         "comprehensive_feedback": {
-            "instructor_comments": made.summary,
+            "instructor_comments": grade.summary,
             "detailed_feedback": {
-                "reflection_assessment": _said(parts["communication"]),
-                "analytical_strengths": _said(written, strong=True),
-                "business_application": _said(parts["business"]),
-                "areas_for_development": _said(written, strong=False),
+                "reflection_assessment": _feedback_lines(parts["communication"]),
+                "analytical_strengths": _feedback_lines(text_criteria, strong=True),
+                "business_application": _feedback_lines(parts["business"]),
+                "areas_for_development": _feedback_lines(text_criteria, strong=False),
                 "recommendations": [],
             },
         },
-        "validation_results": {finding.text: finding.passed for finding in findings},
+        "validation_results": {finding.text: finding.has_passed for finding in findings},
         "grading_timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "grading_system": "kvasir",
         "grading_stats": {
@@ -182,9 +182,9 @@ def _as_before(assignment: Assignment, made: Grade, results: Sequence[JobResult]
             }
             for result in results
         },
-        "needs_review": made.needs_review,
-        "review_reasons": list(made.review_reasons),
-        "remarks": list(made.remarks),
+        "needs_review": grade.needs_review,
+        "review_reasons": list(grade.review_reasons),
+        "remarks": list(grade.remarks),
     }
 
 
@@ -205,11 +205,15 @@ def _points(items: Iterable[CriterionGrade]) -> float:
 
 def _percent(items: Sequence[CriterionGrade]) -> float | None:
     """None where the rubric has no such criterion: nothing is made up."""
-    most = sum(float(item.max_points) for item in items)
-    return round(100 * _points(items) / most, 2) if most else None
+    max_points = sum(float(item.max_points) for item in items)
+    return round(100 * _points(items) / max_points, 2) if max_points else None
 
 
-def _said(items: Iterable[CriterionGrade], strong: bool | None = None) -> list[str]:
+def _feedback_lines(items: Iterable[CriterionGrade], strong: bool | None = None) -> list[str]:
     """Feedback of the criteria that went well, or didn't, or all."""
-    chosen = [item for item in items if strong is None or strong == (_points([item]) >= STRENGTH * item.max_points)]
-    return [f"{item.title}: {item.feedback}" for item in chosen if item.feedback and not item.leaks][:MOST]
+    selected_criteria = [
+        item for item in items if strong is None or strong == (_points([item]) >= STRENGTH * item.max_points)
+    ]
+    return [f"{item.title}: {item.feedback}" for item in selected_criteria if item.feedback and not item.leaks][
+        :MAX_ENTRIES
+    ]

@@ -18,12 +18,14 @@ def resolve_model(settings: Settings, name: str) -> str:
     bare = name.removeprefix(PREFIX)
     if bare in settings.models or bare not in SHORT_NAMES:
         return settings.model(bare).name
-    fitting = [model for model in settings.models if model.rpartition("/")[2].lower().startswith(bare)]
-    preferred = [model for model in fitting if model in (settings.grading.code_model, settings.grading.feedback_model)]
-    for found in (fitting, preferred):
-        if len(found) == 1:
-            return found[0]
-    if not fitting:
-        configured = ", ".join(sorted(settings.models)) or "none"
-        raise ConfigError(f"no configured model's name begins with {bare!r}; configured: {configured}")
-    raise ConfigError(f"{bare!r} may mean {' or '.join(sorted(fitting))}; name one, or set it in [grading]")
+    matching_models = [model for model in settings.models if model.rpartition("/")[2].lower().startswith(bare)]
+    preferred_models = [
+        model for model in matching_models if model in (settings.grading.code_model, settings.grading.feedback_model)
+    ]
+    for candidates in (matching_models, preferred_models):
+        if len(candidates) == 1:
+            return candidates[0]
+    if not matching_models:
+        configured_names = ", ".join(sorted(settings.models)) or "none"
+        raise ConfigError(f"no configured model's name begins with {bare!r}; configured: {configured_names}")
+    raise ConfigError(f"{bare!r} may mean {' or '.join(sorted(matching_models))}; name one, or set it in [grading]")

@@ -24,17 +24,19 @@ _WITHIN_S = 3.0
 def check_addresses(settings: Settings) -> Iterator[Finding]:
     """A finding for each address, where there are several, and one if they lead to different services."""
     secret = settings.broker_url_with_secret
-    brokers = yield from _each("broker", secret, lambda url: _reach_broker(url, settings.broker_ca_file()))
+    brokers = yield from _check_each_address(
+        "broker", secret, lambda url: _reach_broker(url, settings.broker_ca_file())
+    )
     if len(brokers) > 1:
         todo = "jobs in the one are out of reach at the other: name only nodes of one cluster, or links to one node"
         yield error("broker", f"its addresses lead to {len(brokers)} brokers: {', '.join(sorted(brokers))}", todo)
-    stores = yield from _each("store", settings.store_url_with_secret, _reach_store)
+    stores = yield from _check_each_address("store", settings.store_url_with_secret, _reach_store)
     if len(stores) > 1:
         todo = "fine as a reserve: no job is lost, but what the other one lacks is computed again"
         yield warn("store", f"its addresses lead to {len(stores)} Redis servers or clusters", todo)
 
 
-def _each(
+def _check_each_address(
     service: str, url: Callable[[], str], reach: Callable[[str], tuple[str, str]]
 ) -> Generator[Finding, None, set[str]]:
     """Returns by which names the services know themselves."""
@@ -43,16 +45,16 @@ def _each(
         urls = addresses(url())
     except ConfigError:  # a password file that is missing, say: found once, where the service itself is looked at
         return names
-    for number, each in enumerate(urls if len(urls) > 1 else [], 1):
-        which = f"address {number} of {len(urls)}, {urlsplit(each).netloc.rpartition('@')[2]}"
+    for number, address in enumerate(urls if len(urls) > 1 else [], 1):
+        label = f"address {number} of {len(urls)}, {urlsplit(address).netloc.rpartition('@')[2]}"
         try:
-            name, said = reach(each)
-        except KvasirError as away:
+            name, answer = reach(address)
+        except KvasirError as problem:
             todo = "see that it runs and that the link to it is up; the other addresses are used meanwhile"
-            yield warn(service, f"{which}: {away}", todo)
+            yield warn(service, f"{label}: {problem}", todo)
         else:
             names.add(name)
-            yield ok(service, f"{which}: {said}")
+            yield ok(service, f"{label}: {answer}")
     return names
 
 
@@ -68,7 +70,7 @@ def _reach_store(url: str) -> tuple[str, str]:
         node: Any = open_client(node_urls(url)[0])
         with closing(node), errors_mapped(place(url)):
             nodes = node.execute_command("CLUSTER NODES")
-            return min(each["node_id"] for each in nodes.values()), f"answers, and knows {plural(len(nodes), 'node')}"
-    said = f"answers; {check_link(url).what}"
+            return min(node["node_id"] for node in nodes.values()), f"answers, and knows {plural(len(nodes), 'node')}"
+    answer = f"answers; {check_link(url).what}"
     with closing(open_client(url)) as client, errors_mapped(place(url)):
-        return str(client.info("server")["run_id"]), said
+        return str(client.info("server")["run_id"]), answer

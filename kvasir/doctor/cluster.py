@@ -46,7 +46,7 @@ from producers.words import plural
 if TYPE_CHECKING:
     from infra.broker.rabbitmq import RabbitMQBroker
 
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
 
 
@@ -87,7 +87,7 @@ def _check_configuration(settings: Settings) -> Iterator[Finding]:
 def _check_password_files(settings: Settings) -> Iterator[Finding]:
     for secret in (settings.services.broker_secret, settings.services.store_secret):
         path = secret.file if secret else None
-        if path and path.is_file() and path.stat().st_mode & _OTHERS:
+        if path and path.is_file() and path.stat().st_mode & _OTHER_USERS:
             yield warn("configuration", f"others than you may read the password in {path}", f"chmod 600 {path}")
 
 
@@ -112,11 +112,11 @@ def _check_local_model(model: ModelSettings) -> Finding:
 
 def _check_server(model: ModelSettings, weights: str) -> Finding:
     """Whether it is there, takes the key, and has the model. Raises ConfigError if not."""
-    where, listed = look_up(engine_options(model, "openai", weights, model.context, model.slots))
-    if where:
+    external_host, is_listed = look_up(engine_options(model, "openai", weights, model.context, model.slots))
+    if external_host:
         todo = "be sure that students' work may go there, or serve the model inside"
-        return warn(model.name, f"prompts go to {where}, outside private networks (allow_external)", todo)
-    return ok(model.name, f"openai reaches {weights}{'' if listed else ', which lists no models'}")
+        return warn(model.name, f"prompts go to {external_host}, outside private networks (allow_external)", todo)
+    return ok(model.name, f"openai reaches {weights}{'' if is_listed else ', which lists no models'}")
 
 
 def _check_weights(engine: str, weights: str, context: int) -> None:
@@ -131,26 +131,26 @@ def _check_weights(engine: str, weights: str, context: int) -> None:
 def _check_cluster(settings: Settings) -> Iterator[Finding]:
     try:
         broker = open_broker(settings, "doctor")
-    except (BrokerUnavailable, ConfigError) as away:
-        yield error("broker", str(away), _FIRST_STEP)
+    except (BrokerUnavailable, ConfigError) as problem:
+        yield error("broker", str(problem), _FIRST_STEP)
     else:
         try:
             yield from _check_broker(broker, list(settings.models))
-            if broker.clustered:
+            if broker.is_clustered:
                 yield from check_members(settings.broker_url_with_secret(), settings.services.broker_nodes)
-        except BrokerUnavailable as away:
-            yield error("broker", str(away), _FIRST_STEP)
+        except BrokerUnavailable as problem:
+            yield error("broker", str(problem), _FIRST_STEP)
         finally:
             broker.close()
     try:
         stores = open_stores(settings)
-    except (StoreUnavailable, ConfigError) as away:
-        yield error("store", str(away), _FIRST_STEP)
+    except (StoreUnavailable, ConfigError) as problem:
+        yield error("store", str(problem), _FIRST_STEP)
         return
     try:
         yield from _check_stores(settings, stores)
-    except StoreUnavailable as away:
-        yield error("store", str(away), _FIRST_STEP)
+    except StoreUnavailable as problem:
+        yield error("store", str(problem), _FIRST_STEP)
     finally:
         stores.close()
 
@@ -161,19 +161,19 @@ def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding
     work = [spec.name for spec in topology.queues(models) if spec.exchange == topology.WORK]
     absent = [name for name in work if broker.depth(name) is None]
     if absent:
-        found = f"reached; of {plural(len(work), 'work queue')} {len(absent)} not declared yet"
-        yield warn("broker", found, "start a worker")
+        message = f"reached; of {plural(len(work), 'work queue')} {len(absent)} not declared yet"
+        yield warn("broker", message, "start a worker")
     else:
         yield ok("broker", f"reached; all {len(work)} work queues are there")
-    parked = topology.RESULTS_PARKED_QUORUM if broker.clustered else topology.RESULTS_PARKED
+    parked_queue = topology.RESULTS_PARKED_QUORUM if broker.is_clustered else topology.RESULTS_PARKED
     ends = {
         topology.DEAD_LETTERS: ("dead letter", "", f"read why they failed: {next_command('dead', 'list')}"),
-        parked: ("result", " that nobody has fetched", "run its batch's command again"),
+        parked_queue: ("result", " that nobody has fetched", "run its batch's command again"),
     }
-    for queue, (noun, which, todo) in ends.items():
+    for queue, (noun, suffix, todo) in ends.items():
         depth = broker.depth(queue)
         if depth and depth.ready:
-            yield warn("broker", f"{plural(depth.ready, noun)}{which}", todo)
+            yield warn("broker", f"{plural(depth.ready, noun)}{suffix}", todo)
 
 
 def _check_stores(settings: Settings, stores: Stores) -> Iterator[Finding]:

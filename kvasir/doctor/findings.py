@@ -20,16 +20,16 @@ class Finding:
     layers: tuple[dict[str, float], ...] = ()
 
 
-def ok(subject: str, what: str) -> Finding:
+def ok(subject: str, message: str) -> Finding:
     """All is well."""
-    return Finding("ok", subject, what)
+    return Finding("ok", subject, message)
 
 
-def warn(subject: str, what: str, todo: str) -> Finding:
+def warn(subject: str, message: str, todo: str) -> Finding:
     """It works, but not as it could."""
-    return Finding("warn", subject, what, todo)
+    return Finding("warn", subject, message, todo)
 
 
-def error(subject: str, what: str, todo: str) -> Finding:
+def error(subject: str, message: str, todo: str) -> Finding:
     """Jobs will fail, wait for ever, or be answered wrongly."""
-    return Finding("error", subject, what, todo)
+    return Finding("error", subject, message, todo)

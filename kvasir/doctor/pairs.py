@@ -17,7 +17,7 @@ from messages.workers import WorkerInfo
 
 _GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
 _MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
-_OBSERVED = "observed-"  # a tokenizer known only by what it makes of a sample
+_OBSERVED_PREFIX = "observed-"  # a tokenizer known only by what it makes of a sample
 
 
 Fetch = Callable[[str], bytes | None]
@@ -36,7 +36,7 @@ def check_workers(
         if registration.model not in settings.models:
             yield warn(
                 registration.model,
-                f"{_called(registration)} serves a model that this configuration does not have",
+                f"{_describe(registration)} serves a model that this configuration does not have",
                 f'add [models."{registration.model}"], or stop the worker',
             )
 
@@ -47,35 +47,35 @@ def _check_model(
     prefills = [registration for registration in registrations if registration.role == "prefill"]
     decodes = [registration for registration in registrations if registration.role == "decode"]
     if not prefills or not decodes:
-        yield _unserved(settings, model, bool(prefills), bool(decodes))
-    for prefill, decode in _different(product(prefills, decodes)):
+        yield _missing_stage_finding(settings, model, bool(prefills), bool(decodes))
+    for prefill, decode in _distinct_pairs(product(prefills, decodes)):
         yield _check_pair(model, prefill, decode, fetch)
         if decode.context < prefill.context:
             yield warn(
                 model.name,
-                f"prefill takes prompts of {prefill.context:,} tokens, and {_called(decode)} {decode.context:,}",
+                f"prefill takes prompts of {prefill.context:,} tokens, and {_describe(decode)} {decode.context:,}",
                 "start both with the same --context",
             )
 
 
-def _unserved(settings: Settings, model: ModelSettings, prefill: bool, decode: bool) -> Finding:
-    absent = [role for role, there in (("prefill", prefill), ("decode", decode)) if not there]
+def _missing_stage_finding(settings: Settings, model: ModelSettings, prefill: bool, decode: bool) -> Finding:
+    absent = [role for role, is_served in (("prefill", prefill), ("decode", decode)) if not is_served]
     todo = " and ".join(next_command(f"{role}-worker", "--model", model.name) for role in absent)
     grades = model.name in (settings.grading.code_model, settings.grading.feedback_model)
     level = error if grades or prefill or decode else warn
     return level(model.name, f"no {' and no '.join(absent)} worker serves it: its jobs wait for ever", f"start {todo}")
 
 
-def _different(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[tuple[WorkerInfo, WorkerInfo]]:
+def _distinct_pairs(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[tuple[WorkerInfo, WorkerInfo]]:
     """One pair of each kind: ten equal decode workers are one finding."""
-    seen = set()
+    seen_kinds = set()
     for prefill, decode in pairs:
         kind = tuple(
             (c.engine, c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch, c.refuses)
             for c in (prefill, decode)
         )
-        if kind not in seen:
-            seen.add(kind)
+        if kind not in seen_kinds:
+            seen_kinds.add(kind)
             yield prefill, decode
 
 
@@ -92,11 +92,11 @@ def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, f
             "give both workers conversions of one model",
         )
     if _shape(prefill) and _shape(decode) and _shape(prefill) != _shape(decode):
-        ignored = ignored_window((prefill.engine, prefill.layout), (decode.engine, decode.layout))
+        window_problem = ignored_window((prefill.engine, prefill.layout), (decode.engine, decode.layout))
         return error(
             model.name,
             f"{pair}: KV caches of different shapes ({_shape(prefill)}; and {_shape(decode)}): "
-            f"{ignored or 'they are not conversions of the same weights'}; every prompt is computed twice",
+            f"{window_problem or 'they are not conversions of the same weights'}; every prompt is computed twice",
             _mend_shapes(model, prefill, decode),
         )
     if prefill.fingerprint == decode.fingerprint and (prefill.sketch or decode.sketch):
@@ -124,28 +124,34 @@ def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, f
 
 def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> SketchAgreement:
     """What the decode worker makes of the prefill worker's sketch."""
-    bodies = [(each.sketch and fetch(each.sketch), each.sketch) for each in (decode, prefill)]
+    bodies = [
+        (registration.sketch and fetch(registration.sketch), registration.sketch) for registration in (decode, prefill)
+    ]
     if not all(body for body, _ in bodies):
         return SketchAgreement("what they compute was not compared, since the store does not hold a sketch of each")
     try:
-        ours, theirs = (read_sketch(body, name) for body, name in bodies if body)
+        decode_sketch, prefill_sketch = (read_sketch(body, name) for body, name in bodies if body)
     except KVTransferFailed as unreadable:
         return SketchAgreement(str(unreadable))
-    found = compare(ours, theirs)
-    return replace(found, problem=found.problem or decode.why_refused(prefill.sketch))
+    agreement = compare(decode_sketch, prefill_sketch)
+    return replace(agreement, problem=agreement.problem or decode.why_refused(prefill.sketch))
 
 
-def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, found: SketchAgreement) -> Finding:
-    layers = tuple({"k": keys, "v": values, "rounding": rounding} for keys, values, rounding in found.layers)
-    if found.problem:
-        refused = error(model.name, f"{pair}: {found.problem}; the decoder does every prompt", _MEND_SKETCH)
-        return replace(refused, layers=layers)
+def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, agreement: SketchAgreement) -> Finding:
+    layers = tuple({"k": keys, "v": values, "rounding": rounding} for keys, values, rounding in agreement.layers)
+    if agreement.problem:
+        refusal = error(model.name, f"{pair}: {agreement.problem}; the decoder does every prompt", _MEND_SKETCH)
+        return replace(refusal, layers=layers)
     worst = max(range(len(layers)), key=lambda layer: max(layers[layer]["k"], layers[layer]["v"]))
-    most, rounding = max(layers[worst]["k"], layers[worst]["v"]), layers[worst]["rounding"]
-    said = ", which results call rounded" if found.formats_differ else ""
-    what = f"{pair}: hands its KV cache over (family {prefill.fingerprint:.12}); keys and values differ by "
+    largest_difference, rounding = max(layers[worst]["k"], layers[worst]["v"]), layers[worst]["rounding"]
+    rounding_note = ", which results call rounded" if agreement.formats_differ else ""
+    message = f"{pair}: hands its KV cache over (family {prefill.fingerprint:.12}); keys and values differ by "
     return replace(
-        ok(model.name, f"{what}{most:.2%} in layer {worst}, rounding makes {rounding:.2%}{said}"), layers=layers
+        ok(
+            model.name,
+            f"{message}{largest_difference:.2%} in layer {worst}, rounding makes {rounding:.2%}{rounding_note}",
+        ),
+        layers=layers,
     )
 
 
@@ -168,19 +174,23 @@ def _mend_families(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo
 
 
 def _tokenizers_differ(prefill: WorkerInfo, decode: WorkerInfo) -> bool:
-    known = [t for t in (prefill.tokenizer, decode.tokenizer) if t and not t.startswith(_OBSERVED)]
-    return len(known) == 2 and known[0] != known[1]
+    tokenizers = [t for t in (prefill.tokenizer, decode.tokenizer) if t and not t.startswith(_OBSERVED_PREFIX)]
+    return len(tokenizers) == 2 and tokenizers[0] != tokenizers[1]
 
 
 def _check_without_kv_transfer(model: ModelSettings, pair: str, registration: WorkerInfo) -> Finding:
-    why = registration.notes or f"{registration.engine} has no KV cache to transfer"
-    what = f"{pair}: no KV transfer, the decoder does every prompt: {why}"
+    reason = registration.notes or f"{registration.engine} has no KV cache to transfer"
+    message = f"{pair}: no KV transfer, the decoder does every prompt: {reason}"
     entry = BY_NAME.get(registration.engine)
     if entry and entry.capabilities.exports_kv:
-        return warn(model.name, what, "see that worker's log; `kvasir engines` says what it can do at its best")
-    others = sorted(name for name in model.weights if (e := BY_NAME.get(name)) and e.capabilities.exports_kv)
-    todo = f"--engine {others[0]} at both ends would transfer KV" if others else _engine_that_would(registration)
-    return warn(model.name, what, todo)
+        return warn(model.name, message, "see that worker's log; `kvasir engines` says what it can do at its best")
+    capable_engines = sorted(name for name in model.weights if (e := BY_NAME.get(name)) and e.capabilities.exports_kv)
+    todo = (
+        f"--engine {capable_engines[0]} at both ends would transfer KV"
+        if capable_engines
+        else _engine_that_would(registration)
+    )
+    return warn(model.name, message, todo)
 
 
 def _engine_that_would(registration: WorkerInfo) -> str:
@@ -198,7 +208,8 @@ def _check_device(settings: Settings, registration: WorkerInfo) -> Iterator[Find
         if expected and registration.device == "cpu":
             yield error(
                 registration.model,
-                f"{_called(registration)} computes on the CPU of {machine.name}, which has a GPU ({machine.platform})",
+                f"{_describe(registration)} computes on the CPU of {machine.name}, "
+                f"which has a GPU ({machine.platform})",
                 _mend_device(registration, expected),
             )
             return
@@ -215,12 +226,14 @@ def _machines_of(settings: Settings, registration: WorkerInfo) -> list[MachineSe
     GPU: an address in the configuration says nothing of the host's own name."""
     machines = list(settings.machines.values())
     host = _short(registration.host)
-    named = [machine for machine in machines if host in (_short(machine.name), _short(machine.host))]
-    if named:
-        return named
+    named_machines = [machine for machine in machines if host in (_short(machine.name), _short(machine.host))]
+    if named_machines:
+        return named_machines
     serves = (registration.role, registration.model)
-    fitting = [each for each in machines if any((role.role, role.model) == serves for role in each.roles)]
-    return fitting if all(machine.platform in _GPU_PLATFORMS for machine in fitting) else []
+    matching_machines = [
+        machine for machine in machines if any((role.role, role.model) == serves for role in machine.roles)
+    ]
+    return matching_machines if all(machine.platform in _GPU_PLATFORMS for machine in matching_machines) else []
 
 
 def _short(host: str) -> str:
@@ -228,5 +241,5 @@ def _short(host: str) -> str:
     return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
 
 
-def _called(registration: WorkerInfo) -> str:
+def _describe(registration: WorkerInfo) -> str:
     return f"{registration.role} worker {registration.worker_id} ({registration.engine})"

@@ -24,7 +24,7 @@ from messages.errors import BrokerUnavailable, ConfigError, NoQueue, StoreUnavai
 from producers.words import plural
 
 OLDEST_RABBITMQ = (3, 10)
-_NEEDED = ("publisher_confirms", "consumer_cancel_notify", "connection.blocked")
+_REQUIRED_CAPABILITIES = ("publisher_confirms", "consumer_cancel_notify", "connection.blocked")
 _CONFIRM_WITHIN_S = 10.0
 
 CLOCKS_DIFFER_S = 2.0
@@ -46,18 +46,18 @@ def check_broker_itself(server: Mapping[str, Any]) -> Iterator[Finding]:
     """What the properties of a connection tell of a RabbitMQ."""
     product, version = str(server.get("product", "an unknown broker")), str(server.get("version", "?"))
     can = server.get("capabilities") or {}
-    absent = [name for name in _NEEDED if not can.get(name)]
+    absent = [name for name in _REQUIRED_CAPABILITIES if not can.get(name)]
     cluster = str(server.get("cluster_name", ""))
-    called = f"{product} {version}" + (f", cluster {cluster}" if cluster else "")
+    broker_name = f"{product} {version}" + (f", cluster {cluster}" if cluster else "")
     if absent:
-        yield error("broker", f"{called}: it lacks {', '.join(absent)}", "put a RabbitMQ of 3.10 or newer there")
+        yield error("broker", f"{broker_name}: it lacks {', '.join(absent)}", "put a RabbitMQ of 3.10 or newer there")
     elif _numbers(version) < OLDEST_RABBITMQ:
-        yield error("broker", f"{called} is older than what this was tested with", "upgrade it to 3.10 or newer")
+        yield error("broker", f"{broker_name} is older than what this was tested with", "upgrade it to 3.10 or newer")
     else:
         yield Finding(
             "ok",
             "broker",
-            f"{called}, with confirms; AMQP does not tell which feature flags are on",
+            f"{broker_name}, with confirms; AMQP does not tell which feature flags are on",
             "before an upgrade of the broker: rabbitmqctl list_feature_flags, and enable_feature_flag all",
         )
 
@@ -74,23 +74,23 @@ def check_publishing(broker: Broker, within_s: float = _CONFIRM_WITHIN_S) -> Fin
     Twice, because a broker under an alarm stops a connection only once it has published.
     """
     name = f"doctor-{secrets.token_hex(8)}"
-    queue = topology.reply_queue(name, broker.clustered)
+    queue = topology.reply_queue(name, broker.is_clustered)
     try:
         queue = broker.open_reply_queue(name)
         broker.publish(topology.reply(queue), Message(b"doctor"), timeout_s=within_s)
-        started = time.monotonic()
+        start = time.monotonic()
         broker.publish(topology.reply(queue), Message(b"doctor"), timeout_s=within_s)
-        took_ms = 1000 * (time.monotonic() - started)
+        took_ms = 1000 * (time.monotonic() - start)
         return ok("broker", f"takes messages: one was stored and confirmed in {took_ms:.0f} ms; no alarm")
     except NoQueue:
         return warn("broker", "nothing of Kvasir's is declared there yet", "start a worker, or submit: both declare it")
-    except BrokerUnavailable as away:
+    except BrokerUnavailable as problem:
         if getattr(broker, "blocked", False):
-            what = "an alarm (memory or disk) blocks publishers: no job is taken, and no result can be sent"
-            return error("broker", what, "on its machine: rabbitmq-diagnostics alarms; free disk or memory there")
-        return error("broker", f"it does not take messages: {away}", "on its machine: rabbitmq-diagnostics status")
-    except ConfigError as refused:
-        return warn("broker", f"this user may not publish: {refused}", "see: python -m infra.deploy.permissions")
+            message = "an alarm (memory or disk) blocks publishers: no job is taken, and no result can be sent"
+            return error("broker", message, "on its machine: rabbitmq-diagnostics alarms; free disk or memory there")
+        return error("broker", f"it does not take messages: {problem}", "on its machine: rabbitmq-diagnostics status")
+    except ConfigError as refusal:
+        return warn("broker", f"this user may not publish: {refusal}", "see: python -m infra.deploy.permissions")
     finally:
         # Else it could not be made either, or nothing can be done about it.
         with suppress(BrokerUnavailable, ConfigError):
@@ -121,9 +121,9 @@ def check_other_clocks() -> Finding:
 
 def clock_difference_s(store_now: Any) -> float:
     """`store_now()` minus this machine's clock in the middle of the call."""
-    before = time.time()
-    there = float(store_now())
-    return there - (before + time.time()) / 2
+    local_time = time.time()
+    store_time = float(store_now())
+    return store_time - (local_time + time.time()) / 2
 
 
 def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
@@ -167,36 +167,41 @@ def check_store_servers(url: str) -> Iterator[Finding]:
 
 def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     nodes = client.execute_command("CLUSTER NODES")
-    away = {name: "the other nodes" for name, node in nodes.items() if "fail" in node["flags"]}
+    unreachable_nodes = {name: "the other nodes" for name, node in nodes.items() if "fail" in node["flags"]}
     infos = {}
     for primary in client.get_primaries():
         try:
-            infos[primary] = {} if primary.name in away else client.info(target_nodes=primary)
+            infos[primary] = {} if primary.name in unreachable_nodes else client.info(target_nodes=primary)
         except (ConnectionError, TimeoutError):  # the others will know in a moment, or it is a matter of the network
-            away[primary.name] = "this machine"
+            unreachable_nodes[primary.name] = "this machine"
     infos = {primary: info for primary, info in infos.items() if info}
-    have_replicas = {node["master_id"] for name, node in nodes.items() if name not in away and "slave" in node["flags"]}
+    have_replicas = {
+        node["master_id"] for name, node in nodes.items() if name not in unreachable_nodes and "slave" in node["flags"]
+    }
     products = " and ".join(sorted(set(map(product, infos.values()))))
     size = f"{plural(len(nodes), 'node')}, {len(infos)} of them primaries that answer"
     yield ok("store", f"reached; a cluster of {products}: {size}")
     for primary, info in infos.items():
-        for found in check_redis(info, _setting(client, "save", target_nodes=primary)):
-            yield replace(found, what=f"{primary.name}: {found.what}")
-    asked = {"target_nodes": next(iter(infos))} if infos else {}  # one that answers, now
-    yield from _check_slots(int(client.cluster_info(**asked)["cluster_slots_ok"]), away)
-    if alone := sorted(name for name, node in nodes.items() if node["slots"] and node["node_id"] not in have_replicas):
+        for finding in check_redis(info, _setting(client, "save", target_nodes=primary)):
+            yield replace(finding, what=f"{primary.name}: {finding.what}")
+    node_options = {"target_nodes": next(iter(infos))} if infos else {}  # one that answers, now
+    yield from _check_slots(int(client.cluster_info(**node_options)["cluster_slots_ok"]), unreachable_nodes)
+    if single_nodes := sorted(
+        name for name, node in nodes.items() if node["slots"] and node["node_id"] not in have_replicas
+    ):
         yield warn(
             "store",
-            f"without a replica: {', '.join(alone)}; while one of them is away, most jobs go without KV transfer",
+            f"without a replica: {', '.join(single_nodes)}; "
+            "while one of them is away, most jobs go without KV transfer",
             "give each one: redis-cli --cluster add-node NEW ANY --cluster-slave",
         )
-    if _setting(client, "cluster-require-full-coverage", **asked) == "yes":
+    if _setting(client, "cluster-require-full-coverage", **node_options) == "yes":
         yield warn(
             "store",
             "cluster-require-full-coverage is yes: with one primary all of the cluster is away",
             "on each node: redis-cli CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
         )
-    timeout_s = int(_setting(client, "cluster-node-timeout", **asked) or 0) / 1000
+    timeout_s = int(_setting(client, "cluster-node-timeout", **node_options) or 0) / 1000
     if timeout_s > _SLOW_FAILOVER_S:
         yield warn(
             "store",
@@ -205,19 +210,21 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
         )
 
 
-def _check_slots(served: int, away: Mapping[str, str]) -> Iterator[Finding]:
-    """`away`: nodes by name, and whom they don't answer."""
-    if served < _SLOTS:
-        what = f"{_SLOTS - served:,} of {_SLOTS:,} slots are served by no node: jobs go without KV transfer"
-        yield error("store", what, "start the node that had them, or: redis-cli --cluster fix HOST:PORT")
-    for name, whom in sorted(away.items()):
-        yield warn("store", f"{name} does not answer {whom}", "start it, or take it out: redis-cli --cluster del-node")
+def _check_slots(served_slots: int, unreachable_nodes: Mapping[str, str]) -> Iterator[Finding]:
+    """`unreachable_nodes`: nodes by name, and whom they don't answer."""
+    if served_slots < _SLOTS:
+        message = f"{_SLOTS - served_slots:,} of {_SLOTS:,} slots are served by no node: jobs go without KV transfer"
+        yield error("store", message, "start the node that had them, or: redis-cli --cluster fix HOST:PORT")
+    for name, observer in sorted(unreachable_nodes.items()):
+        yield warn(
+            "store", f"{name} does not answer {observer}", "start it, or take it out: redis-cli --cluster del-node"
+        )
 
 
-def _setting(client: Any, name: str, **where: Any) -> str:
+def _setting(client: Any, name: str, **node_options: Any) -> str:
     """A setting, of a cluster's node; "" where reading it is forbidden, as managed services do."""
     with suppress(ResponseError):
-        return str(client.config_get(name, **where).get(name, ""))
+        return str(client.config_get(name, **node_options).get(name, ""))
     return ""
 
 
@@ -227,14 +234,14 @@ def check_link(url: str) -> Finding:
     try:
         with errors_mapped(place(url)):
             put_s, get_s = _time_link(client)
-    except StoreUnavailable as refused:
-        if "is full" in str(refused):
+    except StoreUnavailable as refusal:
+        if "is full" in str(refusal):
             return error(
-                "store", str(refused), f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory"
+                "store", str(refusal), f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory"
             )
-        if "refused a command" in str(refused):
+        if "refused a command" in str(refusal):
             todo = "try it as a user that may SET, GET and UNLINK doctor:*"
-            return warn("store", f"its link was not timed: {refused}", todo)
+            return warn("store", f"its link was not timed: {refusal}", todo)
         raise
     finally:
         client.close()
@@ -257,20 +264,20 @@ def _time_link(client: Any) -> tuple[float, float]:
 
 
 def _seconds(pipeline: Any) -> float:
-    started = time.monotonic()
+    start = time.monotonic()
     pipeline.execute()
-    return max(1e-6, time.monotonic() - started)
+    return max(1e-6, time.monotonic() - start)
 
 
 def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:
     """What a link of this speed means for a KV transfer."""
-    what = f"link from this machine: put {put_bytes_per_s / 1e6:,.0f} MB/s, get {get_bytes_per_s / 1e6:,.0f} MB/s"
+    message = f"link from this machine: put {put_bytes_per_s / 1e6:,.0f} MB/s, get {get_bytes_per_s / 1e6:,.0f} MB/s"
     slower = min(put_bytes_per_s, get_bytes_per_s)
     if slower >= _SLOW_LINK_BYTES_PER_S:
-        return ok("store", what)
+        return ok("store", message)
     return warn(
         "store",
-        f"{what}: the KV cache of a long prompt (2 GB) needs {2e9 / slower:,.0f} s each way",
+        f"{message}: the KV cache of a long prompt (2 GB) needs {2e9 / slower:,.0f} s each way",
         "see that the URL names the 10 Gb/s address and not Wi-Fi; iperf3 between the two machines",
     )
 
@@ -290,8 +297,8 @@ def check_slot_disk() -> Finding:
 
 def disk_finding(use: str, folder: Path, free_bytes: float, wanted_bytes: float) -> Finding:
     """Whether that is enough: an error where it is less than a tenth of it."""
-    what = f"{free_bytes / 1e9:,.1f} GB free in {folder} for {use}"
+    message = f"{free_bytes / 1e9:,.1f} GB free in {folder} for {use}"
     if free_bytes >= wanted_bytes:
-        return ok("disk", what)
+        return ok("disk", message)
     level = error if free_bytes < wanted_bytes / 10 else warn
-    return level("disk", f"{what}; {wanted_bytes / 1e9:,.0f} GB would be enough", f"free some: df -h {folder}")
+    return level("disk", f"{message}; {wanted_bytes / 1e9:,.0f} GB would be enough", f"free some: df -h {folder}")

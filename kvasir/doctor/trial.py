@@ -20,7 +20,7 @@ from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, Level, error, warn
 from messages.errors import BrokerUnavailable
 from messages.jobs import JobResult, KVTransfer, PrefillJob, Sampling, user_prompt
-from messages.workers import Role, WorkerInfo
+from messages.workers import WorkerInfo, WorkerStage
 from producers.client import Client
 from producers.words import plural
 
@@ -29,9 +29,9 @@ ANSWER_TOKENS = 64
 JOBS_PER_PAIR = 4
 _LATE_S = 5.0  # after its deadline a job's result says that it has expired
 
-_WHAT = ("river", "ferry", "bridge", "market", "garden", "school", "library", "harbour")
-_WHERE = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
-_HOW = ("total", "mean", "largest", "smallest", "median", "spread", "count", "first")
+_SUBJECTS = ("river", "ferry", "bridge", "market", "garden", "school", "library", "harbour")
+_PLACES = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
+_STATISTICS = ("total", "mean", "largest", "smallest", "median", "spread", "count", "first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TrialResult:
     """Everything that was seen of one model."""
 
     trials: tuple[Trial, ...]
@@ -67,26 +67,26 @@ class Tried:
     job_ids: tuple[str, ...] = ()  # that were sent
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether a KV transfer that should work did not, or a job failed."""
         levels = [trial.level for trial in self.trials] + [finding.level for finding in self.findings]
         return "error" in levels
 
 
-def served(client: Client) -> list[str]:
+def served_models(client: Client) -> list[str]:
     """The configured models that have live workers of both stages."""
     registrations = client.workers()
     return [m for m in client.models if _live(registrations, m, "prefill") and _live(registrations, m, "decode")]
 
 
-def try_model(client: Client, model: str, wait_s: float, registrations_within_s: float) -> Tried:
+def try_model(client: Client, model: str, wait_s: float, registrations_within_s: float) -> TrialResult:
     """Send jobs of the `now` lane until every live pair was met; `wait_s` bounds the wait for each round.
 
     Workers that have just been started may take `registrations_within_s` to register. Leaves nothing behind at the
     broker. Raises BrokerUnavailable, NoQueue.
     """
     registrations = _registrations(client, model, registrations_within_s)
-    roles: tuple[Role, ...] = ("prefill", "decode")
+    roles: tuple[WorkerStage, ...] = ("prefill", "decode")
     absent = [role for role in roles if not _live(registrations, model, role)]
     off = [
         warn(
@@ -99,56 +99,67 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
     ]
     if absent:
         todo = " and ".join(next_command(f"{role}-worker", "--model", model) for role in absent)
-        return Tried((), (*off, error(model, f"no {' and no '.join(absent)} worker takes jobs", f"start {todo}")))
-    tried = _Rounds(client, model, registrations, wait_s).run()
-    return replace(tried, findings=(*off, *tried.findings))
+        return TrialResult((), (*off, error(model, f"no {' and no '.join(absent)} worker takes jobs", f"start {todo}")))
+    trial_result = _Rounds(client, model, registrations, wait_s).run()
+    return replace(trial_result, findings=(*off, *trial_result.findings))
 
 
 def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
     """One job's result as a line. `registrations`: of the workers that were alive when it was sent."""
     by_id = {registration.worker_id: registration for registration in registrations}
     prefill, decode = by_id.get(result.prefill.worker_id), by_id.get(result.decode.worker_id)
-    level, found, todo = _verdict(result, prefill, decode)
-    put, done = result.prefill, result.decode
+    level, problem, todo = _verdict(result, prefill, decode)
+    prefill_report, decode_report = result.prefill, result.decode
     # What was put is the job's suffix; a template's first tokens may have lain there already.
-    size = put.put_bytes * done.transferred_tokens // put.computed_tokens if put.computed_tokens else 0
+    size = (
+        prefill_report.put_bytes * decode_report.transferred_tokens // prefill_report.computed_tokens
+        if prefill_report.computed_tokens
+        else 0
+    )
     return Trial(
         level=level,
         model=result.model,
-        prefill=put.worker_id,
+        prefill=prefill_report.worker_id,
         prefill_device=prefill.device if prefill else "",
-        decode=done.worker_id,
+        decode=decode_report.worker_id,
         decode_device=decode.device if decode else "",
-        kv_transfer=done.kv_transfer,
-        found=found,
-        prompt_tokens=done.prompt_tokens,
-        transferred_tokens=done.transferred_tokens,
-        evaluated_tokens=done.evaluated_tokens,
-        prefill_tokens_per_s=_rate(put.computed_tokens, put.prefill_s),
-        decode_tokens_per_s=_rate(done.completion_tokens - 1, done.total_s - done.ttft_s),
+        kv_transfer=decode_report.kv_transfer,
+        found=problem,
+        prompt_tokens=decode_report.prompt_tokens,
+        transferred_tokens=decode_report.transferred_tokens,
+        evaluated_tokens=decode_report.evaluated_tokens,
+        prefill_tokens_per_s=_rate(prefill_report.computed_tokens, prefill_report.prefill_s),
+        decode_tokens_per_s=_rate(decode_report.completion_tokens - 1, decode_report.total_s - decode_report.ttft_s),
         kv_bytes=size,
-        put_bytes_per_s=_rate(put.put_bytes, _put_window_s(result)),
-        get_bytes_per_s=_rate(size, done.get_s),
-        total_s=done.total_s,
+        put_bytes_per_s=_rate(prefill_report.put_bytes, _put_window_s(result)),
+        get_bytes_per_s=_rate(size, decode_report.get_s),
+        total_s=decode_report.total_s,
         todo=todo,
     )
 
 
 def _verdict(result: JobResult, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> tuple[Level, str, str]:
     """(level, what was found, what to do)."""
-    done = result.decode
+    decode_report = result.decode
     if result.error or result.state != "succeeded":
-        why = result.error.message if result.error else "nobody took it in time"
-        return "error", f"the job {result.state}: {why}", f"see {next_command('status')}, and the workers' logs"
-    left = done.prompt_tokens - done.transferred_tokens
-    if done.evaluated_tokens != left:
-        found = f"the decoder evaluated {done.evaluated_tokens:,} tokens of the prompt, and {left:,} were left to it"
-        return "error", found, "see the decode worker's log: its engine did not use what was transferred"
-    if done.kv_transfer != "none":
+        reason = result.error.message if result.error else "nobody took it in time"
+        return "error", f"the job {result.state}: {reason}", f"see {next_command('status')}, and the workers' logs"
+    pending_tokens = decode_report.prompt_tokens - decode_report.transferred_tokens
+    if decode_report.evaluated_tokens != pending_tokens:
+        problem = (
+            f"the decoder evaluated {decode_report.evaluated_tokens:,} tokens of the prompt, "
+            f"and {pending_tokens:,} were left to it"
+        )
+        return "error", problem, "see the decode worker's log: its engine did not use what was transferred"
+    if decode_report.kv_transfer != "none":
         return "ok", "", ""
     if _should_kv_transfer(result.model, prefill, decode):
-        return "error", f"no KV transfer: {done.why_none}", "both workers proved it when they started: see their logs"
-    return "warn", f"no KV transfer: {done.why_none}", f"{next_command('doctor')} says what would transfer KV"
+        return (
+            "error",
+            f"no KV transfer: {decode_report.why_none}",
+            "both workers proved it when they started: see their logs",
+        )
+    return "warn", f"no KV transfer: {decode_report.why_none}", f"{next_command('doctor')} says what would transfer KV"
 
 
 def _should_kv_transfer(model: str, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> bool:
@@ -183,38 +194,38 @@ class _Rounds:
         self._wait_s = wait_s
         self._prefills, self._decodes = (_live(registrations, model, role) for role in ("prefill", "decode"))
         pairs = product(self._prefills, self._decodes)
-        self._unmet = {(prefill.worker_id, decode.worker_id) for prefill, decode in pairs}
-        self._left = JOBS_PER_PAIR * len(self._unmet)
+        self._unmet_pairs = {(prefill.worker_id, decode.worker_id) for prefill, decode in pairs}
+        self._jobs_left = JOBS_PER_PAIR * len(self._unmet_pairs)
         self._trials: list[Trial] = []
         self._job_ids: list[str] = []
 
-    def run(self) -> Tried:
+    def run(self) -> TrialResult:
         late: tuple[Finding, ...] = ()
-        failed = False  # without having met a decode worker
-        while self._unmet and self._left and not late and not failed:
-            late = self._round(min(self._left, max(len(self._prefills), len(self._decodes))))
-            failed = any(trial.level == "error" and not trial.decode for trial in self._trials)
-        return Tried(tuple(self._trials), (*late, *self._not_met()), tuple(self._job_ids))
+        has_failed = False  # without having met a decode worker
+        while self._unmet_pairs and self._jobs_left and not late and not has_failed:
+            late = self._round(min(self._jobs_left, max(len(self._prefills), len(self._decodes))))
+            has_failed = any(trial.level == "error" and not trial.decode for trial in self._trials)
+        return TrialResult(tuple(self._trials), (*late, *self._not_met()), tuple(self._job_ids))
 
     def _round(self, size: int) -> tuple[Finding, ...]:
         """Send `size` jobs side by side; a finding if some were not answered in time."""
         batch = f"doctor-{secrets.token_hex(8)}"
         jobs = [self._job(batch, number) for number in range(size)]
         self._job_ids += [job.job_id for job in jobs]
-        self._left -= size
-        answered = 0
+        self._jobs_left -= size
+        answer_count = 0
         try:
             self._client.submit(jobs)
             for result in self._client.gather(batch, [job.job_id for job in jobs], self._wait_s + _LATE_S):
-                answered += 1
+                answer_count += 1
                 self._note(judge(result, self._registrations))
         finally:
-            if answered < size:
+            if answer_count < size:
                 self._leave(batch)
-        if answered == size:
+        if answer_count == size:
             return ()
-        what = f"{size - answered} of {plural(size, 'job')} had no answer within {self._wait_s:.0f} s"
-        return (error(self._model, what, f"{next_command('status')} says who is busy; --wait SECONDS waits longer"),)
+        message = f"{size - answer_count} of {plural(size, 'job')} had no answer within {self._wait_s:.0f} s"
+        return (error(self._model, message, f"{next_command('status')} says who is busy; --wait SECONDS waits longer"),)
 
     def _job(self, batch: str, number: int) -> PrefillJob:
         tokens = min(
@@ -233,20 +244,20 @@ class _Rounds:
     def _note(self, trial: Trial) -> None:
         """A pair's first job is its line; a later one only if it went wrong, or met nobody that was expected."""
         pair = (trial.prefill, trial.decode)
-        if trial.level == "error" or pair not in {(seen.prefill, seen.decode) for seen in self._trials}:
+        if trial.level == "error" or pair not in {(earlier.prefill, earlier.decode) for earlier in self._trials}:
             self._trials.append(trial)
-        self._unmet.discard(pair)
+        self._unmet_pairs.discard(pair)
 
     def _leave(self, batch: str) -> None:
         """Whoever still holds one of these jobs drops it, and no queue stays."""
         with suppress(BrokerUnavailable):
             self._client.cancel(batch)
-            self._client.broker.delete_queue(topology.reply_queue(batch, self._client.broker.clustered))
+            self._client.broker.delete_queue(topology.reply_queue(batch, self._client.broker.is_clustered))
 
     def _not_met(self) -> Iterator[Finding]:
-        for prefill, decode in sorted(self._unmet):
-            what = f"no job went from {prefill} to {decode}: others were quicker to take them"
-            yield warn(self._model, what, "try again, or kvasir pause one of the others meanwhile")
+        for prefill, decode in sorted(self._unmet_pairs):
+            message = f"no job went from {prefill} to {decode}: others were quicker to take them"
+            yield warn(self._model, message, "try again, or kvasir pause one of the others meanwhile")
 
 
 def made_up_text(characters: int) -> str:
@@ -254,9 +265,9 @@ def made_up_text(characters: int) -> str:
     dice = random.Random(secrets.token_bytes(16))
     text = f"Text {secrets.token_hex(8)}, made up. Say in a few sentences what the code in it does.\n"
     while len(text) < characters:
-        what, where, how = dice.choice(_WHAT), dice.choice(_WHERE), dice.choice(_HOW)
-        text += f"def {how}(values: list[float]) -> float:\n    return {how}(value for value in values)\n"
-        text += f"The {what} was seen again {where}, and nobody could say whether it would stay until spring.\n"
+        subject, place, statistic = dice.choice(_SUBJECTS), dice.choice(_PLACES), dice.choice(_STATISTICS)
+        text += f"def {statistic}(values: list[float]) -> float:\n    return {statistic}(value for value in values)\n"
+        text += f"The {subject} was seen again {place}, and nobody could say whether it would stay until spring.\n"
     return text[:characters]
 
 
@@ -270,7 +281,7 @@ def _registrations(client: Client, model: str, within_s: float) -> list[WorkerIn
     return registrations
 
 
-def _live(registrations: Sequence[WorkerInfo], model: str, role: Role) -> list[WorkerInfo]:
+def _live(registrations: Sequence[WorkerInfo], model: str, role: WorkerStage) -> list[WorkerInfo]:
     return [
         registration
         for registration in registrations

@@ -35,8 +35,8 @@ def lower_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
 def _prefill_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     """Of one model's jobs."""
     speed = sum(worker.tokens_per_s for worker in fleet.prefillers if worker.model == jobs[0].model)
-    shared = {job.prefix: job.shared_tokens for job in jobs}
-    tokens = sum(job.own_tokens for job in jobs) + sum(shared.values())
+    prefix_tokens = {job.prefix: job.shared_tokens for job in jobs}
+    tokens = sum(job.own_tokens for job in jobs) + sum(prefix_tokens.values())
     tail = min(_decode_s(fleet, job) for job in jobs)
     return (tokens / speed if speed else math.inf) + tail
 
@@ -61,12 +61,12 @@ def _earliest(decoders: Sequence[Decoder], prices: Prices, tokens: Mapping[str, 
     worth = sum(prices.get(model, 0.0) * count for model, count in tokens.items())
     earning = [(worker, worker.slots * _best_pay(worker, prices)) for worker in decoders]
     moments = sorted({head, *(max(head, t) for worker in decoders for t in (worker.joins_s, worker.dies_s))})
-    earned = 0.0
-    for now, then in zip(moments, [*moments[1:], math.inf], strict=True):
+    earnings = 0.0
+    for now, next_moment in zip(moments, [*moments[1:], math.inf], strict=True):
         pay = sum(rate for worker, rate in earning if worker.joins_s <= now < worker.dies_s)
-        if pay and earned + pay * (then - now) >= worth:
-            return now + (worth - earned) / pay
-        earned += pay * (then - now) if pay else 0.0
+        if pay and earnings + pay * (next_moment - now) >= worth:
+            return now + (worth - earnings) / pay
+        earnings += pay * (next_moment - now) if pay else 0.0
     return math.inf
 
 

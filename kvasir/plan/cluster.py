@@ -32,9 +32,9 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
         for machine, role in pairs
         if role.role == "decode" and role.model in models
     ]
-    for stage, served in (("prefill", {p.model for p in prefillers}), ("decode", {d.model for d in decoders})):
+    for stage, served_models in (("prefill", {p.model for p in prefillers}), ("decode", {d.model for d in decoders})):
         for model in models:
-            if model not in served:
+            if model not in served_models:
                 raise ConfigError(f"no machine has the role {stage} for {model}: add it to roles in [machines.NAME]")
     byte_s = _byte_s(settings)
     per_token = {name: settings.model(name).kv_bytes_per_token * byte_s for name in models}
@@ -46,23 +46,23 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
 
 def _prefiller(machine: MachineSettings, role: Role) -> Prefiller:
     rate = machine.rates[role.model].prefill if role.model in machine.rates else 0.0
-    return Prefiller(machine.name, role.model, _known(rate, machine, role))
+    return Prefiller(machine.name, role.model, _require_rate(rate, machine, role))
 
 
 def _decoder(settings: Settings, machine: MachineSettings, role: Role, models: Sequence[str]) -> Decoder:
     rates = {name: machine.rates[name].decode for name in models if name in machine.rates}
-    _known(rates.get(role.model, 0.0), machine, role)
+    _require_rate(rates.get(role.model, 0.0), machine, role)
     home = settings.model(role.model)
-    kept = {
+    usable_rates = {
         name: rate
         for name, rate in rates.items()
-        if rate > 0 and (name == role.model or _fit(machine, home, settings.model(name)))
+        if rate > 0 and (name == role.model or _fits_memory(machine, home, settings.model(name)))
     }
-    load_s = {name: settings.model(name).memory_gb * 1e9 / FIRST_LOAD_BYTES_PER_S for name in kept}
-    return Decoder(machine.name, role.model, role.slots or home.slots, kept, load_s)
+    load_s = {name: settings.model(name).memory_gb * 1e9 / FIRST_LOAD_BYTES_PER_S for name in usable_rates}
+    return Decoder(machine.name, role.model, role.slots or home.slots, usable_rates, load_s)
 
 
-def _known(rate: float, machine: MachineSettings, role: Role) -> float:
+def _require_rate(rate: float, machine: MachineSettings, role: Role) -> float:
     if rate <= 0:
         raise ConfigError(
             f"the {role.role} rate of {role.model} on {machine.name} is not known: set "
@@ -71,12 +71,12 @@ def _known(rate: float, machine: MachineSettings, role: Role) -> float:
     return rate
 
 
-def _fit(machine: MachineSettings, home: ModelSettings, other: ModelSettings) -> bool:
+def _fits_memory(machine: MachineSettings, home: ModelSettings, guest: ModelSettings) -> bool:
     """Whether a machine could hold both; an unknown size is taken to fit."""
     if not machine.memory_gb:
         return True
     store = sum(role.memory_gb for role in machine.roles)
-    return home.memory_gb + other.memory_gb <= SHARE_FOR_WEIGHTS * (machine.memory_gb - store)
+    return home.memory_gb + guest.memory_gb <= SHARE_FOR_WEIGHTS * (machine.memory_gb - store)
 
 
 def _byte_s(settings: Settings) -> float:

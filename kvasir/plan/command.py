@@ -13,7 +13,7 @@ from grading import grade
 from grading.submissions.tokens import estimate_tokens
 from infra.config.settings import Settings
 from kvasir import class_run
-from kvasir.options import ClassFiles, Globals, Models, class_options, gathered, path
+from kvasir.options import ClassFiles, Globals, Models, class_options, group_options, path
 from kvasir.plan import report, workload
 from kvasir.plan.chart import write_chart
 from kvasir.plan.cluster import fleet_of
@@ -62,36 +62,36 @@ class _Draw:
 @click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
 @click.option("--chart", type=path, metavar="FILE.svg", help="Draw who works when, as an SVG picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@gathered(work=_Work, models=Models, draw=_Draw)
+@group_options(work=_Work, models=Models, draw=_Draw)
 @click.pass_obj
 def plan(
-    given: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, chart: Path | None, as_json: bool
+    options: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, chart: Path | None, as_json: bool
 ) -> int:
     """Predict makespan, busy shares, energy and cost of grading FOLDER, or --submissions N, and what limits it.
 
     Simulates the pipeline on the machines of kvasir.toml with the workers' own rules, calls no model, and ends with the
     team's targets, each met or missed.
     """
-    settings = given.settings(models)
+    settings = options.settings(models)
     if (work.folder is None) == (work.submissions is None):
         raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
     answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}
     tokens = {role: answer or _ANSWERS[role] for role, answer in answers.items()}
     if work.submissions:
         names = settings.code_model().name, settings.feedback_model().name
-        jobs = workload.drawn(work.submissions, *names, draw.seed, tokens["code"], tokens["feedback"])
+        jobs = workload.draw_class(work.submissions, *names, draw.seed, tokens["code"], tokens["feedback"])
     else:
-        jobs = _of_folder(settings, work, tokens, draw.seed)
+        jobs = _jobs_of_folder(settings, work, tokens, draw.seed)
     fleet = fleet_of(settings, models_of(jobs), steal=not no_steal)
-    made = forecast(settings, fleet, jobs, work.submissions or len({job.name.split(".")[0] for job in jobs}))
-    goals = list(targets(made, fleet))
+    prediction = forecast(settings, fleet, jobs, work.submissions or len({job.name.split(".")[0] for job in jobs}))
+    goals = list(targets(prediction, fleet))
     if chart:
         write_chart(chart, typical(fleet, jobs, Stealing))
-    click.echo(json.dumps(report.as_json(made, goals))) if as_json else report.show(made, goals)
+    click.echo(json.dumps(report.as_json(prediction, goals))) if as_json else report.print_forecast(prediction, goals)
     return 0
 
 
-def _of_folder(settings: Settings, work: _Work, answers: dict[str, int], seed: int) -> list[PlannedJob]:
+def _jobs_of_folder(settings: Settings, work: _Work, answers: dict[str, int], seed: int) -> list[PlannedJob]:
     """The jobs that grading this folder would make, with estimated tokens and drawn answers."""
     folder = work.folder or Path()
     if work.rubric is None:
@@ -101,15 +101,15 @@ def _of_folder(settings: Settings, work: _Work, answers: dict[str, int], seed: i
     if not tasks:
         raise UsageError(f"{folder} holds no submission that a model would have to read")
     source = random.Random(seed)
-    shared = {task.role: estimate_tokens(task.prompt.shared) for task in tasks}
+    shared_tokens = {task.role: estimate_tokens(task.prompt.prefix) for task in tasks}
     return workload.longest_first(
         [
             PlannedJob(
                 task.item_id,
                 task.model,
-                shared[task.role],
-                estimate_tokens(task.prompt.own),
-                workload.around(answers[task.role], source),
+                shared_tokens[task.role],
+                estimate_tokens(task.prompt.suffix),
+                workload.draw_around(answers[task.role], source),
                 prefix=task.role,
             )
             for task in tasks

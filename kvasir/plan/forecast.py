@@ -15,7 +15,7 @@ from kvasir.plan.typical import typical
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class BusyShare:
     """How much of the makespan a machine's stage was at work; of decode the mean of its slots."""
 
     machine: str
@@ -34,7 +34,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True, slots=True)
-class Lone:
+class LoneRequest:
     """A request of a model by itself on an idle cluster, its class-wide part stored: the median of the class."""
 
     model: str
@@ -62,9 +62,9 @@ class Forecast:
     bound_s: float
     steals: int
     limit: str
-    busy: tuple[Busy, ...]
+    busy: tuple[BusyShare, ...]
     link_share: float | None  # of the makespan, that the slowest link carries KV
-    lone: tuple[Lone, ...]
+    lone: tuple[LoneRequest, ...]
     what_if: tuple[WhatIf, ...]
     energy_kwh: float | None
     electricity: float | None
@@ -105,16 +105,16 @@ def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submi
         submissions=submissions,
         jobs=len(jobs),
         prompt_tokens=sum(job.prompt_tokens for job in jobs),
-        computed_tokens=_computed(jobs),
+        computed_tokens=_computed_tokens(jobs),
         answer_tokens=sum(job.answer_tokens for job in jobs),
         makespan_s=makespan_s,
         without_stealing_s=typical(fleet, jobs).makespan_s,
         bound_s=lower_bound(fleet, jobs),
         steals=run.steals,
         limit=_limit(fleet, run, jobs),
-        busy=_busy(fleet, run),
+        busy=_busy_shares(fleet, run),
         link_share=_link_s(fleet, jobs) / makespan_s if any(fleet.kv_transfer_s.values()) else None,
-        lone=tuple(_lone(fleet, [job for job in jobs if job.model == model]) for model in models_of(jobs)),
+        lone=tuple(_lone_request(fleet, [job for job in jobs if job.model == model]) for model in models_of(jobs)),
         what_if=tuple(_what_if(fleet, jobs, name, makespan_s) for name in fleet.machines()),
         energy_kwh=energy_kwh,
         electricity=energy_kwh * price if energy_kwh is not None and price else None,
@@ -122,54 +122,58 @@ def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submi
     )
 
 
-def _busy(fleet: Fleet, run: SimulatedRun) -> tuple[Busy, ...]:
+def _busy_shares(fleet: Fleet, run: SimulatedRun) -> tuple[BusyShare, ...]:
     """A machine with several workers of a stage has the mean of them."""
-    made = []
+    busy_shares = []
     for (stage, machine), seconds in sorted(run.busy_s.items(), key=lambda item: item[0][::-1]):
         workers = fleet.prefillers if stage == "prefill" else fleet.decoders
         count = sum(worker.machine == machine for worker in workers)
-        made.append(Busy(machine, stage, seconds / count / run.makespan_s))
-    return tuple(made)
+        busy_shares.append(BusyShare(machine, stage, seconds / count / run.makespan_s))
+    return tuple(busy_shares)
 
 
 def _limit(fleet: Fleet, run: SimulatedRun, jobs: Sequence[PlannedJob]) -> str:
     """What works the largest share of the time, in a few words: a stage, or the link."""
-    busy = _busy(fleet, run)
-    most = max(busy, key=lambda each: each.share)
+    busy = _busy_shares(fleet, run)
+    busiest = max(busy, key=lambda entry: entry.share)
     link_share = _link_s(fleet, jobs) / run.makespan_s
-    if link_share > most.share:
+    if link_share > busiest.share:
         return f"the link to the decoders: at work {link_share:.0%} of the time"
-    alike = [each.machine for each in busy if each.stage == most.stage and each.share > 0.9 * most.share]
-    return f"{most.stage} on {' and '.join(alike)}: at work {most.share:.0%} of the time"
+    alike = [entry.machine for entry in busy if entry.stage == busiest.stage and entry.share > 0.9 * busiest.share]
+    return f"{busiest.stage} on {' and '.join(alike)}: at work {busiest.share:.0%} of the time"
 
 
 def _link_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     """Seconds that all KV caches take over one link; decoders keep the class-wide part, so it travels once to each."""
-    own = sum(fleet.kv_s(job.model, job.own_tokens) for job in jobs)
-    shared = {job.model: fleet.kv_s(job.model, job.shared_tokens, prompts=0) for job in jobs}
-    return own + len(fleet.decoders) * sum(shared.values())
+    own_s = sum(fleet.kv_s(job.model, job.own_tokens) for job in jobs)
+    shared_s = {job.model: fleet.kv_s(job.model, job.shared_tokens, prompts=0) for job in jobs}
+    return own_s + len(fleet.decoders) * sum(shared_s.values())
 
 
-def _lone(fleet: Fleet, jobs: Sequence[PlannedJob]) -> Lone:
+def _lone_request(fleet: Fleet, jobs: Sequence[PlannedJob]) -> LoneRequest:
     model = jobs[0].model
-    own = statistics.median(job.own_tokens for job in jobs)
+    own_tokens = statistics.median(job.own_tokens for job in jobs)
     answer = statistics.median(job.answer_tokens for job in jobs)
     home = [worker for worker in fleet.decoders if worker.model == model]
-    return Lone(
+    return LoneRequest(
         model,
-        own / max(worker.tokens_per_s for worker in fleet.prefillers if worker.model == model),
-        fleet.kv_s(model, own),
+        own_tokens / max(worker.tokens_per_s for worker in fleet.prefillers if worker.model == model),
+        fleet.kv_s(model, own_tokens),
         answer / max(worker.tokens_per_s[model] for worker in home),
     )
 
 
 def _what_if(fleet: Fleet, jobs: Sequence[PlannedJob], machine: str, makespan_s: float) -> WhatIf:
-    prefillers = tuple(replace(each, machine=f"{machine} 2") for each in fleet.prefillers if each.machine == machine)
-    decoders = tuple(replace(each, machine=f"{machine} 2") for each in fleet.decoders if each.machine == machine)
-    more = replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)
-    after_s = typical(more, jobs, Stealing).makespan_s
-    stages = [f"prefill of {each.model}" for each in prefillers] + [
-        f"decode, {each.model} at home" for each in decoders
+    prefillers = tuple(
+        replace(prefiller, machine=f"{machine} 2") for prefiller in fleet.prefillers if prefiller.machine == machine
+    )
+    decoders = tuple(
+        replace(decoder, machine=f"{machine} 2") for decoder in fleet.decoders if decoder.machine == machine
+    )
+    larger_fleet = replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)
+    after_s = typical(larger_fleet, jobs, Stealing).makespan_s
+    stages = [f"prefill of {prefiller.model}" for prefiller in prefillers] + [
+        f"decode, {decoder.model} at home" for decoder in decoders
     ]
     return WhatIf(machine, ", ".join(stages), after_s, makespan_s - after_s)
 
@@ -187,6 +191,6 @@ def _hardware(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
     return sum(prices) / hours * seconds / 3600 if all(prices) else None
 
 
-def _computed(jobs: Sequence[PlannedJob]) -> int:
-    shared = {(job.model, job.prefix): job.shared_tokens for job in jobs}
-    return sum(job.own_tokens for job in jobs) + sum(shared.values())
+def _computed_tokens(jobs: Sequence[PlannedJob]) -> int:
+    shared_tokens = {(job.model, job.prefix): job.shared_tokens for job in jobs}
+    return sum(job.own_tokens for job in jobs) + sum(shared_tokens.values())

@@ -7,7 +7,7 @@ from collections import defaultdict
 from decode_worker.stealing import policy as stealing
 from decode_worker.stealing.forecast import expected_service_s
 from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
-from kvasir.plan.simulate import DecoderState, Policy, Running, SimulationState
+from kvasir.plan.simulate import DecoderState, Policy, RunningJob, SimulationState
 
 
 class Stealing(Policy):
@@ -24,18 +24,18 @@ class Stealing(Policy):
     def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
         """See Policy."""
         home = decoder.worker.model
-        if state.waiting(home):
+        if state.backlog(home):
             queue = self._queue(state, decoder, home)
             if stealing.leave_to_faster(queue, self._service_s(decoder, home)) is None:
                 return home
-        others = [model for model, rate in decoder.worker.tokens_per_s.items() if model != home and rate > 0]
-        decision = stealing.decide([self._offer(state, decoder, model) for model in others])
+        other_models = [model for model, rate in decoder.worker.tokens_per_s.items() if model != home and rate > 0]
+        decision = stealing.decide([self._offer(state, decoder, model) for model in other_models])
         return decision.model if isinstance(decision, Steal) else None
 
-    def answered(self, state: SimulationState, decoder: DecoderState, done: Running) -> None:
+    def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
         """See Policy."""
-        self._answers[done.job.model] += 1
-        self._tokens[done.job.model] += done.job.answer_tokens
+        self._answers[running_job.job.model] += 1
+        self._tokens[running_job.job.model] += running_job.job.answer_tokens
 
     def _offer(self, state: SimulationState, decoder: DecoderState, model: str) -> Offer:
         load_s = 0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0)
@@ -45,10 +45,12 @@ class Stealing(Policy):
         home = [
             decoder
             for decoder in state.decoders
-            if decoder.worker.model == model and decoder is not asking and decoder.here
+            if decoder.worker.model == model and decoder is not asking and decoder.is_present
         ]
-        peers = [Peer(decoder.worker.slots, len(decoder.running), self._service_s(decoder, model)) for decoder in home]
-        return Queue(model, state.waiting(model), tuple(peers))
+        peers = [
+            Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model)) for decoder in home
+        ]
+        return Queue(model, state.backlog(model), tuple(peers))
 
     def _service_s(self, decoder: DecoderState, model: str) -> float:
         mean = self._tokens[model] / self._answers[model] if self._answers[model] else 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.plan.forecast import Forecast
 from kvasir.plan.targets import Target
-from kvasir.terminal import duration, say, table
+from kvasir.terminal import duration, print_table, say
 from producers.words import plural
 
 ASSUMPTIONS = (
@@ -17,41 +17,53 @@ ASSUMPTIONS = (
 )
 
 
-def as_json(made: Forecast, goals: Sequence[Target]) -> dict[str, Any]:
+def as_json(forecast: Forecast, goals: Sequence[Target]) -> dict[str, Any]:
     """Plain data: seconds, tokens, kWh, and the currency of [costs]."""
-    derived = {
-        "students_per_hour": made.students_per_hour,
-        "utilisation": made.utilisation,
-        "requests_per_s": made.jobs / made.makespan_s,
-        "energy_wh_per_submission": _each(made, made.energy_kwh, 1000.0),
-        "cost_per_submission": _each(made, made.cost),
-        "cost_per_request": made.cost / made.jobs if made.cost is not None else None,
+    derived_figures = {
+        "students_per_hour": forecast.students_per_hour,
+        "utilisation": forecast.utilisation,
+        "requests_per_s": forecast.jobs / forecast.makespan_s,
+        "energy_wh_per_submission": _per_submission(forecast, forecast.energy_kwh, 1000.0),
+        "cost_per_submission": _per_submission(forecast, forecast.cost),
+        "cost_per_request": forecast.cost / forecast.jobs if forecast.cost is not None else None,
     }
-    return asdict(made) | derived | {"targets": [asdict(goal) for goal in goals], "assumptions": list(ASSUMPTIONS)}
+    return (
+        asdict(forecast)
+        | derived_figures
+        | {"targets": [asdict(goal) for goal in goals], "assumptions": list(ASSUMPTIONS)}
+    )
 
 
-def show(made: Forecast, goals: Sequence[Target]) -> None:
+def print_forecast(forecast: Forecast, goals: Sequence[Target]) -> None:
     """Tables and sentences on stdout; the targets last."""
     say(
-        f"{plural(made.submissions, 'submission')}, {plural(made.jobs, 'request')}: {duration(made.makespan_s)}, "
-        f"{made.students_per_hour:.0f} students an hour"
+        f"{plural(forecast.submissions, 'submission')}, {plural(forecast.jobs, 'request')}: "
+        f"{duration(forecast.makespan_s)}, "
+        f"{forecast.students_per_hour:.0f} students an hour"
     )
     say(
-        f"without stealing {duration(made.without_stealing_s)}; no schedule can beat {duration(made.bound_s)}; "
-        f"{plural(made.steals, 'request')} decoded by another model's worker"
+        f"without stealing {duration(forecast.without_stealing_s)}; no schedule can beat {duration(forecast.bound_s)}; "
+        f"{plural(forecast.steals, 'request')} decoded by another model's worker"
     )
-    say(f"limited by {made.limit}")
-    say(f"energy and cost: {_energy(made)}")
+    say(f"limited by {forecast.limit}")
+    say(f"energy and cost: {_energy(forecast)}")
     say("")
-    table(("machine", "stage", "busy"), [(b.machine, b.stage, f"{b.share:.0%}") for b in made.busy], right=("busy",))
+    print_table(
+        ("machine", "stage", "busy"), [(b.machine, b.stage, f"{b.share:.0%}") for b in forecast.busy], right=("busy",)
+    )
     say("")
-    rows = [(w.machine, w.stages, duration(w.makespan_s), f"{w.saves_s / made.makespan_s:.0%}") for w in made.what_if]
-    table(("one more like", "which does", "then it takes", "sooner by"), rows, right=("then it takes", "sooner by"))
+    rows = [
+        (w.machine, w.stages, duration(w.makespan_s), f"{w.saves_s / forecast.makespan_s:.0%}")
+        for w in forecast.what_if
+    ]
+    print_table(
+        ("one more like", "which does", "then it takes", "sooner by"), rows, right=("then it takes", "sooner by")
+    )
     say("")
     for sentence in ASSUMPTIONS:
         say(sentence)
     say("")
-    table(("target", "goal", "predicted", "", "why"), map(_row, goals))
+    print_table(("target", "goal", "predicted", "", "why"), map(_row, goals))
 
 
 def _row(goal: Target) -> list[str]:
@@ -59,8 +71,8 @@ def _row(goal: Target) -> list[str]:
     return [goal.name, goal.goal, goal.predicted, verdict, goal.why]
 
 
-def _energy(made: Forecast) -> str:
-    watt_hours, cost = _each(made, made.energy_kwh, 1000.0), _each(made, made.cost)
+def _energy(forecast: Forecast) -> str:
+    watt_hours, cost = _per_submission(forecast, forecast.energy_kwh, 1000.0), _per_submission(forecast, forecast.cost)
     parts = [
         f"{watt_hours:.1f} Wh a submission" if watt_hours is not None else "watts not known for every machine",
         f"${cost:.4f} a submission" if cost is not None else "price_per_kwh in [costs] not known",
@@ -68,5 +80,5 @@ def _energy(made: Forecast) -> str:
     return ", ".join(parts)
 
 
-def _each(made: Forecast, total: float | None, factor: float = 1.0) -> float | None:
-    return total * factor / made.submissions if total is not None else None
+def _per_submission(forecast: Forecast, total: float | None, factor: float = 1.0) -> float | None:
+    return total * factor / forecast.submissions if total is not None else None

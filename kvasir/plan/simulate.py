@@ -28,7 +28,7 @@ class Timing:
     started_s: float
     ended_s: float
     machine: str
-    stolen: bool
+    is_stolen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SimulatedRun:
     @property
     def steals(self) -> int:
         """Jobs answered by another model's worker."""
-        return sum(timing.stolen for timing in self.timings)
+        return sum(timing.is_stolen for timing in self.timings)
 
 
 class DecoderState:
@@ -61,26 +61,26 @@ class DecoderState:
 
     def __init__(self, worker: Decoder) -> None:
         self.worker = worker
-        self.running: list[Running] = []
+        self.running_jobs: list[RunningJob] = []
         self.resident = {worker.model}
-        self.here = worker.joins_s <= 0
+        self.is_present = worker.joins_s <= 0
         self.busy_s = 0.0
 
     @property
-    def free(self) -> int:
+    def free_slots(self) -> int:
         """Slots that do nothing."""
-        return self.worker.slots - len(self.running) if self.here else 0
+        return self.worker.slots - len(self.running_jobs) if self.is_present else 0
 
 
 @dataclass(eq=False)
-class Running:
+class RunningJob:
     """A job in a slot."""
 
     job: PlannedJob
     prefilled_s: float
     started_s: float
     ends_s: float
-    lost: bool = False
+    is_lost: bool = False
 
 
 class Policy:
@@ -88,9 +88,9 @@ class Policy:
 
     def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
         """The model to take a waiting job of, or None to stay idle for now."""
-        return decoder.worker.model if state.waiting(decoder.worker.model) else None
+        return decoder.worker.model if state.backlog(decoder.worker.model) else None
 
-    def answered(self, state: SimulationState, decoder: DecoderState, done: Running) -> None:
+    def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
         """Learn from a job that has ended."""
 
 
@@ -104,26 +104,26 @@ class SimulationState:
         self._policy = policy
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
-        self._queued: dict[str, deque[PlannedJob]] = defaultdict(deque)  # for prefill
-        self._ready: dict[str, deque[tuple[PlannedJob, float]]] = defaultdict(deque)  # for decode
+        self._prefill_queues: dict[str, deque[PlannedJob]] = defaultdict(deque)  # for prefill
+        self._decode_queues: dict[str, deque[tuple[PlannedJob, float]]] = defaultdict(deque)  # for decode
         self._idle = list(fleet.prefillers)
         self._shared_at: dict[tuple[str, str], float] = {}
         self._busy: dict[tuple[str, str], float] = defaultdict(float)
         self._timings: list[Timing] = []
         self._prefills: list[Prefill] = []
 
-    def waiting(self, model: str) -> int:
+    def backlog(self, model: str) -> int:
         """Prefilled jobs of a model that no slot has taken."""
-        return len(self._ready[model])
+        return len(self._decode_queues[model])
 
     def run(self, jobs: Sequence[PlannedJob]) -> SimulatedRun:
         """To the last answer."""
         for job in jobs:
-            self._at(0.0, self._queued[job.model].append, job)
+            self._schedule(0.0, self._prefill_queues[job.model].append, job)
         for decoder in self.decoders:
-            self._at(decoder.worker.joins_s, self._join, decoder)
+            self._schedule(decoder.worker.joins_s, self._join, decoder)
             if decoder.worker.dies_s < math.inf:
-                self._at(decoder.worker.dies_s, self._die, decoder)
+                self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
             self.now = self._events[0][0]
             while self._events and self._events[0][0] <= self.now:
@@ -137,12 +137,12 @@ class SimulationState:
             tuple(self._prefills),
         )
 
-    def _at(self, when: float, what: Callable[..., None], *arguments: object) -> None:
-        heapq.heappush(self._events, (when, next(self._number), lambda: what(*arguments)))
+    def _schedule(self, moment_s: float, action: Callable[..., None], *arguments: object) -> None:
+        heapq.heappush(self._events, (moment_s, next(self._number), lambda: action(*arguments)))
 
     def _start_prefills(self) -> None:
         for worker in list(self._idle):
-            queue = self._queued[worker.model]
+            queue = self._prefill_queues[worker.model]
             if queue:
                 self._idle.remove(worker)
                 self._prefill(worker, queue.popleft())
@@ -155,27 +155,27 @@ class SimulationState:
         end = max(self.now, shared_at) + own_s
         self._busy["prefill", worker.machine] += end - self.now
         self._prefills.append(Prefill(job, worker.machine, self.now, end))
-        self._at(end, self._prefilled, worker, job)
+        self._schedule(end, self._finish_prefill, worker, job)
 
-    def _prefilled(self, worker: Prefiller, job: PlannedJob) -> None:
+    def _finish_prefill(self, worker: Prefiller, job: PlannedJob) -> None:
         self._idle.append(worker)
-        self._ready[job.model].append((job, self.now))
+        self._decode_queues[job.model].append((job, self.now))
 
     def _fill_slots(self) -> None:
         """Workers ask in turn, each for one job at a time, until nobody takes any."""
-        asking = [decoder for decoder in self.decoders if decoder.free]
+        asking = [decoder for decoder in self.decoders if decoder.free_slots]
         while asking:
-            asking = [decoder for decoder in asking if decoder.free and self._take(decoder)]
+            asking = [decoder for decoder in asking if decoder.free_slots and self._start_answer(decoder)]
 
-    def _take(self, decoder: DecoderState) -> bool:
+    def _start_answer(self, decoder: DecoderState) -> bool:
         model = self._policy.choose(self, decoder)
-        if model is None or not self.waiting(model):
+        if model is None or not self.backlog(model):
             return False
-        job, prefilled_s = self._ready[model].popleft()
-        running = Running(job, prefilled_s, self.now, self.now + self._decode_s(decoder, job, prefilled_s))
+        job, prefilled_s = self._decode_queues[model].popleft()
+        running_job = RunningJob(job, prefilled_s, self.now, self.now + self._decode_s(decoder, job, prefilled_s))
         decoder.resident.add(model)
-        decoder.running.append(running)
-        self._at(running.ends_s, self._answered, decoder, running)
+        decoder.running_jobs.append(running_job)
+        self._schedule(running_job.ends_s, self._finish_answer, decoder, running_job)
         return True
 
     def _decode_s(self, decoder: DecoderState, job: PlannedJob, prefilled_s: float) -> float:
@@ -185,25 +185,25 @@ class SimulationState:
         answer_s = job.answer_tokens / decoder.worker.tokens_per_s[job.model]
         return max(load_s, exposed_s) + self.fleet.decode_overhead_s + answer_s
 
-    def _answered(self, decoder: DecoderState, running: Running) -> None:
-        if running.lost:
+    def _finish_answer(self, decoder: DecoderState, running_job: RunningJob) -> None:
+        if running_job.is_lost:
             return
-        decoder.running.remove(running)
-        decoder.busy_s += self.now - running.started_s
-        job, stolen = running.job, running.job.model != decoder.worker.model
-        self._timings.append(Timing(job, running.started_s, self.now, decoder.worker.machine, stolen))
-        self._policy.answered(self, decoder, running)
+        decoder.running_jobs.remove(running_job)
+        decoder.busy_s += self.now - running_job.started_s
+        job, is_stolen = running_job.job, running_job.job.model != decoder.worker.model
+        self._timings.append(Timing(job, running_job.started_s, self.now, decoder.worker.machine, is_stolen))
+        self._policy.note_answer(self, decoder, running_job)
 
     def _join(self, decoder: DecoderState) -> None:
-        decoder.here = self.now < decoder.worker.dies_s
+        decoder.is_present = self.now < decoder.worker.dies_s
 
     def _die(self, decoder: DecoderState) -> None:
-        decoder.here = False
-        for running in reversed(decoder.running):
-            running.lost = True
-            decoder.busy_s += self.now - running.started_s
-            self._ready[running.job.model].appendleft((running.job, running.prefilled_s))
-        decoder.running.clear()
+        decoder.is_present = False
+        for running_job in reversed(decoder.running_jobs):
+            running_job.is_lost = True
+            decoder.busy_s += self.now - running_job.started_s
+            self._decode_queues[running_job.job.model].appendleft((running_job.job, running_job.prefilled_s))
+        decoder.running_jobs.clear()
 
     def _all_busy(self) -> dict[tuple[str, str], float]:
         for decoder in self.decoders:

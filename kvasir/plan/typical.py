@@ -28,9 +28,9 @@ def _off_by_a_hair(fleet: Fleet, source: random.Random) -> Fleet:
     def off(rate: float) -> float:
         return rate * source.uniform(1 - HAIR, 1 + HAIR)
 
-    prefillers = [replace(each, tokens_per_s=off(each.tokens_per_s)) for each in fleet.prefillers]
+    prefillers = [replace(prefiller, tokens_per_s=off(prefiller.tokens_per_s)) for prefiller in fleet.prefillers]
     decoders = [
-        replace(each, tokens_per_s={model: off(rate) for model, rate in each.tokens_per_s.items()})
-        for each in fleet.decoders
+        replace(decoder, tokens_per_s={model: off(rate) for model, rate in decoder.tokens_per_s.items()})
+        for decoder in fleet.decoders
     ]
     return replace(fleet, prefillers=tuple(prefillers), decoders=tuple(decoders))

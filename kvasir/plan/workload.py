@@ -32,7 +32,7 @@ ANSWER_SPREAD = 3.0  # the longest answer is so many times the shortest
 _CODE_LIMIT, _OUTPUT_LIMIT = 12_000, 4_000
 
 
-def drawn(
+def draw_class(
     submissions: int,
     code_model: str,
     feedback_model: str,
@@ -42,16 +42,22 @@ def drawn(
 ) -> list[PlannedJob]:
     """The two jobs of each of so many submissions, longest expected first. The same seed gives the same class."""
     source = random.Random(seed)
-    made = []
+    jobs = []
     for number in range(1, submissions + 1):
-        code, markdown, outputs = (draw(quantiles, source.random()) for quantiles in (CODE, MARKDOWN, OUTPUTS))
-        own = min(_tokens(code), _CODE_LIMIT) + min(_tokens(outputs), _OUTPUT_LIMIT)
-        shared = _tokens(CODE_SHARED_CHARS)
-        made.append(PlannedJob(f"{number}.code", code_model, shared, own, around(code_answer, source)))
-        own = _tokens(markdown + min(code, FEEDBACK_CODE_CHARS))
-        shared = _tokens(FEEDBACK_SHARED_CHARS)
-        made.append(PlannedJob(f"{number}.feedback", feedback_model, shared, own, around(feedback_answer, source)))
-    return longest_first(made)
+        code, markdown, outputs = (draw_length(quantiles, source.random()) for quantiles in (CODE, MARKDOWN, OUTPUTS))
+        own_tokens = min(_tokens(code), _CODE_LIMIT) + min(_tokens(outputs), _OUTPUT_LIMIT)
+        shared_tokens = _tokens(CODE_SHARED_CHARS)
+        jobs.append(
+            PlannedJob(f"{number}.code", code_model, shared_tokens, own_tokens, draw_around(code_answer, source))
+        )
+        own_tokens = _tokens(markdown + min(code, FEEDBACK_CODE_CHARS))
+        shared_tokens = _tokens(FEEDBACK_SHARED_CHARS)
+        jobs.append(
+            PlannedJob(
+                f"{number}.feedback", feedback_model, shared_tokens, own_tokens, draw_around(feedback_answer, source)
+            )
+        )
+    return longest_first(jobs)
 
 
 def longest_first(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
@@ -59,13 +65,13 @@ def longest_first(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
     return sorted(jobs, key=lambda job: -job.prompt_tokens)
 
 
-def around(mean: int, source: random.Random) -> int:
+def draw_around(mean: int, source: random.Random) -> int:
     """A length about `mean`, uniform."""
     shortest = 2 * mean / (1 + ANSWER_SPREAD)
     return max(1, round(source.uniform(shortest, ANSWER_SPREAD * shortest)))
 
 
-def draw(quantiles: Quantiles, share: float) -> float:
+def draw_length(quantiles: Quantiles, share: float) -> float:
     """The value below which this share lies, on straight lines in logarithms; below the first quantile it goes on."""
     (p1, v1), (p2, v2) = next(
         (pair for pair in itertools.pairwise(quantiles) if share <= pair[1][0]), (quantiles[-2], quantiles[-1])

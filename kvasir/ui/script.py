@@ -12,10 +12,10 @@ from kvasir.ui.configuration import open_desk
 
 def main(arguments: list[str]) -> None:
     """HOME CONFIG [FOLDER…]; an empty CONFIG stands for none."""
-    home, config, *more = arguments
-    chosen = Path(config) if config else None
-    next_command.keep(chosen)
-    show_desk_page(lambda: open_desk(chosen, Path(home), [Path(folder) for folder in more]))
+    home, config, *extra_folders = arguments
+    config_file = Path(config) if config else None
+    next_command.keep(config_file)
+    show_desk_page(lambda: open_desk(config_file, Path(home), [Path(folder) for folder in extra_folders]))
 
 
 if __name__ == "__main__":

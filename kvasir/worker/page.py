@@ -14,7 +14,7 @@ from infra.broker.base import Broker
 from infra.config.settings import Settings
 from kvstore.base import ClusterState
 from messages.errors import StoreUnavailable
-from messages.workers import Role, WorkerInfo
+from messages.workers import WorkerInfo, WorkerStage
 from monitoring.energy import GpuCollector, PowerMeter, nvml_watts
 from monitoring.metrics import Metrics
 from monitoring.server import LOOPBACK, Page, PageServer
@@ -32,27 +32,27 @@ class PageOptions:
 
 
 class WorkerPage:
-    """Knows what there is to tell of one worker. `loaded` is called once the worker can take jobs."""
+    """Knows what there is to tell of one worker. `mark_loaded` is called once the worker can take jobs."""
 
-    def __init__(self, role: Role, model: str, models: Iterable[str]) -> None:
+    def __init__(self, role: WorkerStage, model: str, models: Iterable[str]) -> None:
         self.metrics = Metrics()
         self.url = ""  # where it is served; "" if nowhere
         self._role = role
         self._model = model
-        self._others = tuple(models)  # whose jobs it may steal
-        self._started = time.monotonic()
+        self._stealable_models = tuple(models)  # whose jobs it may steal
+        self._start_s = time.monotonic()
         self._registration: Callable[[], WorkerInfo] | None = None
         self._broker: Broker | None = None
         self._cluster_state: ClusterState | None = None
         self.metrics.registry.register(RegistrationCollector(self.registration))
 
-    def loaded(self, registration: Callable[[], WorkerInfo], broker: Broker, cluster_state: ClusterState) -> None:
+    def mark_loaded(self, registration: Callable[[], WorkerInfo], broker: Broker, cluster_state: ClusterState) -> None:
         """The model is in memory: from now on the worker's registration is what counts."""
         self._registration, self._broker, self._cluster_state = registration, broker, cluster_state
         self.metrics.prepare(self._model, self._role)
-        for other in self._others:
-            self.metrics.prepare(other, self._role)
-        self.metrics.prepare_steals(self._others)
+        for model in self._stealable_models:
+            self.metrics.prepare(model, self._role)
+        self.metrics.prepare_steals(self._stealable_models)
 
     def registration(self) -> WorkerInfo | None:
         """The worker's registration, or None while it is loading."""
@@ -80,7 +80,7 @@ class WorkerPage:
     def _why_not_ready(self) -> list[str]:
         if self._registration is None or self._broker is None or self._cluster_state is None:
             return [f"{self._model} is still being loaded"]
-        reasons = [] if self._broker.connected else ["the broker can't be reached"]
+        reasons = [] if self._broker.is_connected else ["the broker can't be reached"]
         try:
             self._cluster_state.now()
         except StoreUnavailable as error:
@@ -89,19 +89,19 @@ class WorkerPage:
 
     def _status(self) -> dict[str, Any]:
         registration = self.registration()
-        known = asdict(registration) if registration else {"role": self._role, "model": self._model}
+        registration_fields = asdict(registration) if registration else {"role": self._role, "model": self._model}
         reasons = self._why_not_ready()
         return {
-            **known,
+            **registration_fields,
             "ready": not reasons,
             "reasons": reasons,
-            "uptime_s": round(time.monotonic() - self._started, 1),
+            "uptime_s": round(time.monotonic() - self._start_s, 1),
         }
 
 
 @contextmanager
 def worker_page(
-    settings: Settings, options: PageOptions, role: Role, model: str, steal: Sequence[str] = ()
+    settings: Settings, options: PageOptions, role: WorkerStage, model: str, steal: Sequence[str] = ()
 ) -> Iterator[WorkerPage]:
     """A page, served while the block lasts; counting goes on without a server too. Raises ConfigError."""
     page = WorkerPage(role, model, settings.models if "all" in steal else steal)
@@ -120,8 +120,8 @@ def worker_page(
 def _declared_watts(settings: Settings) -> float:
     """Of the machine in the configuration that is this one, by name or by address; 0 if none is."""
     name = socket.gethostname()
-    ours = [machine for machine in settings.machines.values() if machine.watts]
-    for machine in ours:
+    machines = [machine for machine in settings.machines.values() if machine.watts]
+    for machine in machines:
         if name.split(".")[0] in (machine.name, machine.host.split(".")[0]) or _is_local(machine.host):
             return machine.watts
     return 0.0

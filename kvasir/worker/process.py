@@ -31,7 +31,7 @@ from kvstore.cluster_state import BestEffortClusterState
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import KV_CHECK_EVERY, SHORT_PROMPT_TOKENS
 from messages.lifecycle import Event
-from messages.workers import Role
+from messages.workers import WorkerStage
 from monitoring.events import fan_out
 from prefill_worker.worker import PrefillWorker
 
@@ -63,7 +63,7 @@ class DecodeOptions:
 class WorkerOptions:
     """What one worker process serves, and with what."""
 
-    role: Role
+    role: WorkerStage
     model: str
     choice: EngineChoice
     page: PageOptions
@@ -91,21 +91,21 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         engine, weights = _load(settings, options)
         stack.callback(engine.close)
         kv, state = _kv(stores.kv, options), stores.cluster_state
-        loaded = _checked(state, options.model, engine)
-        configured = settings.models.get(options.model)
+        loaded_engine = _check_engine(state, options.model, engine)
+        model_settings = settings.models.get(options.model)
         worker: Worker
         if options.role == "prefill":
-            short = configured.short_prompt_tokens if configured else SHORT_PROMPT_TOKENS
-            worker = PrefillWorker(options.model, loaded, broker, kv, state, observe, short)
+            short = model_settings.short_prompt_tokens if model_settings else SHORT_PROMPT_TOKENS
+            worker = PrefillWorker(options.model, loaded_engine, broker, kv, state, observe, short)
         else:
-            home = CachedModel(options.model, weights_bytes(weights), loaded)
-            others = _others(settings, options, engine, state)
-            if not loaded.why_no_kv:
+            home = CachedModel(options.model, weights_bytes(weights), loaded_engine)
+            stealable_models = _stealables_of(settings, options, engine, state)
+            if not loaded_engine.why_no_kv:
                 stores.kv.prepare()
-            cache = ModelCache(home, others, memory_bytes(options.decode.memory_gb))
-            check_every = configured.kv_check_every if configured else KV_CHECK_EVERY
+            cache = ModelCache(home, stealable_models, memory_bytes(options.decode.memory_gb))
+            check_every = model_settings.kv_check_every if model_settings else KV_CHECK_EVERY
             worker = DecodeWorker(cache, broker, kv, state, observe, check_every)
-        page.loaded(worker.registration, broker, state)
+        page.mark_loaded(worker.registration, broker, state)
         with _stopped_by_signals(worker, options.grace_s):
             log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
             worker.run(options.hours)
@@ -114,39 +114,41 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
 
 def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
     """The worker's engine, and the weights that it loaded."""
-    choice, configured = options.choice, settings.models.get(options.model)
-    if configured is None and not (choice.engine and choice.weights):
+    choice, model_settings = options.choice, settings.models.get(options.model)
+    if model_settings is None and not (choice.engine and choice.weights):
         settings.model(options.model)  # raises, with what is configured
     name, weights = choice.engine, choice.weights
-    if configured and not (name and weights):
-        name, default = configured.weights_for(choice.engine)
+    if model_settings and not (name and weights):
+        name, default = model_settings.weights_for(choice.engine)
         weights = weights or default
-    context = choice.context or (configured.context if configured else 0)
+    context = choice.context or (model_settings.context if model_settings else 0)
     slots = prefill_slots = 1  # of the other stage
     if options.role == "prefill":
-        prefill_slots = configured.prefill_slots if configured else 8
+        prefill_slots = model_settings.prefill_slots if model_settings else 8
     else:
-        slots = options.decode.slots or (configured.slots if configured else 4)
-    engine = open_engine(name, engine_options(configured, name, weights, context, slots, prefill_slots))
-    return in_family(engine, options.model, configured.same_weights if configured else ()), weights
+        slots = options.decode.slots or (model_settings.slots if model_settings else 4)
+    engine = open_engine(name, engine_options(model_settings, name, weights, context, slots, prefill_slots))
+    return in_family(engine, options.model, model_settings.same_weights if model_settings else ()), weights
 
 
-def _others(settings: Settings, options: WorkerOptions, engine: Engine, cluster_state: ClusterState) -> list[Stealable]:
+def _stealables_of(
+    settings: Settings, options: WorkerOptions, engine: Engine, cluster_state: ClusterState
+) -> list[Stealable]:
     """What else this worker may serve, in its own number of slots."""
 
     def load(model: ModelSettings, name: str, weights: str) -> LoadedEngine[Engine]:
         options = engine_options(model, name, weights, model.context, engine.info.slots)
-        other: Engine = in_family(open_engine(name, options), model.name, model.same_weights)
+        candidate: Engine = in_family(open_engine(name, options), model.name, model.same_weights)
         try:
-            return _checked(cluster_state, model.name, other)
+            return _check_engine(cluster_state, model.name, candidate)
         except KvasirError:
-            other.close()
+            candidate.close()
             raise
 
     return stealables(settings, options.model, engine.info.engine, options.decode.steal, load)
 
 
-def _checked(cluster_state: ClusterState, model: str, engine: Engine) -> LoadedEngine[Engine]:
+def _check_engine(cluster_state: ClusterState, model: str, engine: Engine) -> LoadedEngine[Engine]:
     """With its sketch, or why it transfers no KV. Raises ConfigError if it has other weights than its peers."""
     check_family(cluster_state, model, engine.info)
     why_no_kv, sketch = prove(engine, engine), None
@@ -168,18 +170,23 @@ def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:
 
 def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> None:
     """A queue serves one KV family: refuse to join workers whose caches ours could not read."""
-    ours = info.fingerprint
+    own_fingerprint = info.fingerprint
     for registration in cluster_state.registrations():
-        if registration.model == model and ours and registration.fingerprint and registration.fingerprint != ours:
-            both = (registration.engine, registration.layout), (info.engine, kv_text(info))
-            already = f"{registration.role} worker {registration.worker_id} serves {model} already"
-            if window := ignored_window(*both):
-                raise ConfigError(f"{already}: {window}; run one engine at both ends")
-            if rope := different_rope(*both):
-                raise ConfigError(f"{already}: {rope}; {MEND_ROPE}")
+        if (
+            registration.model == model
+            and own_fingerprint
+            and registration.fingerprint
+            and registration.fingerprint != own_fingerprint
+        ):
+            layouts = (registration.engine, registration.layout), (info.engine, kv_text(info))
+            conflict = f"{registration.role} worker {registration.worker_id} serves {model} already"
+            if window := ignored_window(*layouts):
+                raise ConfigError(f"{conflict}: {window}; run one engine at both ends")
+            if rope := different_rope(*layouts):
+                raise ConfigError(f"{conflict}: {rope}; {MEND_ROPE}")
             raise ConfigError(
                 f"{registration.role} worker {registration.worker_id} serves {model} with other weights (its KV cache "
-                f"is of {registration.fingerprint:.12}, this one's of {ours:.12}): give both the same file, "
+                f"is of {registration.fingerprint:.12}, this one's of {own_fingerprint:.12}): give both the same file, "
                 "or serve yours under another model name"
             )
 
@@ -188,19 +195,19 @@ def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> N
 def _stopped_by_signals(worker: Worker, grace_s: float) -> Iterator[None]:
     timer = threading.Timer(grace_s, worker.stop, kwargs={"abort": True})
     timer.daemon = True
-    asked = threading.Event()
+    stop_requested = threading.Event()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        if asked.is_set():
+        if stop_requested.is_set():
             return worker.stop(abort=True)
-        asked.set()
+        stop_requested.set()
         worker.stop()
         timer.start()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    old_handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         timer.cancel()
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

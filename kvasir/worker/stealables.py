@@ -17,7 +17,7 @@ from messages.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-ALL = "all"
+ALL_MODELS = "all"
 # Of a machine's memory: what is left is for KV caches in slots, the store if it lives here, and the system.
 SHARE_FOR_WEIGHTS = 0.8
 
@@ -25,27 +25,29 @@ SHARE_FOR_WEIGHTS = 0.8
 Load = Callable[[ModelSettings, str, str], LoadedEngine[Engine]]
 
 
-def stealables(settings: Settings, home: str, engine: str, wanted: Sequence[str], load: Load) -> list[Stealable]:
-    """The models in `wanted` ("all": every configured one) that this worker could load, its own left out.
+def stealables(
+    settings: Settings, home: str, engine: str, requested_models: Sequence[str], load: Load
+) -> list[Stealable]:
+    """The models in `requested_models` ("all": every configured one) that this worker could load, its own left out.
 
     By the worker's own engine where a model has weights for it, else by the model's default. Raises ConfigError if a
     model that was named is not configured, or has no weights for a settled engine; "all" leaves such a one out.
     """
-    every = ALL in wanted
-    found = []
-    for name in settings.models if every else dict.fromkeys(wanted):
+    takes_all = ALL_MODELS in requested_models
+    stealable_models = []
+    for name in settings.models if takes_all else dict.fromkeys(requested_models):
         model = settings.model(name)
         if name == home:
             continue
         try:
-            chosen, weights = model.weights_for(engine if engine in model.weights else "")
+            engine_name, weights = model.weights_for(engine if engine in model.weights else "")
         except ConfigError as error:
-            if not every:
+            if not takes_all:
                 raise
             log.info("%s is not stolen: %s", name, error)
             continue
-        found.append(Stealable(name, weights_bytes(weights), partial(load, model, chosen, weights)))
-    return found
+        stealable_models.append(Stealable(name, weights_bytes(weights), partial(load, model, engine_name, weights)))
+    return stealable_models
 
 
 def weights_bytes(weights: str) -> int:

@@ -23,7 +23,7 @@ from redis import exceptions
 from redis.connection import parse_url
 
 from kvstore.redis.client import CONNECT_TIMEOUT_S
-from kvstore.redis.links import GLANCE_S, Links, greeted
+from kvstore.redis.links import GLANCE_S, Links, greet
 
 SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
@@ -41,7 +41,7 @@ GETS_AHEAD = 2  # the server and the network work while a value is checked; a th
 _YES, _NO = b":1\r\n", b":0\r\n"
 
 
-class Redirected(exceptions.ResponseError):
+class RedirectError(exceptions.ResponseError):
     """A node of a cluster says that a key lies, or will lie, elsewhere."""
 
 
@@ -52,9 +52,9 @@ _ERRORS: dict[str, type[exceptions.RedisError]] = {
     "NOPERM": exceptions.NoPermissionError,
     "LOADING": exceptions.BusyLoadingError,
     "READONLY": exceptions.ReadOnlyError,
-    "MOVED": Redirected,
-    "ASK": Redirected,
-    "TRYAGAIN": Redirected,
+    "MOVED": RedirectError,
+    "ASK": RedirectError,
+    "TRYAGAIN": RedirectError,
 }
 
 
@@ -153,7 +153,7 @@ class Bulk:
         target = bulk_target(self._links.urls[index])
         if target is None:
             raise exceptions.ConnectionError("its URL has options")  # of all, or none: seen before
-        return BulkConnection(target, self._timeout_s, index, self._links.several)
+        return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
     def _take_idle(self) -> BulkConnection | None:
         while True:
@@ -161,7 +161,7 @@ class Bulk:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if connection.index == self._links.current and connection.quiet():
+            if connection.index == self._links.current and connection.is_quiet():
                 return connection
             connection.close()
 
@@ -192,7 +192,7 @@ class BulkConnection:
             self.send(command("SELECT", str(target.db)))
             self.read_ok()
 
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether nothing has come since the last reply: a closed connection has its end of stream to be read."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -322,14 +322,14 @@ class Values:
 
     def place(self, size: int, values_left: int) -> memoryview:
         """`size` bytes, aligned; `values_left` (this one included) bounds how much is set aside."""
-        step = _whole(size, ALIGNMENT)
+        step = _round_up(size, ALIGNMENT)
         if step > len(self._free):
             self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
         view, self._free = self._free[:size], self._free[step:]
         return view
 
 
-def _whole(size: int, unit: int) -> int:
+def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
@@ -340,7 +340,7 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link.connect(target.path)
     else:
         link = socket.create_connection((target.host, target.port), GLANCE_S if glance else CONNECT_TIMEOUT_S)
-        link = greeted(link) if glance else link
+        link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)

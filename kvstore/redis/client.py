@@ -49,17 +49,19 @@ def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = No
 
 def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis:
     active_links = links or Links(url)
-    connection_options: dict[str, Any] = {"connection_class": connection_class(active_links)} if active_links.several else {}
+    connection_options: dict[str, Any] = (
+        {"connection_class": connection_class(active_links)} if active_links.has_choice else {}
+    )
     client = redis.Redis.from_url(
         active_links.urls[0],
         socket_timeout=active_links.timeout_s(timeout_s),
-        socket_connect_timeout=GLANCE_S if active_links.several else CONNECT_TIMEOUT_S,
+        socket_connect_timeout=GLANCE_S if active_links.has_choice else CONNECT_TIMEOUT_S,
         protocol=2,  # redis-py trips over a strange answer to RESP3's HELLO
         # One more try: a pooled connection may have died with its server. All commands used here are idempotent.
         retry=Retry(ConstantBackoff(0.1), 1),
         **connection_options,
     )
-    if links and links.several:
+    if links and links.has_choice:
         links.on_change.append(partial(client.connection_pool.disconnect, inuse_connections=False))
     return client
 
@@ -94,7 +96,9 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
         )
     except (exceptions.RedisClusterException, exceptions.RedisError, OSError) as error:
         if "Cluster mode is not enabled" in str(error):
-            raise ConfigError(f"the store at {address} is no Redis Cluster: its URL begins with redis:// then") from None
+            raise ConfigError(
+                f"the store at {address} is no Redis Cluster: its URL begins with redis:// then"
+            ) from None
         raise StoreUnavailable(sentence(error, address)) from error
 
 
@@ -132,7 +136,7 @@ def is_node(server: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def errors_mapped(address: str) -> Iterator[None]:
-    """Every way in which Redis or the network to it can fail becomes StoreUnavailable, with `address` in the sentence."""
+    """Every way in which Redis or the network to it fails becomes StoreUnavailable, with `address` in its text."""
     try:
         yield
     # RedisClusterException is no RedisError.

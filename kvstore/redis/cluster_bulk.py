@@ -24,7 +24,7 @@ from kvstore.redis.bulk import (
     Arena,
     Bulk,
     BulkConnection,
-    Redirected,
+    RedirectError,
     Values,
     command,
 )
@@ -35,7 +35,7 @@ Node = tuple[str, int]  # host, port
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 
 # The second of a slot that the map gives to nobody; it is no RedisError.
-_FAILED = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
+_STORE_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 
 
 class ClusterBulk:
@@ -55,20 +55,20 @@ class ClusterBulk:
             for item in items:
                 link = links[self._node(item[0])]
                 link.connection.send_set(*item, ttl_s)
-                link.unanswered.append(item)
+                link.pending_items.append(item)
                 total += len(item[1]) + len(item[2])
-                if len(link.unanswered) > SETS_AHEAD:
+                if len(link.pending_items) > SETS_AHEAD:
                     self._end_put(link, ttl_s)
             for link in links.values():
-                while link.unanswered:
+                while link.pending_items:
                     self._end_put(link, ttl_s)
         return total
 
     def _end_put(self, link: _Link, ttl_s: int) -> None:
-        key, prefix, payload = link.unanswered.popleft()
+        key, prefix, payload = link.pending_items.popleft()
         try:
             link.connection.read_ok()
-        except Redirected:
+        except RedirectError:
             self._client.set(key, b"".join((prefix, payload)), ex=ttl_s)
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
@@ -85,7 +85,7 @@ class ClusterBulk:
                 value: bytes | memoryview | None
                 try:
                     value = link.connection.read_value(values, len(keys) - index)
-                except Redirected:
+                except RedirectError:
                     value = self._client.getex(key, ex=ttl_s)
                 link.ask_next(ttl_s)
                 yield value
@@ -101,7 +101,7 @@ class ClusterBulk:
                     requests = [(link, link.ask_to_renew(ttl_s)) for link in links.values()]
                     for link, link_keys in requests:
                         is_stored.update(zip(link_keys, link.connection.read_flags(len(link_keys)), strict=True))
-        except Redirected:
+        except RedirectError:
             with self._client.pipeline() as pipeline:
                 for key in keys:
                     pipeline.expire(key, ttl_s)
@@ -127,8 +127,8 @@ class ClusterBulk:
         try:
             with ExitStack() as stack:
                 yield _Links(lambda node: stack.enter_context(self._bulk(node).connection()))
-        except _FAILED:
-            with suppress(*_FAILED):
+        except _STORE_ERRORS:
+            with suppress(*_STORE_ERRORS):
                 self._client.nodes_manager.initialize()
             raise
 
@@ -148,7 +148,7 @@ class _Link:
 
     connection: BulkConnection
     keys: deque[str] = field(default_factory=deque)  # not yet asked for
-    unanswered: deque[Item] = field(default_factory=deque)
+    pending_items: deque[Item] = field(default_factory=deque)
 
     def ask_next(self, ttl_s: int) -> None:
         """Ask for the value of one more key, if there is one."""

@@ -103,7 +103,7 @@ redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', latest))
 return 1
 """
 
-_RESERVED = """
+_SUM_RESERVATIONS = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local total = 0
@@ -134,8 +134,8 @@ class RedisClusterState(ClusterState):
         self._place = place(url)
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        self._set, self._register, self._claim, self._release, self._reserve, self._reserved = (
-            self._script(text) for text in (_SET, _PUT_REGISTRATION, _CLAIM, _RELEASE, _RESERVE, _RESERVED)
+        self._set, self._register, self._claim, self._release, self._reserve, self._sum_reservations = (
+            self._script(text) for text in (_SET, _PUT_REGISTRATION, _CLAIM, _RELEASE, _RESERVE, _SUM_RESERVATIONS)
         )
         self._take_up, self._finish, self._count_crashes, self._note_answer = (
             self._script(text) for text in (_TAKE_UP, _FINISH, _COUNT_CRASHES, _NOTE_ANSWER)
@@ -163,7 +163,9 @@ class RedisClusterState(ClusterState):
         """See ClusterState."""
         with errors_mapped(self._place):
             client: Any = self._client
-            target_options = {} if isinstance(client, redis.Redis) else {"target_nodes": client.get_node_from_key(_INDEX)}
+            target_options = (
+                {} if isinstance(client, redis.Redis) else {"target_nodes": client.get_node_from_key(_INDEX)}
+            )
             time = client.time(**target_options)
         return float(time[0] + time[1] / 1e6)
 
@@ -191,18 +193,18 @@ class RedisClusterState(ClusterState):
         """See ClusterState."""
         arguments = [worker_id, _milliseconds(ttl_s)]
         with errors_mapped(self._place):
-            calls = [self._take_up(_results_and_claims(chunk), arguments) for chunk in self._at_once(runs)]
+            calls = [self._take_up(_results_and_claims(chunk), arguments) for chunk in self._chunks(runs)]
         answers = [answer for call in calls for answer in call]
         return [(answer, False) if isinstance(answer, bytes) else (None, bool(answer)) for answer in answers]
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
         with errors_mapped(self._place):
-            for chunk in self._at_once(results):
+            for chunk in self._chunks(results):
                 keys = _results_and_claims([(job_id, run) for job_id, run, _ in chunk])
                 self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
 
-    def _at_once(self, runs: Sequence[R]) -> list[Sequence[R]]:
+    def _chunks(self, runs: Sequence[R]) -> list[Sequence[R]]:
         """Those whose keys one script may use: all of them, or on a cluster each by itself."""
         return [runs] if isinstance(self._client, redis.Redis) else [[run] for run in runs]
 
@@ -259,10 +261,12 @@ class RedisClusterState(ClusterState):
             body: Any = self._client.get(f"sketch:{name}")
         return None if body is None else bytes(body)
 
-    def reserve(self, name: str, size_bytes: int, room_bytes: int, ttl_s: float) -> bool:
+    def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
         """See ClusterState."""
         with errors_mapped(self._place):
-            is_granted = self._reserve([_RESERVATIONS], [name, size_bytes, max(0, room_bytes), _milliseconds(ttl_s)])
+            is_granted = self._reserve(
+                [_RESERVATIONS], [name, size_bytes, max(0, capacity_bytes), _milliseconds(ttl_s)]
+            )
         return bool(is_granted)
 
     def unreserve(self, name: str) -> None:
@@ -273,7 +277,7 @@ class RedisClusterState(ClusterState):
     def reserved_bytes(self) -> int:
         """See ClusterState."""
         with errors_mapped(self._place):
-            total: Any = self._reserved([_RESERVATIONS], [])
+            total: Any = self._sum_reservations([_RESERVATIONS], [])
         return int(total)
 
     def close(self) -> None:

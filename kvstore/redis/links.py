@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 1.0
 GLANCE_S = 0.5
 RETURN_S = 5.0
-_FAILED = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
 def addresses(url: str) -> list[str]:
@@ -48,17 +48,17 @@ class Links:
         self.current = 0
         self.on_change: list[Callable[[], object]] = []  # called on a thread of its own; without them, nobody looks
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._looking = False
+        self._close_event = threading.Event()
+        self._is_looking = False
 
     @property
-    def several(self) -> bool:
+    def has_choice(self) -> bool:
         """Whether there is a choice."""
         return len(self.urls) > 1
 
     def timeout_s(self, wanted_s: float) -> float:
         """How long to wait for progress on a connection."""
-        return min(wanted_s, TIMEOUT_S) if self.several else wanted_s
+        return min(wanted_s, TIMEOUT_S) if self.has_choice else wanted_s
 
     def first(self, attempt: Callable[[int], T]) -> T:
         """What `attempt` (index of an address) returns for the first address that works. Raises the first failure."""
@@ -67,7 +67,7 @@ class Links:
         for index in order:
             try:
                 connection = attempt(index)
-            except _FAILED as failure:
+            except _CONNECTION_ERRORS as failure:
                 failures.append(failure)
             else:
                 if index != self.current:
@@ -77,15 +77,15 @@ class Links:
 
     def close(self) -> None:
         """Look no more."""
-        self._ended.set()
+        self._close_event.set()
 
     def _move(self, index: int) -> None:
         log.log(logging.WARNING if index else logging.INFO, "the store is reached at %s", self._host(index))
         with self._lock:
             self.current = index
-            if self._looking or self._ended.is_set() or not self.on_change:
+            if self._is_looking or self._close_event.is_set() or not self.on_change:
                 return
-            self._looking = True
+            self._is_looking = True
         threading.Thread(target=self._look, name="links of the store", daemon=True).start()
 
     def _look(self) -> None:
@@ -94,19 +94,19 @@ class Links:
         while True:
             with self._lock:
                 current = self.current
-                if announced_index == current == 0 or self._ended.is_set():
-                    self._looking = False
+                if announced_index == current == 0 or self._close_event.is_set():
+                    self._is_looking = False
                     return
             if announced_index != current:
                 announced_index = current
                 for tell in self.on_change:
                     tell()
             if current:
-                self._ended.wait(RETURN_S)
+                self._close_event.wait(RETURN_S)
                 self._return()
 
     def _return(self) -> None:
-        for index in range(0 if self._ended.is_set() else self.current):
+        for index in range(0 if self._close_event.is_set() else self.current):
             if self._answers(index):
                 self._move(index)
                 return
@@ -130,7 +130,7 @@ def connection_class(links: Links) -> type[Connection]:
     """redis-py's connection, to the first address that answers."""
     base: Any = SSLConnection if links.urls[0].startswith("rediss:") else Connection
 
-    class Linked(base):  # type: ignore[misc]
+    class FailoverConnection(base):  # type: ignore[misc]
         index = 0
 
         def should_reconnect(self) -> bool:
@@ -143,12 +143,12 @@ def connection_class(links: Links) -> type[Connection]:
             parts = urlsplit(links.urls[index])
             self.index, self.host, self.port = index, parts.hostname, parts.port or 6379
             raw_socket: socket.socket = super()._connect()
-            return greeted(raw_socket)
+            return greet(raw_socket)
 
-    return Linked
+    return FailoverConnection
 
 
-def greeted(connection: socket.socket) -> socket.socket:
+def greet(connection: socket.socket) -> socket.socket:
     """The socket, if somebody answers on it, be it that a password is wanted. Raises OSError."""
     timeout = connection.gettimeout()
     try:

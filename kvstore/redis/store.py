@@ -66,7 +66,7 @@ class RedisKVStore(KVStore):
         else:
             self._transport = Bulk(self._links, timeout_s)
 
-    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+    def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
         with errors_mapped(self._place):
             flags = self._transport.renew([ref.key for ref in refs], TTL_S)
@@ -80,17 +80,19 @@ class RedisKVStore(KVStore):
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         """See KVStore."""
-        return self._decoded(decode_block, fingerprint, layout, refs)
+        return self._decode_values(decode_block, fingerprint, layout, refs)
 
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
         """See KVStore."""
-        return self._decoded(decode_window, fingerprint, layout, [ref])[0]
+        return self._decode_values(decode_window, fingerprint, layout, [ref])[0]
 
     def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
         """See KVStore."""
-        return self._decoded(decode_state, fingerprint, layout, refs)
+        return self._decode_values(decode_state, fingerprint, layout, refs)
 
-    def _decoded(self, decode: Decode[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
+    def _decode_values(
+        self, decode: Decode[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]
+    ) -> list[R]:
         keys = [ref.key for ref in refs]
         with errors_mapped(self._place), closing(self._transport.get(keys, TTL_S)) as values:
             return [
@@ -114,7 +116,9 @@ class RedisKVStore(KVStore):
         """
         with errors_mapped(self._place):
             primaries = self._primaries()
-            return sum(self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries)
+            return sum(
+                self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries
+            )
 
     def _free_shared(self, target_options: Mapping[str, Any], size_bytes: int) -> int:
         freed_bytes = 0
@@ -163,7 +167,9 @@ class RedisKVStore(KVStore):
         Records spread evenly over slots, and the primary that is full first refuses first.
         """
         with errors_mapped(self._place):
-            memory_infos: list[Any] = [self._client.info("memory", **target_options) for target_options in self._primaries()]
+            memory_infos: list[Any] = [
+                self._client.info("memory", **target_options) for target_options in self._primaries()
+            ]
         usages = [StoreUsage(int(memory["used_memory"]), int(memory["maxmemory"])) for memory in memory_infos]
         fullest = max(usages, key=lambda usage: usage.used_bytes / (usage.max_bytes or inf))
         return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)

@@ -79,14 +79,14 @@ def _panels() -> Iterator[dict[str, Any]]:
     for row in ROWS:
         yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": _place(0, top, 24, 1)}
         top += 1
-        for panel, place in _placed(row, top):
+        for panel, place in _panels_of_row(row, top):
             number += 1
             yield _panel(number, panel, place)
         number += 1
         top += _HEIGHT
 
 
-def _placed(row: PanelRow, top: int) -> Iterator[tuple[Panel, dict[str, int]]]:
+def _panels_of_row(row: PanelRow, top: int) -> Iterator[tuple[Panel, dict[str, int]]]:
     """A row's panels side by side; what does not divide evenly goes to the last."""
     width = _COLUMNS // len(row.panels)
     for index, panel in enumerate(row.panels):

@@ -71,7 +71,7 @@ def _depth(queues: str) -> str:
     return f'sum by (queue) (rabbitmq_detailed_queue_messages_ready{{job="rabbitmq-queues", queue=~"{queues}"}})'
 
 
-_WAITING = PanelRow(
+_QUEUES = PanelRow(
     "Waiting",
     (
         _panel(
@@ -409,5 +409,5 @@ _BATCH = PanelRow(
     ),
 )
 
-ROWS = (_WAITING, _THROUGHPUT, _PREFILL, _TRANSFER, _DECODE, _STEALING, _FAILURES, _FLEET, _GATEWAY, _BATCH)
+ROWS = (_QUEUES, _THROUGHPUT, _PREFILL, _TRANSFER, _DECODE, _STEALING, _FAILURES, _FLEET, _GATEWAY, _BATCH)
 PANELS = tuple(panel for row in ROWS for panel in row.panels)

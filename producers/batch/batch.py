@@ -25,7 +25,7 @@ from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
 from producers.batch.forms import PROMPT_FORM, form_of
 from producers.files.journal import MAX_RUN, Journal, Lines, run_of
 from producers.files.private import make_folder, read_ordinary, take_lock, tighten, write_atomically
-from producers.files.shapes import from_json, shaped
+from producers.files.shapes import from_json, parse_as
 from producers.words import plural
 
 VERSION = 1
@@ -85,14 +85,14 @@ class Counts:
     unreadable: int = 0  # of those failed: submissions that no job could be made of
 
     @property
-    def done(self) -> int:
+    def finished_jobs(self) -> int:
         """Jobs with a result."""
         return self.succeeded + self.failed + self.cancelled + self.expired
 
     @property
     def open(self) -> int:
         """Jobs without one."""
-        return self.total - self.done
+        return self.total - self.finished_jobs
 
 
 class Batch:
@@ -118,17 +118,17 @@ class Batch:
         self.entries: list[BatchEntry] = manifest["jobs"]
         self.runs: dict[str, int] = manifest["runs"]  # job id -> the run that is wanted, where it is not the first
         self.may_publish = self.prompt_form == form_of(self.request)  # jobs made now would be those that were planned
-        self._submitted = Lines(folder / "submitted.jsonl")
-        self.confirmed: dict[str, int] = {}  # job id -> its last confirmed run
-        for _, (job_id, run) in self._submitted.made(run_of):
-            self.confirmed[sys.intern(job_id)] = max(run, self.confirmed.get(job_id, 0))
-        self._aside: set[str] = set()
+        self._submitted_lines = Lines(folder / "submitted.jsonl")
+        self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
+        for _, (job_id, run) in self._submitted_lines.read_all(run_of):
+            self.confirmed_runs[sys.intern(job_id)] = max(run, self.confirmed_runs.get(job_id, 0))
+        self._passive_ids: set[str] = set()
         self.journal = Journal(folder / "results.jsonl", self._look_at)
         self._look_at_all()
 
     def __repr__(self) -> str:
         counts = self.counts()
-        return f"<Batch {self.batch_id} in {self.folder}: {counts.done} of {plural(counts.total, 'job')} done>"
+        return f"<Batch {self.batch_id} in {self.folder}: {counts.finished_jobs} of {plural(counts.total, 'job')} done>"
 
     def __enter__(self) -> Batch:
         return self
@@ -145,15 +145,15 @@ class Batch:
         self,
         entries: Iterable[BatchEntry],
         request: dict[str, Any],
-        others: Iterable[BatchEntry] = (),
+        passive_entries: Iterable[BatchEntry] = (),
     ) -> None:
         """Set what this batch consists of, on disk on return. Jobs known already keep their results.
 
-        `others` belong to it too, but this process does not wait for them: they are neither open nor counted.
+        `passive_entries` belong to it too, but this process does not wait for them: they are neither open nor counted.
         """
-        aside = list(others)
-        self.entries = [*aside, *entries]
-        self._aside = {entry.job_id for entry in aside}
+        passive_list = list(passive_entries)
+        self.entries = [*passive_list, *entries]
+        self._passive_ids = {entry.job_id for entry in passive_list}
         self.request = request
         self.prompt_form, self.may_publish = form_of(request), True
         self._save()
@@ -178,15 +178,15 @@ class Batch:
 
     def __contains__(self, job_id: str) -> bool:
         """Whether a job is, or was once, one of this batch: planned now, or confirmed under an earlier plan."""
-        return job_id in self.states or job_id in self.confirmed
+        return job_id in self.states or job_id in self.confirmed_runs
 
     def every_job(self) -> set[str]:
         """Ids of all jobs that it has or once had, under earlier plans too."""
-        return {*self.states, *self.confirmed, *self.journal.job_ids()}
+        return {*self.states, *self.confirmed_runs, *self.journal.job_ids()}
 
     def is_confirmed(self, job_id: str) -> bool:
         """Whether the broker confirmed the wanted run."""
-        return self.confirmed.get(job_id, 0) >= self.runs.get(job_id, 1)
+        return self.confirmed_runs.get(job_id, 0) >= self.runs.get(job_id, 1)
 
     def copy(self, place: Path) -> None:
         """Begin a batch of the same identity in the folder `place`, of the jobs that ask questions, and their answers.
@@ -195,17 +195,17 @@ class Batch:
         """
         asking = [entry for entry in self.entries if entry.asked]
         write_atomically(place / "batch.json", self._manifest({}, asking, form_of({})))
-        with Batch(place) as made:
-            answered = [entry.job_id for entry in asking if self.states[entry.job_id] == "succeeded"]
-            made.journal.record(result for job_id in answered if (result := self.result(job_id)))
-            made.run_again(job_id for job_id in made.open_jobs if self.states[job_id])
+        with Batch(place) as copied_batch:
+            answered_ids = [entry.job_id for entry in asking if self.states[entry.job_id] == "succeeded"]
+            copied_batch.journal.record(result for job_id in answered_ids if (result := self.result(job_id)))
+            copied_batch.run_again(job_id for job_id in copied_batch.open_jobs if self.states[job_id])
 
     def note_confirmed(self, jobs: Iterable[PrefillJob]) -> None:
         """The broker has these."""
         runs = [(job.job_id, job.run) for job in jobs]
-        self._submitted.append({"job_id": job_id, "run": run} for job_id, run in runs)
+        self._submitted_lines.append({"job_id": job_id, "run": run} for job_id, run in runs)
         for job_id, run in runs:
-            self.confirmed[sys.intern(job_id)] = max(run, self.confirmed.get(job_id, 0))
+            self.confirmed_runs[sys.intern(job_id)] = max(run, self.confirmed_runs.get(job_id, 0))
 
     def counts(self) -> Counts:
         """Jobs by state."""
@@ -214,11 +214,11 @@ class Batch:
         return Counts(self._tally.total(), **by_state, unreadable=unreadable)
 
     def _look_at_all(self) -> None:
-        counted = [entry for entry in self.entries if entry.job_id not in self._aside]
-        self._intake = [entry.job_id for entry in counted if entry.role == "intake"]
+        counted_entries = [entry for entry in self.entries if entry.job_id not in self._passive_ids]
+        self._intake = [entry.job_id for entry in counted_entries if entry.role == "intake"]
         # How every planned job ended; None: not yet. Among those open are only jobs that this process waits for.
         self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
-        self.open_jobs = {entry.job_id: entry for entry in counted}
+        self.open_jobs = {entry.job_id: entry for entry in counted_entries}
         self._tally: Counter[State | None] = Counter({None: len(self.open_jobs)})
         for job_id in self.states:
             self._look_at(job_id)
@@ -228,7 +228,7 @@ class Batch:
         line = self.journal.line_of(job_id, self.runs.get(job_id, 1))
         if line is None or job_id not in self.states:
             return
-        if job_id not in self._aside:
+        if job_id not in self._passive_ids:
             self._tally[self.states[job_id]] -= 1
             self._tally[line.state] += 1
             self.open_jobs.pop(job_id, None)
@@ -253,15 +253,15 @@ class Batch:
         comma = "\n"
         for start in range(0, len(entries), _ENTRIES_A_PIECE):
             piece = entries[start : start + _ENTRIES_A_PIECE]
-            yield comma + ",\n".join(json.dumps(_stated(entry), ensure_ascii=False) for entry in piece)
+            yield comma + ",\n".join(json.dumps(_entry_json(entry), ensure_ascii=False) for entry in piece)
             comma = ",\n"
         yield "\n ]\n}"
 
 
-def _stated(entry: BatchEntry) -> dict[str, Any]:
+def _entry_json(entry: BatchEntry) -> dict[str, Any]:
     """Without what a job that asks no questions hasn't."""
-    made = asdict(entry)
-    return made if entry.asked else {name: value for name, value in made.items() if name != "asked"}
+    entry_fields = asdict(entry)
+    return entry_fields if entry.asked else {name: value for name, value in entry_fields.items() if name != "asked"}
 
 
 def exists(folder: Path) -> bool:
@@ -327,9 +327,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise ValueError("it holds no JSON object")
         if manifest.get("version") != VERSION:
             raise BatchError(f"{path} was written by another version of kvasir; use another --out folder")
-        read = shaped(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
-        _check(read)
-        return {**read, "secret": bytes.fromhex(read["secret"])}
+        checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
+        _check(checked_manifest)
+        return {**checked_manifest, "secret": bytes.fromhex(checked_manifest["secret"])}
     except FileNotFoundError:
         return _new_manifest()
     except (OSError, ValueError, InvalidMessage) as error:
@@ -340,16 +340,18 @@ def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
     """An entry as soon as it is read: 50,000 of them as dicts would take several times the memory."""
     if fields_read.keys() | {"asked"} != _ENTRY_FIELDS:
         return fields_read
-    asked = shaped(tuple[str, ...], fields_read.get("asked", []), "asked")
-    if any(not _KEY.match(key) for key in asked):
+    asked_keys = parse_as(tuple[str, ...], fields_read.get("asked", []), "asked")
+    if any(not _KEY.match(key) for key in asked_keys):
         raise ValueError("asked holds what is no question's key")
     for name in ("job_id", "item_id"):
         checks.identifier(name, fields_read[name])
     checks.model_name("model", fields_read["model"])
     for name in ("role", "name"):
-        shaped(str, fields_read[name], name)
-    shared = {name: sys.intern(fields_read[name]) for name in ("model", "role")}
-    return BatchEntry(**{**fields_read, **shared, "job_id": sys.intern(fields_read["job_id"]), "asked": asked})
+        parse_as(str, fields_read[name], name)
+    interned_fields = {name: sys.intern(fields_read[name]) for name in ("model", "role")}
+    return BatchEntry(
+        **{**fields_read, **interned_fields, "job_id": sys.intern(fields_read["job_id"]), "asked": asked_keys}
+    )
 
 
 def _check(manifest: Mapping[str, Any]) -> None:

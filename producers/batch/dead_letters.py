@@ -74,7 +74,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class LetterFilter:
     """Which letters are meant; what is empty does not matter."""
 
     batch: str = ""
@@ -85,17 +85,17 @@ class Which:
     def matches(self, letter: Letter) -> bool:
         """Whether a letter is meant. A job may be named by the start of its id."""
         envelope = letter.envelope
-        wanted = ((self.batch, envelope.batch_id), (self.model, envelope.model), (self.error, letter.error))
-        named = not self.jobs or any(envelope.job_id.startswith(job) for job in self.jobs)
-        return named and all(not given or given == found for given, found in wanted)
+        criteria = ((self.batch, envelope.batch_id), (self.model, envelope.model), (self.error, letter.error))
+        is_named = not self.jobs or any(envelope.job_id.startswith(job) for job in self.jobs)
+        return is_named and all(not filter_text or filter_text == letter_text for filter_text, letter_text in criteria)
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayOutcome:
     """What came of a replay."""
 
     jobs: list[PrefillJob]
-    left: list[tuple[Letter, str]]  # letters that stay, and why
+    refusals: list[tuple[Letter, str]]  # letters that stay, and why
 
 
 class DeadLetters:
@@ -123,42 +123,42 @@ class DeadLetters:
         """Read no more."""
         self._consumer.close()
 
-    def matching(self, which: Which) -> list[Letter]:
+    def matching(self, letter_filter: LetterFilter) -> list[Letter]:
         """The letters that are meant, oldest first."""
-        return [letter for letter in self.letters if which.matches(letter)]
+        return [letter for letter in self.letters if letter_filter.matches(letter)]
 
-    def drop(self, chosen: Iterable[Letter]) -> int:
+    def drop(self, letters: Iterable[Letter]) -> int:
         """Forget these letters for good; returns how many. Fewer than asked: the connection was lost meanwhile."""
-        return sum(letter.delivery.ack() for letter in chosen)
+        return sum(letter.delivery.ack() for letter in letters)
 
-    def replay(self, chosen: Sequence[Letter], client: Client, batch: Batch | None = None) -> Replayed:
+    def replay(self, letters: Sequence[Letter], client: Client, batch: Batch | None = None) -> ReplayOutcome:
         """Publish each letter's job as its next run, confirmed, and then ack the letters of that job.
 
         With the `batch` that owns them, its folder wants the new runs before they are published. Raises as
         `Client.submit`; what was confirmed before is replayed, the rest still lies there.
         """
         plan = _Plan(self.letters, client, batch)
-        letters: dict[str, list[Letter]] = defaultdict(list)
-        left: list[tuple[Letter, str]] = []
+        letters_by_job: dict[str, list[Letter]] = defaultdict(list)
+        refusals: list[tuple[Letter, str]] = []
         jobs: dict[str, PrefillJob] = {}
-        for letter in chosen:
+        for letter in letters:
             try:
                 job = plan.next_run(letter)
             except KvasirError as reason:
-                left.append((letter, str(reason)))
+                refusals.append((letter, str(reason)))
                 continue
             jobs[job.job_id] = job
-            letters[job.job_id].append(letter)
+            letters_by_job[job.job_id].append(letter)
 
-        def confirmed(job: PrefillJob) -> None:
+        def on_confirmed(job: PrefillJob) -> None:
             if batch:
                 batch.note_confirmed([job])
-            self.drop(letters[job.job_id])
+            self.drop(letters_by_job[job.job_id])
 
         if batch and jobs:
             batch.want_runs({job.job_id: job.run for job in jobs.values() if job.job_id in batch})
-        client.submit(jobs.values(), confirmed)
-        return Replayed(list(jobs.values()), left)
+        client.submit(jobs.values(), on_confirmed)
+        return ReplayOutcome(list(jobs.values()), refusals)
 
     def _read(self, expected: int) -> Iterator[Letter]:
         """Until as many have come as lay there, or silence: a quorum queue in a hurry says 0."""

@@ -47,27 +47,27 @@ def sampling_of(body: Mapping[str, Any], defaults: Defaults, seed: int) -> Sampl
     """How its tokens are chosen; `seed` if it names none. Raises InvalidMessage."""
     stop = body.get("stop") or ()
     return Sampling(
-        max_tokens=_given(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens),
-        temperature=_given(body, ("temperature",), defaults.temperature),
-        top_p=_given(body, ("top_p",), defaults.top_p),
-        seed=_given(body, ("seed",), seed),
+        max_tokens=_first_present(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens),
+        temperature=_first_present(body, ("temperature",), defaults.temperature),
+        top_p=_first_present(body, ("top_p",), defaults.top_p),
+        seed=_first_present(body, ("seed",), seed),
         stop=tuple(stop) if isinstance(stop, list) else (stop,) if stop else (),
         json_schema=_schema(body.get("response_format")),
-        answers=_given(body, ("n",), 1),
+        answers=_first_present(body, ("n",), 1),
     )
 
 
-def _given(body: Mapping[str, Any], names: Iterable[str], default: Any) -> Any:
+def _first_present(body: Mapping[str, Any], names: Iterable[str], default: Any) -> Any:
     return next((body[name] for name in names if body.get(name) is not None), default)
 
 
-def _schema(wanted: Any) -> str:
-    if wanted is None or (isinstance(wanted, dict) and wanted.get("type") == "text"):
+def _schema(response_format: Any) -> str:
+    if response_format is None or (isinstance(response_format, dict) and response_format.get("type") == "text"):
         return ""
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
     if kind == "json_object":
         return '{"type":"object"}'
-    schema = wanted.get("json_schema") if kind == "json_schema" else None
+    schema = response_format.get("json_schema") if kind == "json_schema" else None
     if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
         raise InvalidMessage("response_format must be of type text, json_object or json_schema with a schema")
     return json.dumps(schema["schema"], separators=(",", ":"), ensure_ascii=False)
@@ -88,16 +88,16 @@ def choices_of(result: JobResult) -> list[dict[str, Any]]:
 
 def usage_of(result: JobResult) -> dict[str, Any]:
     """What the engines counted."""
-    used = result.decode
+    report = result.decode
     return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "prompt_tokens": report.prompt_tokens,
+        "completion_tokens": report.completion_tokens,
+        "total_tokens": report.prompt_tokens + report.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens(result)},
     }
 
 
 def cached_tokens(result: JobResult) -> int:
     """Prompt tokens that nobody computed for this job, by the engines' own counters: they came from the store."""
-    computed = result.prefill.computed_tokens + result.decode.evaluated_tokens
-    return max(0, result.decode.prompt_tokens - computed)
+    computed_tokens = result.prefill.computed_tokens + result.decode.evaluated_tokens
+    return max(0, result.decode.prompt_tokens - computed_tokens)

@@ -117,7 +117,7 @@ class _LineReader:
         self._resolve = resolve
         self._shares = shares
         self._check = check
-        self._taken: Counter[str] = Counter()
+        self._id_counts: Counter[str] = Counter()
 
     def line(self, number: int, row: bytes) -> PromptLine:
         """One row of the file."""
@@ -137,8 +137,8 @@ class _LineReader:
             return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, str(error), model)
 
     def _check_id(self, custom_id: str) -> None:
-        self._taken[custom_id] += 1
-        if self._taken[custom_id] > 1:
+        self._id_counts[custom_id] += 1
+        if self._id_counts[custom_id] > 1:
             raise BadLine(f"its custom_id {custom_id!r:.60} is taken by an earlier line")
 
     def _item(self, name: str) -> str:
@@ -158,10 +158,10 @@ class _LineReader:
     def _parts(self, body: Mapping[str, Any]) -> tuple[Part, ...]:
         if "messages" in body:
             return conversation(messages_of(body), "class" if self._shares else "own", "own")
-        shared, own = body.get("shared", ""), body.get("prompt", "")
-        if not isinstance(shared, str) or not isinstance(own, str) or not own.strip():
+        shared_text, own_text = body.get("shared", ""), body.get("prompt", "")
+        if not isinstance(shared_text, str) or not isinstance(own_text, str) or not own_text.strip():
             raise BadLine("its prompt must be text, and not empty")
-        return user_prompt(shared, own)
+        return user_prompt(shared_text, own_text)
 
 
 def _object(row: bytes) -> dict[str, Any]:
@@ -229,14 +229,14 @@ def plan(batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model
     batch.journal.record(failures)
 
 
-def output_line(entry: BatchEntry, result: JobResult, created: float) -> dict[str, Any]:
+def output_line(entry: BatchEntry, result: JobResult, created_at: float) -> dict[str, Any]:
     """A result as a line of the Batch API's output or error file."""
-    made: dict[str, Any] = {"id": f"batch_req_{result.job_id}", "custom_id": entry.name}
+    line: dict[str, Any] = {"id": f"batch_req_{result.job_id}", "custom_id": entry.name}
     if result.state != "succeeded":
         message = result.error.message if result.error else result.state
-        return {**made, "response": None, "error": {"code": _code(result), "message": message}}
-    body = _completion(result, created)
-    return {**made, "response": {"status_code": 200, "request_id": result.job_id, "body": body}, "error": None}
+        return {**line, "response": None, "error": {"code": _code(result), "message": message}}
+    body = _completion(result, created_at)
+    return {**line, "response": {"status_code": 200, "request_id": result.job_id, "body": body}, "error": None}
 
 
 def _code(result: JobResult) -> str:
@@ -245,11 +245,11 @@ def _code(result: JobResult) -> str:
     return {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(result.state, "server_error")
 
 
-def _completion(result: JobResult, created: float) -> dict[str, Any]:
+def _completion(result: JobResult, created_at: float) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{result.job_id}",
         "object": "chat.completion",
-        "created": int(created),
+        "created": int(created_at),
         "model": result.model,
         "choices": choices_of(result),
         "usage": usage_of(result),

@@ -80,9 +80,9 @@ class Runner:
         self._client = client
         self._progress = progress
         self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
-        self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.clustered)
+        self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.is_clustered)
         self._quiet_looks = 0
-        self._gone: set[str] = set()  # jobs that the last look found nowhere
+        self._lost_jobs: set[str] = set()  # jobs that the last look found nowhere
         # Small groups of a small class: whoever watches sees it go on.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
@@ -96,19 +96,19 @@ class Runner:
         replies = Replies(client.broker, batch.batch_id)
         try:
             self._progress.update(batch.counts())
-            if batch.confirmed or replies.backlog:  # not its first run
+            if batch.confirmed_runs or replies.backlog:  # not its first run
                 self._catch_up(replies)
             self.submit()
             ends = time.monotonic() + max_wait_s if max_wait_s is not None else math.inf
             next_look, nothing_came = 0.0, 0  # looks around without a job under way
             while batch.open_jobs and nothing_came < _LOOKS_BEFORE_GIVING_UP:
-                if arrived := replies.take(0.3, self._at_a_time):
-                    self._record(arrived)
+                if new_replies := replies.receive(0.3, self._at_a_time):
+                    self._record(new_replies)
                     self._quiet_looks = 0
                 if time.monotonic() > next_look:
                     next_look = time.monotonic() + _LOOK_AROUND_S
                     self._look_around(replies)
-                    nothing_came = 0 if batch.may_publish or arrived or self._under_way() else nothing_came + 1
+                    nothing_came = 0 if batch.may_publish or new_replies or self._under_way() else nothing_came + 1
                 if time.monotonic() > ends or (stop and stop.is_set()):
                     break
         finally:
@@ -118,22 +118,22 @@ class Runner:
     def submit(self) -> int:
         """Publish the jobs that the broker never confirmed, or lost since; returns how many."""
         batch = self._batch
-        wanted: Collection[str] = self._missing() if batch.confirmed or batch.runs else batch.open_jobs
-        if not wanted or not batch.may_publish:
+        job_ids: Collection[str] = self._jobs_to_publish() if batch.confirmed_runs or batch.runs else batch.open_jobs
+        if not job_ids or not batch.may_publish:
             return 0
-        unwritten: list[PrefillJob] = []
+        confirmed_jobs: list[PrefillJob] = []
 
-        def confirmed(job: PrefillJob) -> None:
-            unwritten.append(job)
-            if len(unwritten) >= _CONFIRMS_A_WRITE:
-                batch.note_confirmed(unwritten)
-                unwritten.clear()
+        def on_confirmed(job: PrefillJob) -> None:
+            confirmed_jobs.append(job)
+            if len(confirmed_jobs) >= _CONFIRMS_A_WRITE:
+                batch.note_confirmed(confirmed_jobs)
+                confirmed_jobs.clear()
 
-        jobs = (self._job(task) for task in self._tasks if task.job_id in wanted)
+        jobs = (self._job(task) for task in self._tasks if task.job_id in job_ids)
         try:
-            return self._client.submit(jobs, confirmed)
+            return self._client.submit(jobs, on_confirmed)
         finally:
-            batch.note_confirmed(unwritten)
+            batch.note_confirmed(confirmed_jobs)
 
     def _job(self, task: JobSpec) -> PrefillJob:
         """A task as it is published."""
@@ -152,25 +152,25 @@ class Runner:
             questions=task.questions,
         )
 
-    def _record(self, arrived: list[Reply]) -> None:
+    def _record(self, replies: list[Reply]) -> None:
         """Journal first, ack after: the other order could lose a result."""
-        batch, ours = self._batch, []
-        for result in (reply.result for reply in arrived):
+        batch, own_results = self._batch, []
+        for result in (reply.result for reply in replies):
             if result.batch_id == batch.batch_id and result.job_id in batch:
-                ours.append(result)
+                own_results.append(result)
             else:  # whoever may publish at the broker may publish anything
                 log.warning("left out a result of job %s: it is not one of batch %s", result.job_id, batch.batch_id)
-        new = batch.journal.record(ours)
-        for reply in arrived:
+        new = batch.journal.record(own_results)
+        for reply in replies:
             reply.delivery.ack()
         self._tell(new, Step.JOURNALED)
 
-    def _tell(self, written: list[JobResult], *steps: Step) -> None:
-        for result in written:
+    def _tell(self, results: list[JobResult], *steps: Step) -> None:
+        for result in results:
             for step in steps:
                 facts = {"batch_id": result.batch_id, "run": result.run}
                 self._client.observe(Event(step, result.job_id, result.model, facts))
-        if written:
+        if results:
             self._progress.update(self._batch.counts())
 
     # What follows is for a batch that was run before, or takes its time.
@@ -178,16 +178,16 @@ class Runner:
     def _catch_up(self, replies: Replies) -> None:
         """Journal what came while nobody listened: a job with a result there must not be taken for lost."""
         self._record_parked(replies)
-        left = replies.backlog
-        while left > 0 and (arrived := replies.take(_BACKLOG_WAIT_S, self._at_a_time)):
-            self._record(arrived)
-            left -= len(arrived)
+        backlog = replies.backlog
+        while backlog > 0 and (new_replies := replies.receive(_BACKLOG_WAIT_S, self._at_a_time)):
+            self._record(new_replies)
+            backlog -= len(new_replies)
 
     def _record_parked(self, replies: Replies) -> None:
-        for arrived in replies.parked():
-            self._record(arrived)
+        for group in replies.receive_parked():
+            self._record(group)
 
-    def _missing(self) -> set[str]:
+    def _jobs_to_publish(self) -> set[str]:
         """Open jobs that the broker never confirmed, or lost since."""
         batch = self._batch
         new_run = any(batch.runs.get(job, 1) > 1 and not batch.is_confirmed(job) for job in batch.open_jobs)
@@ -200,11 +200,11 @@ class Runner:
     def _under_way(self) -> set[str]:
         """Open jobs that the broker has confirmed and not lost since: to the end of its process, to a purged queue."""
         batch, client = self._batch, self._client
-        confirmed = {job for job in batch.open_jobs if batch.is_confirmed(job)}
-        models = {batch.open_jobs[job].model for job in confirmed}
-        if not confirmed or _ready(client, self._reply_queue) or not _all_empty(client, models):
-            return confirmed
-        return confirmed.intersection(job for registration in client.workers() for job in registration.jobs)
+        confirmed_jobs = {job for job in batch.open_jobs if batch.is_confirmed(job)}
+        models = {batch.open_jobs[job].model for job in confirmed_jobs}
+        if not confirmed_jobs or _ready(client, self._reply_queue) or not _all_empty(client, models):
+            return confirmed_jobs
+        return confirmed_jobs.intersection(job for registration in client.workers() for job in registration.jobs)
 
     def _look_around(self, replies: Replies) -> None:
         if replies.reopen():
@@ -215,7 +215,7 @@ class Runner:
             self._record(replies.listen_anew())
             self._quiet_looks = 0
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):
-            self._tell(self._batch.journal.record(cancelled(self._batch)), Step.CANCELLED, Step.JOURNALED)
+            self._tell(self._batch.journal.record(cancelled_results(self._batch)), Step.CANCELLED, Step.JOURNALED)
             return
         self._find_forgotten(replies)
         jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
@@ -236,25 +236,25 @@ class Runner:
         """
         self._quiet_looks += 1
         if self._quiet_looks < _QUIET_LOOKS or not self._batch.may_publish or not self._all_idle():
-            self._gone = set()
+            self._lost_jobs = set()
             return
-        seen, self._gone = self._gone, self._batch.open_jobs.keys() - self._under_way()
-        if not self._gone or self._gone - seen:
+        lost_before, self._lost_jobs = self._lost_jobs, self._batch.open_jobs.keys() - self._under_way()
+        if not self._lost_jobs or self._lost_jobs - lost_before:
             return
         self._record_parked(replies)
-        self._quiet_looks, self._gone = 0, set()
+        self._quiet_looks, self._lost_jobs = 0, set()
         self._client.broker.declare(self._client.models)  # somebody may have deleted a queue
         if count := self.submit():
-            said = f"the broker had confirmed {plural(count, 'job')} and lost them: published again"
-            log.error(said)
-            self._progress.say(said)
+            message = f"the broker had confirmed {plural(count, 'job')} and lost them: published again"
+            log.error(message)
+            self._progress.say(message)
 
     def _all_idle(self) -> bool:
         workers = self._client.workers()
         return bool(workers) and not any(worker.jobs for worker in workers)
 
 
-def cancelled(batch: Batch) -> list[JobResult]:
+def cancelled_results(batch: Batch) -> list[JobResult]:
     """How the open jobs of a cancelled batch end: their owner writes it, so it is there with no worker up too."""
     return [
         JobResult(job, batch.runs.get(job, 1), batch.batch_id, entry.item_id, entry.model, "cancelled")

@@ -48,32 +48,32 @@ class Lines:
             with open_private(self.path, "ab") as file:
                 size = file.tell()
                 try:
-                    left = memoryview(b"".join(lines))
-                    while left:
-                        left = left[os.write(file.fileno(), left) :]
+                    rest = memoryview(b"".join(lines))
+                    while rest:
+                        rest = rest[os.write(file.fileno(), rest) :]
                     os.fsync(file.fileno())
                 except OSError:
                     os.ftruncate(file.fileno(), size)  # a full disk must not leave half a line
                     raise
         except OSError as error:
-            why = f"can't write {self.path}: {error.strerror}"
-            raise BatchError(f"{why}; nothing is lost: mend that, and run again to resume") from error
+            problem = f"can't write {self.path}: {error.strerror}"
+            raise BatchError(f"{problem}; nothing is lost: mend that, and run again to resume") from error
         return list(accumulate(map(len, lines[:-1]), initial=size))
 
-    def made(self, make: Callable[[dict[str, Any]], T], what: str = "line") -> Iterator[tuple[int, T]]:
-        """What `make` makes of each row so far, with where it begins; `what` it makes is said in errors.
+    def read_all(self, make: Callable[[dict[str, Any]], T], kind: str = "line") -> Iterator[tuple[int, T]]:
+        """What `make` makes of each row so far, with where it begins; `kind` it makes is said in errors.
 
         Raises BatchError on a line that is not a JSON object, or that `make` takes for none of ours.
         """
         start = 0
-        with self._opened("rb") as file:
+        with self._open_file("rb") as file:
             for number, line in enumerate(file or (), 1):
-                yield start, row_of(line, f"{self.path}, line {number}", make, what)
+                yield start, row_of(line, f"{self.path}, line {number}", make, kind)
                 start += len(line)
 
-    def at(self, start: int, make: Callable[[dict[str, Any]], T], what: str) -> T:
+    def read_at(self, start: int, make: Callable[[dict[str, Any]], T], kind: str) -> T:
         """What `make` makes of the row that begins there. Raises as `made`."""
-        with self._opened("rb") as file:
+        with self._open_file("rb") as file:
             file.seek(start)
             line = file.readline()
             try:
@@ -81,10 +81,10 @@ class Lines:
             except BatchError:  # only now its number is counted: a journal may be large
                 file.seek(0)
                 number = file.read(start).count(b"\n") + 1
-                return row_of(line, f"{self.path}, line {number}", make, what)
+                return row_of(line, f"{self.path}, line {number}", make, kind)
 
     @contextmanager
-    def _opened(self, mode: str) -> Iterator[BinaryIO]:
+    def _open_file(self, mode: str) -> Iterator[BinaryIO]:
         """The file; an empty one where there is none yet. Raises BatchError."""
         try:
             with open_private(self.path, mode) if "+" in mode else open_ordinary(self.path) as file:
@@ -95,7 +95,7 @@ class Lines:
             raise BatchError(f"can't read {self.path}: {error.strerror}") from None
 
     def _mend(self) -> None:
-        with self._opened("r+b") as file:
+        with self._open_file("r+b") as file:
             end = file.seek(0, os.SEEK_END)
             whole = _end_of_last_line(file, end)
             if whole < end:
@@ -107,9 +107,9 @@ def _end_of_last_line(file: Any, end: int) -> int:
     while end > 0:
         start = max(0, end - _TAIL_BYTES)
         file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + int(found) + 1
+        index = file.read(end - start).rfind(b"\n")
+        if index >= 0:
+            return start + int(index) + 1
         end = start
     return 0
 
@@ -131,35 +131,35 @@ class Standings(Generic[L]):
 
     def __init__(self) -> None:
         self._current: dict[str, L] = {}
-        self._others: dict[str, set[int]] = {}  # runs beside the one that counts; most jobs have none
+        self._other_runs: dict[str, set[int]] = {}  # runs beside the one that counts; most jobs have none
 
     def note(self, job_id: str, line: L) -> None:
         """Another line of a journal."""
         if self.has(job_id, line.run):
             return
-        known = self._current.get(job_id)
-        succeeded = line.state == "succeeded"
-        better = known is None or (succeeded, line.run) > (known.state == "succeeded", known.run)
-        if known:
-            self._others.setdefault(job_id, set()).add(known.run if better else line.run)
+        current = self._current.get(job_id)
+        is_success = line.state == "succeeded"
+        better = current is None or (is_success, line.run) > (current.state == "succeeded", current.run)
+        if current:
+            self._other_runs.setdefault(job_id, set()).add(current.run if better else line.run)
         if better:
             self._current[job_id] = line
 
-    def line_of(self, job_id: str, wanted: int = 1) -> L | None:
+    def line_of(self, job_id: str, run: int = 1) -> L | None:
         """What counts for this job: None while the wanted run has no line, and no later one succeeded."""
         line = self._current.get(job_id)
-        replayed = line and line.state == "succeeded" and line.run > wanted
-        return line if replayed or self.has(job_id, wanted) else None
+        is_replayed = line and line.state == "succeeded" and line.run > run
+        return line if is_replayed or self.has(job_id, run) else None
 
     def has(self, job_id: str, run: int) -> bool:
         """Whether this run has its line."""
-        known = self._current.get(job_id)
-        return known is not None and (known.run == run or run in self._others.get(job_id, ()))
+        current = self._current.get(job_id)
+        return current is not None and (current.run == run or run in self._other_runs.get(job_id, ()))
 
     def last_run(self, job_id: str) -> int:
         """The highest run that has a line; 0: none."""
-        known = self._current.get(job_id)
-        return max(known.run, *self._others.get(job_id, ()), 0) if known else 0
+        current = self._current.get(job_id)
+        return max(current.run, *self._other_runs.get(job_id, ()), 0) if current else 0
 
     def job_ids(self) -> Iterable[str]:
         """Jobs that have a line."""
@@ -173,7 +173,7 @@ class Journal(Standings[JournalLine]):
         super().__init__()
         self._lines = Lines(path)
         self._on_new = on_new
-        for start, (job_id, run, state) in self._lines.made(result_line, "result"):
+        for start, (job_id, run, state) in self._lines.read_all(result_line, "result"):
             self.note(sys.intern(job_id), JournalLine(run, state, start))
 
     def record(self, results: Iterable[JobResult]) -> list[JobResult]:
@@ -189,10 +189,10 @@ class Journal(Standings[JournalLine]):
             self._on_new(result.job_id)
         return fresh
 
-    def result_of(self, job_id: str, wanted: int = 1) -> JobResult | None:
+    def result_of(self, job_id: str, run: int = 1) -> JobResult | None:
         """As `line_of`, with its text. Raises BatchError where it can't be read."""
-        line = self.line_of(job_id, wanted)
-        return self._lines.at(line.start, codec.result_from_dict, "result") if line else None
+        line = self.line_of(job_id, run)
+        return self._lines.read_at(line.start, codec.result_from_dict, "result") if line else None
 
 
 def run_of(row: dict[str, Any]) -> tuple[str, int]:

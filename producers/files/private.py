@@ -22,7 +22,7 @@ from messages.errors import BatchError
 
 # In a batch's folder, or an assignment's; batch.json last, so that forgetting can be repeated. Patterns say as much as
 # there is to say: a folder that somebody gave to --out may have a `rubrics` of its own.
-_KEPT = (
+_KEPT_PATTERNS = (
     "runs/grade/*",
     "runs/dry-run/*",
     "versions/[0-9]*-????????/grades.json",
@@ -56,7 +56,7 @@ _KEPT = (
     "batch.lock",
 )
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # what a crash in the middle of write_atomically leaves
-_FILE, _FOLDER, _OTHERS = 0o600, 0o700, 0o077
+_FILE, _FOLDER, _OTHERS_MODE = 0o600, 0o700, 0o077
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
@@ -111,12 +111,12 @@ def take_lock(path: Path) -> int | None:
     return descriptor
 
 
-def _open(more: int, name: str, flags: int) -> int:
-    if more & os.O_NOFOLLOW and os.path.islink(name):  # the flag refuses it too, in other words
+def _open(extra_flags: int, name: str, flags: int) -> int:
+    if extra_flags & os.O_NOFOLLOW and os.path.islink(name):  # the flag refuses it too, in other words
         raise OSError(errno.ELOOP, "it is a link, which may lead anywhere; put the file itself there")
-    descriptor = os.open(name, flags | os.O_CLOEXEC | more, _FILE)
+    descriptor = os.open(name, flags | os.O_CLOEXEC | extra_flags, _FILE)
     is_ordinary = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    if more and not is_ordinary:
+    if extra_flags and not is_ordinary:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no ordinary file")
     if is_ordinary and flags & (os.O_WRONLY | os.O_RDWR):
@@ -127,8 +127,8 @@ def _open(more: int, name: str, flags: int) -> int:
 
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing, for this user alone. Raises OSError."""
-    for missing in reversed([place for place in (path, *path.parents) if not place.exists()]):
-        missing.mkdir(_FOLDER, exist_ok=True)
+    for parent in reversed([place for place in (path, *path.parents) if not place.exists()]):
+        parent.mkdir(_FOLDER, exist_ok=True)
 
 
 def kept_in(folder: Path) -> list[Path]:
@@ -137,11 +137,11 @@ def kept_in(folder: Path) -> list[Path]:
     Nothing behind a link to a folder is among them; a link to a file is, itself.
     """
     rounds = [place for place in sorted(folder.glob("rounds/*")) if place.name.isdigit()]
-    found = [path for place in rounds if _leads_inside(place, folder) for path in kept_in(place)]
-    left = [path for path in sorted(folder.glob(".*")) if _TEMPORARY.fullmatch(path.name)]
-    found += [path for path in left if path.name[1:-9] in _KEPT]
-    found += [path for pattern in _KEPT for path in sorted(folder.glob(pattern))]
-    return [path for path in found if _leads_inside(path.parent, folder) and (path.is_symlink() or path.is_file())]
+    paths = [path for place in rounds if _leads_inside(place, folder) for path in kept_in(place)]
+    temporaries = [path for path in sorted(folder.glob(".*")) if _TEMPORARY.fullmatch(path.name)]
+    paths += [path for path in temporaries if path.name[1:-9] in _KEPT_PATTERNS]
+    paths += [path for pattern in _KEPT_PATTERNS for path in sorted(folder.glob(pattern))]
+    return [path for path in paths if _leads_inside(path.parent, folder) and (path.is_symlink() or path.is_file())]
 
 
 def _leads_inside(place: Path, folder: Path) -> bool:
@@ -155,19 +155,19 @@ def tighten(folder: Path) -> None:
     """
     if not _is_open(folder):
         return
-    kept = kept_in(folder)
-    inside = {place for path in kept for place in path.relative_to(folder).parents} - {Path()}
-    tops = {path.relative_to(folder).parts[0] for path in kept}
-    whole = folder / "desk.json" in kept or tops == {item.name for item in folder.iterdir()}
-    for path in (*kept, *(folder / place for place in inside), *([folder] if whole else [])):
+    paths = kept_in(folder)
+    inside = {place for path in paths for place in path.relative_to(folder).parents} - {Path()}
+    tops = {path.relative_to(folder).parts[0] for path in paths}
+    whole = folder / "desk.json" in paths or tops == {item.name for item in folder.iterdir()}
+    for path in (*paths, *(folder / place for place in inside), *([folder] if whole else [])):
         if _is_open(path):
-            path.chmod(path.stat().st_mode & ~_OTHERS)
+            path.chmod(path.stat().st_mode & ~_OTHERS_MODE)
 
 
 def _is_open(path: Path) -> bool:
     """Whether it is ours, and not for us alone."""
     status = path.lstat()
-    return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid() and bool(status.st_mode & _OTHERS)
+    return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid() and bool(status.st_mode & _OTHERS_MODE)
 
 
 def sync_folder(folder: Path) -> None:

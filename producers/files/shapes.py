@@ -26,7 +26,7 @@ def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = 
         raise ValueError("it is nested too deep") from None
 
 
-def shaped(hint: Any, value: Any, place: str) -> Any:
+def parse_as(hint: Any, value: Any, place: str) -> Any:
     """A value read from JSON as a type: objects as dataclasses, lists as tuples. Unknown fields are passed over.
 
     A dict of types asks for an object whose fields have these types where they are there.
@@ -34,17 +34,17 @@ def shaped(hint: Any, value: Any, place: str) -> Any:
     """
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        return shaped(type(value) if type(value) in inner else inner[0], value, place)
+        return parse_as(type(value) if type(value) in inner else inner[0], value, place)
     if (is_dataclass(hint) or isinstance(hint, dict)) and isinstance(value, dict):
-        return _built(hint, value, place)
+        return _build(hint, value, place)
     if kind in (tuple, list) and isinstance(value, list):
-        return kind(shaped(inner[0], item, f"{place}[{number}]") for number, item in enumerate(value))
+        return kind(parse_as(inner[0], item, f"{place}[{number}]") for number, item in enumerate(value))
     if kind is Mapping and isinstance(value, dict):
-        return {key: shaped(inner[1], item, f"{place}.{key:.60}") for key, item in value.items()}
+        return {key: parse_as(inner[1], item, f"{place}.{key:.60}") for key, item in value.items()}
     if kind is typing.Literal and value in inner:
         return value
-    wanted = (int, float) if hint is float else (hint,)
-    if value.__class__ not in wanted or (hint in (int, float) and not abs(value) < _LARGEST):
+    classes = (int, float) if hint is float else (hint,)
+    if value.__class__ not in classes or (hint in (int, float) and not abs(value) < _LARGEST):
         words = "an object" if isinstance(hint, dict) else _WORDS.get(hint) or _WORDS.get(kind, "an object")
         raise ValueError(f"{place} must be {words}, not {_KINDS.get(type(value), 'another number')}")
     if hint is str:
@@ -52,11 +52,13 @@ def shaped(hint: Any, value: Any, place: str) -> Any:
     return value
 
 
-def _built(made: Any, fields: Mapping[str, Any], place: str) -> Any:
-    hints = made if isinstance(made, dict) else _hints(made)
-    read = {name: shaped(hint, fields[name], f"{place}.{name}") for name, hint in hints.items() if name in fields}
+def _build(hint: Any, fields: Mapping[str, Any], place: str) -> Any:
+    hints = hint if isinstance(hint, dict) else _hints(hint)
+    parsed_fields = {
+        name: parse_as(hint, fields[name], f"{place}.{name}") for name, hint in hints.items() if name in fields
+    }
     try:
-        return read if isinstance(made, dict) else made(**read)
+        return parsed_fields if isinstance(hint, dict) else hint(**parsed_fields)
     except TypeError as error:
         raise ValueError(f"{place} lacks {str(error).rpartition(': ')[2]}") from None
 
@@ -66,12 +68,12 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def row_of(line: bytes, where: str, make: Callable[[dict[str, Any]], T], what: str = "line") -> T:
-    """What a line of JSON stands for. Raises BatchError that begins with `where`."""
+def row_of(line: bytes, place: str, make: Callable[[dict[str, Any]], T], kind: str = "line") -> T:
+    """What a line of JSON stands for. Raises BatchError that begins with `place`."""
     try:
         row = from_json(line)
         if not isinstance(row, dict):
             raise ValueError("not a JSON object")
         return make(row)
     except (KvasirError, ValueError) as error:
-        raise BatchError(f"{where}: no {what} of ours: {error}; remove the line to go on") from None
+        raise BatchError(f"{place}: no {kind} of ours: {error}; remove the line to go on") from None

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import openai
 
 from infra.broker import failpoints
-from tests.support.processes import Cluster, Model, Running
+from tests.support.processes import Cluster, ModelEntry, RunningProcess
 from tests.support.waiting import wait_until
 
 T = TypeVar("T")
 # A job of 20 tokens at 400 a second: 50 ms, so that there is somebody to kill.
-QUICK = Model("simulated", "sim:scale=1,prefill=100000,decode=400,answer=20,spread=1", context=8192)
+QUICK = ModelEntry("simulated", "sim:scale=1,prefill=100000,decode=400,answer=20,spread=1", context=8192)
 # Each place, and how often it must be passed: the first file is the client's, and the second status is `finalizing`.
 PLACES = [f"{place}:1" for place in failpoints.GATEWAY] + ["gateway.described:2", "gateway.advanced:2"]
 PATIENCE_S = 120.0
@@ -76,7 +76,7 @@ class Killed:
         self.kills += 1
         self._gateway = self._serve("")
 
-    def _serve(self, wanted: str) -> Running:
+    def _serve(self, wanted: str) -> RunningProcess:
         environment = {failpoints.VARIABLE: wanted} if wanted else {}
         running = self._cluster.start("serve", "--port", "0", "--state", str(self._state), **environment)
         wait_until(lambda: "answers at" in running.text() or not running.alive, "the gateway serves", 60)

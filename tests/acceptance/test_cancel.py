@@ -13,14 +13,14 @@ import pytest
 from infra.broker import topology
 from infra.broker.rabbitmq import RabbitMQBroker
 from tests.support.homework import assert_each_once, journal, tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster
+from tests.support.processes import SIMULATED_MODEL, Cluster
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # half a minute
 
 log = logging.getLogger(__name__)
 
-SLOW = replace(SIMULATED, weights="sim:scale=1,prefill=1000000,decode=4,answer=800")  # minutes an answer
+SLOW = replace(SIMULATED_MODEL, weights="sim:scale=1,prefill=1000000,decode=4,answer=800")  # minutes an answer
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from infra.broker import topology
 from tests.support.homework import assert_each_once, journal, tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster
+from tests.support.processes import SIMULATED_MODEL, Cluster
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # processes for every test
@@ -21,7 +21,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url
     """Two models; only the first is served."""
     folder = tmp_path_factory.mktemp("cluster")
     # The name of the folder is this run's own, and so are the names of the queues.
-    models = {f"served-{folder.name}": SIMULATED, f"unserved-{folder.name}": SIMULATED}
+    models = {f"served-{folder.name}": SIMULATED_MODEL, f"unserved-{folder.name}": SIMULATED_MODEL}
     with Cluster(folder, broker_url, store_url, models) as made:
         workers = [made.launch(role, made.models[0]) for role in ("prefill", "decode")]
         for worker in workers:
@@ -127,7 +127,7 @@ def test_an_answer_streamed_from_a_worker_that_is_killed_begins_again_on_another
     tmp_path: Path, broker_url: str, store_url: str, model_name: str
 ) -> None:
     # Given an answer that streams from the only decode worker
-    slow = replace(SIMULATED, weights="sim:scale=1,prefill=1000000,decode=20,answer=100")
+    slow = replace(SIMULATED_MODEL, weights="sim:scale=1,prefill=1000000,decode=20,answer=100")
     with Cluster(tmp_path / "cluster", broker_url, store_url, {model_name: slow}) as cluster:
         workers = [cluster.launch(role, model_name) for role in ("prefill", "decode")]
         for worker in workers:

@@ -20,12 +20,12 @@ from infra.broker.rabbitmq import RabbitMQBroker
 from messages import codec
 from messages.jobs import PrefillJob, TokenEvent
 from tests.support.homework import assert_each_once, journal, outcomes, same_batch, tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster, Running, Worker, environment, run
+from tests.support.processes import SIMULATED_MODEL, Cluster, RunningProcess, Worker, environment, run
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # minutes, not seconds
 
-SLOW = replace(SIMULATED, weights="sim:scale=1,prefill=1000000,decode=30")  # some four seconds an answer
+SLOW = replace(SIMULATED_MODEL, weights="sim:scale=1,prefill=1000000,decode=30")  # some four seconds an answer
 SLOWER = "sim:scale=1,decode=4"  # the same model on a machine that takes half a minute
 
 
@@ -49,7 +49,7 @@ def undisturbed(tmp_path: Path, homework: Path, slow: Cluster) -> Path:
     home.mkdir()
     out = home / "out"
     quick = home / "kvasir.toml"
-    quick.write_text(slow.config.read_text("utf-8").replace(SLOW.weights, SIMULATED.weights), "utf-8")
+    quick.write_text(slow.config.read_text("utf-8").replace(SLOW.weights, SIMULATED_MODEL.weights), "utf-8")
     done = run("--config", str(quick), "grade", *tiny(homework, out), env=environment(home), cwd=home)
     assert done.code == 0, done.stderr
     return out
@@ -95,7 +95,7 @@ def test_a_worker_told_to_leave_hands_its_jobs_on_and_none_counts_as_returned(
 
     # When it is told to leave, and another one comes
     assert leaving.terminate(timeout_s=20) == 0
-    staying = slow.worker("decode", slow.models[0], "--weights", SIMULATED.weights)
+    staying = slow.worker("decode", slow.models[0], "--weights", SIMULATED_MODEL.weights)
 
     # Then the other one does all of it, and the broker has counted nothing
     assert grading.wait() == 0, grading.text()
@@ -183,7 +183,7 @@ class _Tokens:
 @pytest.fixture
 def two_models(tmp_path: Path, broker_url: str, store_url: str, model_name: str) -> Iterator[Cluster]:
     """A cluster where only the first model is served, so that a grading stops in the middle by itself."""
-    models = {model_name: SIMULATED, f"late-{model_name}": SIMULATED}
+    models = {model_name: SIMULATED_MODEL, f"late-{model_name}": SIMULATED_MODEL}
     with Cluster(tmp_path / "cluster", broker_url, store_url, models) as cluster:
         _serve(cluster, model_name)
         yield cluster
@@ -195,7 +195,7 @@ def _serve(cluster: Cluster, model: str) -> None:
         worker.wait_until_registered()
 
 
-def _grade_up_to_the_middle(cluster: Cluster, arguments: list[str], out: Path) -> Running:
+def _grade_up_to_the_middle(cluster: Cluster, arguments: list[str], out: Path) -> RunningProcess:
     grading = cluster.start("grade", *arguments)
     wait_until(lambda: len(journal(out)) == 3 or not grading.alive, "half of the six jobs are journaled", timeout_s=60)
     assert grading.alive, grading.text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.homework import journal, tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster
+from tests.support.processes import SIMULATED_MODEL, Cluster
 
 pytestmark = pytest.mark.system  # half a minute
 
@@ -22,7 +22,7 @@ def homework(tmp_path: Path) -> Path:
 @pytest.fixture
 def cluster(tmp_path: Path, broker_url: str, store_url: str, model_name: str) -> Iterator[Cluster]:
     """Two models; prompts are planned for a long context, and nobody serves yet."""
-    models = {model_name: SIMULATED, f"other-{model_name}": SIMULATED}
+    models = {model_name: SIMULATED_MODEL, f"other-{model_name}": SIMULATED_MODEL}
     with Cluster(tmp_path / "cluster", broker_url, store_url, models) as cluster:
         yield cluster
         for model in cluster.models:

@@ -60,7 +60,7 @@ def test_the_installed_demo_grades_its_class_in_any_folder(installed: Path, tmp_
     assert files_of(installed) == before  # an installation may be read-only
     assert "Traceback" not in terminal.text
     assert len(terminal.percentages) >= 3
-    assert terminal.restored
+    assert terminal.is_restored
     last = terminal.text[terminal.text.index("16 submissions:") :]
     assert re.search(LAST_WORDS, last)
     assert "failed" not in terminal.text
@@ -100,4 +100,4 @@ def test_the_demo_can_be_interrupted(tmp_path: Path) -> None:
         terminal.type(CTRL_C)
         assert terminal.wait() == 130
     assert terminal.text.strip().splitlines()[-1].startswith("interrupted; ")
-    assert terminal.restored
+    assert terminal.is_restored

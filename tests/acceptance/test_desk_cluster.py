@@ -12,12 +12,12 @@ from infra.config.settings import load_settings
 from kvasir.ui.configuration import DeskBackend
 from tests.support.desk_page import cut_off
 from tests.support.homework import assert_each_once, journal, tiny_class
-from tests.support.processes import PATIENCE_S, Cluster, Model
+from tests.support.processes import PATIENCE_S, Cluster, ModelEntry
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-SLOW = Model("simulated", "sim:prefill=4000,decode=100,scale=1,answer=60", context=32768)
+SLOW = ModelEntry("simulated", "sim:prefill=4000,decode=100,scale=1,answer=60", context=32768)
 
 
 def test_a_batch_goes_on_while_desk_and_grading_are_gone_and_is_gathered_later(

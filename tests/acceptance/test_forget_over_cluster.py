@@ -11,7 +11,7 @@ import redis
 
 from infra.broker import topology
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster
+from tests.support.processes import SIMULATED_MODEL, Cluster
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # processes, and a whole batch
@@ -21,7 +21,7 @@ def test_a_batch_that_nobody_gathered_is_gone_everywhere(tmp_path: Path, broker_
     model = f"forgotten-{tmp_path.name}"
     homework, out = tiny_class(tmp_path / "homework"), tmp_path / "out"
     store = redis.Redis.from_url(store_url)
-    with Cluster(tmp_path, broker_url, store_url, {model: SIMULATED}) as cluster:
+    with Cluster(tmp_path, broker_url, store_url, {model: SIMULATED_MODEL}) as cluster:
         for role in ("prefill", "decode"):
             cluster.launch(role, model).wait_until_registered()
         cluster.run("submit", *tiny(homework, out))

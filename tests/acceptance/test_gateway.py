@@ -16,14 +16,14 @@ from openai.types.batch_request_counts import BatchRequestCounts
 
 from gateway.server import own_name
 from infra.broker import topology
-from tests.support.processes import Cluster, Model, Running
+from tests.support.processes import Cluster, ModelEntry, RunningProcess
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # processes, and kills of them
 
 # An answer takes 2.4 s: long enough to kill somebody meanwhile.
-PACED = Model("simulated", "sim:scale=1,prefill=100000,decode=25,answer=60,spread=1", context=8192)
+PACED = ModelEntry("simulated", "sim:scale=1,prefill=100000,decode=25,answer=60,spread=1", context=8192)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def cluster(tmp_path: Path, broker_url: str, store_url: str, model_name: str) ->
         yield cluster
 
 
-def serve(cluster: Cluster, port: int = 0, *options: str) -> tuple[Running, str]:
+def serve(cluster: Cluster, port: int = 0, *options: str) -> tuple[RunningProcess, str]:
     running = cluster.start("serve", "--port", str(port), *options)
     wait_until(lambda: "answers at" in running.text() or not running.alive, "the gateway serves", timeout_s=60)
     found = re.search(r"answers at (\S+) ", running.text())

@@ -11,7 +11,7 @@ import redis
 
 from infra.broker import topology
 from tests.support.homework import Demo, assert_each_once, example, journal, outcomes, same_batch
-from tests.support.processes import ROOT, Cluster, Done, Worker
+from tests.support.processes import ROOT, Cluster, CompletedCommand, Worker
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # a whole class, twice
@@ -27,7 +27,7 @@ class Graded:
     prefill: Worker
     decodes: tuple[Worker, Worker]
     out: Path
-    done: Done
+    done: CompletedCommand
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Cluster, Model
+from tests.support.processes import Cluster, ModelEntry
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
 MODEL = "paused:1b"
-SLOW = Model("simulated", "sim:decode=40,prefill=20000,answer=200,scale=1", context=8192, slots=1)
+SLOW = ModelEntry("simulated", "sim:decode=40,prefill=20000,answer=200,scale=1", context=8192, slots=1)
 
 
 @pytest.fixture

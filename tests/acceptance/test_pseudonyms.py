@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tests.support.homework import journal, tiny
-from tests.support.processes import SIMULATED, Cluster, Running
+from tests.support.processes import SIMULATED_MODEL, Cluster, RunningProcess
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
@@ -65,7 +65,7 @@ def test_names_are_in_no_message_no_key_and_no_log(tmp_path: Path, broker_url: s
     out = tmp_path / "wolkensteinmira"  # not even the folder's name may travel
     with (
         RedisServer() as store,
-        Cluster(tmp_path / "cluster", broker_url, store.url, {model_name: SIMULATED}) as cluster,
+        Cluster(tmp_path / "cluster", broker_url, store.url, {model_name: SIMULATED_MODEL}) as cluster,
     ):
         # Given a class in the queues
         loud = ("--log-level", "debug")
@@ -77,7 +77,7 @@ def test_names_are_in_no_message_no_key_and_no_log(tmp_path: Path, broker_url: s
         assert not [_names_in(message) for message in messages if _names_in(message)]
 
         # When workers do it, and the owner fetches the results
-        workers: list[Running] = [
+        workers: list[RunningProcess] = [
             cluster.start(*loud, f"{role}-worker", "--model", model_name) for role in ("prefill", "decode")
         ]
         wait_until(lambda: cluster.run("status", "--json").json()["workers"], "a worker is up", 60)

@@ -18,7 +18,7 @@ from infra.deploy.permissions import PERMISSIONS, Role, set_permissions
 from messages.errors import ConfigError
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.homework import journal, tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster, Running, gateway_url
+from tests.support.processes import SIMULATED_MODEL, Cluster, RunningProcess, gateway_url
 from tests.support.rights import is_refused
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
@@ -61,7 +61,7 @@ class SecuredCluster(Cluster):
     """Its processes reach both services over TLS, with passwords from files."""
 
     def __init__(self, folder: Path, broker: SecuredBroker, store: SecuredStore, certificates: Certificates) -> None:
-        super().__init__(folder, broker.url, store.url, {MODEL: SIMULATED})
+        super().__init__(folder, broker.url, store.url, {MODEL: SIMULATED_MODEL})
         self.passwords = (broker.password, store.password)
         for name, password in zip(("broker", "store"), self.passwords, strict=True):
             (folder / f"{name}.password").write_text(password + "\n")
@@ -94,7 +94,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 def test_workers_and_commands_work_over_tls_and_no_output_holds_a_password(secured: SecuredCluster) -> None:
     # Given workers that reach broker and store over TLS, and log all they can
     arguments = ("--log-level", "debug")
-    workers: list[Running] = [
+    workers: list[RunningProcess] = [
         secured.start(*arguments, f"{role}-worker", "--model", MODEL) for role in ("prefill", "decode")
     ]
 
@@ -170,7 +170,7 @@ class LimitedCluster(Cluster):
     """Each process logs in as its role's user."""
 
     def __init__(self, folder: Path, limited: Limited, store_url: str) -> None:
-        super().__init__(folder, limited.server.url, store_url, {MODEL: SIMULATED})
+        super().__init__(folder, limited.server.url, store_url, {MODEL: SIMULATED_MODEL})
         self._limited = limited
         self.role: Role = "operator"
 
@@ -220,16 +220,16 @@ def test_every_role_does_its_work_with_its_rights_alone(limited: Limited, store_
 HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 
 
-def url_of(gateway: Running) -> str:
+def url_of(gateway: RunningProcess) -> str:
     return f"{gateway_url(gateway)}/v1"
 
 
-def chat(gateway: Running) -> str:
+def chat(gateway: RunningProcess) -> str:
     """A stream of the gateway, whole."""
     return httpx.post(f"{url_of(gateway)}/chat/completions", json=HELLO | {"stream": True}, timeout=60).text
 
 
-def batch(gateway: Running) -> dict[str, Any]:
+def batch(gateway: RunningProcess) -> dict[str, Any]:
     """A batch of one line, when it is over."""
     with httpx.Client(base_url=url_of(gateway), timeout=60) as http:
         line = json.dumps({"custom_id": "a", "body": HELLO})
@@ -263,8 +263,8 @@ def test_what_a_role_must_not_do_is_refused(limited: Limited) -> None:
 
     writes: dict[Role, tuple[str, ...]] = {
         "producer": (topology.DEAD, topology.STREAM, "kvasir.retry.1s", ""),
-        "prefill": (topology.STREAM, topology.PARKED, ""),
-        "decode": (topology.PARKED, ""),
+        "prefill": (topology.STREAM, topology.REPLY_ALTERNATE, ""),
+        "decode": (topology.REPLY_ALTERNATE, ""),
         "monitor": (topology.WORK, topology.REPLY, topology.CONTROL, topology.DEAD, ""),
     }
     for role, exchanges in writes.items():

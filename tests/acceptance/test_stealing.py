@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import SIMULATED, Cluster
+from tests.support.processes import SIMULATED_MODEL, Cluster
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # four processes
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system  # four processes
 
 @pytest.fixture
 def cluster(tmp_path: Path, broker_url: str, store_url: str, model_name: str) -> Iterator[Cluster]:
-    models = {model_name: SIMULATED, f"other-{model_name}": SIMULATED}
+    models = {model_name: SIMULATED_MODEL, f"other-{model_name}": SIMULATED_MODEL}
     with Cluster(tmp_path / "cluster", broker_url, store_url, models) as cluster:
         yield cluster
 

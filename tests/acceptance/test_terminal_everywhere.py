@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import ROOT, SIMULATED, Cluster, Model, command, config_text, environment
+from tests.support.processes import ROOT, SIMULATED_MODEL, Cluster, ModelEntry, command, config_text, environment
 from tests.support.pty import CTRL_C, Terminal
 
 pytestmark = pytest.mark.system
 
 MODEL, NOBODYS = "terminal:1b", "nobodys:1b"
-SLOW = Model("simulated", "sim:scale=1,decode=20,answer=2000", context=32768)
+SLOW = ModelEntry("simulated", "sim:scale=1,decode=20,answer=2000", context=32768)
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
 KINDS = {
     "80 columns": (80, {}),
@@ -49,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url: 
     folder = tmp_path_factory.mktemp("terminals")
     homework = tiny_class(folder / "homework", 6)
     (homework / "submissions" / "müller_300_1_homework.ipynb").write_text("{", "utf-8")
-    with Cluster(folder / "cluster", broker_url, store_url, {MODEL: SIMULATED, NOBODYS: SIMULATED}) as cluster:
+    with Cluster(folder / "cluster", broker_url, store_url, {MODEL: SIMULATED_MODEL, NOBODYS: SIMULATED_MODEL}) as cluster:
         workers = [cluster.launch(role, MODEL) for role in ("prefill", "decode")]
         for worker in workers:
             worker.wait_until_registered()
@@ -93,7 +93,7 @@ def test_a_terminal_shows_every_command_as_it_can(world: World, tmp_path: Path, 
             assert terminal.wait() == code, f"{name}: {terminal.text}"
         assert "Traceback" not in terminal.text, name
         assert re.search(shown, terminal.text), f"{name}: {terminal.text}"
-        assert terminal.restored, name
+        assert terminal.is_restored, name
         if name in ("grade", "watch", "run", "retry"):
             assert terminal.percentages == sorted(terminal.percentages), name
             assert len(terminal.percentages) >= 3, f"{name}: {terminal.text}"
@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_every_command_with_one_sentence(world: World, tmp_path: P
         assert "Traceback" not in terminal.text, name
         assert last.startswith("interrupted"), f"{name}: {terminal.text}"
         assert ("run the same command again" in last) == (name != "ask")
-        assert terminal.restored, name
+        assert terminal.is_restored, name
 
 
 def test_top_is_left_by_ctrl_c_and_the_screen_is_as_before(world: World, tmp_path: Path) -> None:
@@ -134,4 +134,4 @@ def test_top_is_left_by_ctrl_c_and_the_screen_is_as_before(world: World, tmp_pat
             terminal.type(CTRL_C)
             assert terminal.wait() == 0, terminal.text
         assert "Traceback" not in terminal.text
-        assert terminal.restored
+        assert terminal.is_restored

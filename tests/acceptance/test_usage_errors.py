@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.homework import RUBRIC, journal, tiny, tiny_class
-from tests.support.processes import SIMULATED, Cluster, Done, config_text, environment, run
+from tests.support.processes import SIMULATED_MODEL, Cluster, CompletedCommand, config_text, environment, run
 from tests.support.servers import HOST, free_port
 
 MODEL = "tiny:1b"
@@ -26,16 +26,16 @@ def home(tmp_path: Path) -> Path:
     """A working folder with a kvasir.toml."""
     folder = tmp_path / "home"
     folder.mkdir()
-    (folder / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
+    (folder / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL}), "utf-8")
     return folder
 
 
-def _grade(home: Path, homework: Path, *more: str, **variables: str) -> Done:
+def _grade(home: Path, homework: Path, *more: str, **variables: str) -> CompletedCommand:
     arguments = tiny(homework, home / "out", *more)
     return run("grade", *arguments, env=environment(home) | variables, cwd=home)
 
 
-def _assert_one_sentence(done: Done, code: int, *expected: str) -> None:
+def _assert_one_sentence(done: CompletedCommand, code: int, *expected: str) -> None:
     assert done.code == code, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("kvasir: ")
@@ -98,7 +98,7 @@ def test_a_store_that_is_down(home: Path, homework: Path, broker_url: str) -> No
 @pytest.fixture
 def unserved(tmp_path: Path, broker_url: str, store_url: str, model_name: str) -> Iterator[Cluster]:
     """A cluster with a model and no worker."""
-    with Cluster(tmp_path / "cluster", broker_url, store_url, {model_name: SIMULATED}) as cluster:
+    with Cluster(tmp_path / "cluster", broker_url, store_url, {model_name: SIMULATED_MODEL}) as cluster:
         yield cluster
 
 

@@ -10,7 +10,7 @@ import pytest
 from infra.config.settings import load_settings
 from kvasir.connect import connect
 from messages.jobs import JobResult, Sampling
-from tests.support.processes import SIMULATED, Cluster, Done, Model
+from tests.support.processes import SIMULATED_MODEL, Cluster, CompletedCommand, ModelEntry
 
 pytestmark = pytest.mark.system  # each process takes seconds to start
 
@@ -24,15 +24,15 @@ DEMO_FILE = Path(__file__).parents[2] / "examples" / "model" / "kvasir-demo.gguf
 
 @pytest.fixture
 def cluster(tmp_path: Path, broker_url: str, store_url: str) -> Iterator[Cluster]:
-    with Cluster(tmp_path, broker_url, store_url, {MODEL: SIMULATED}) as cluster:
+    with Cluster(tmp_path, broker_url, store_url, {MODEL: SIMULATED_MODEL}) as cluster:
         yield cluster
 
 
-def _start(cluster: Cluster, model: str, engine: str, weights: str, *more: str) -> Done:
+def _start(cluster: Cluster, model: str, engine: str, weights: str, *more: str) -> CompletedCommand:
     return cluster.run("decode-worker", "--model", model, "--engine", engine, "--weights", weights, *more)
 
 
-def _assert_refused(done: Done, *expected: str) -> None:
+def _assert_refused(done: CompletedCommand, *expected: str) -> None:
     assert done.code == 2, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("kvasir: ")]
     assert len(said) == 1
@@ -71,7 +71,7 @@ def test_a_job_that_no_engine_can_do_fails_in_one_sentence_and_the_workers_live(
     tmp_path: Path, broker_url: str, store_url: str
 ) -> None:
     # Given both workers with a real model of a context of 2,048 tokens
-    model = Model("llamacpp", str(DEMO_FILE), context=2048)
+    model = ModelEntry("llamacpp", str(DEMO_FILE), context=2048)
     with Cluster(tmp_path, broker_url, store_url, {OTHER_MODEL: model}) as cluster:
         workers = [cluster.worker(role, cluster.models[0]) for role in ("prefill", "decode")]
         # When they are asked for more than the context holds, or for a schema that is none

@@ -118,7 +118,7 @@ def test_a_published_message_arrives_with_all_its_properties(site: Site, broker:
     assert {name: type(value) for name, value in delivery.message.headers.items()} == {
         name: type(value) for name, value in headers.items()
     }
-    assert (delivery.queue, delivery.returns, delivery.lost) == (site.work.key, 0, False)
+    assert (delivery.queue, delivery.returns, delivery.is_lost) == (site.work.key, 0, False)
 
 
 def test_an_acked_message_never_comes_back(site: Site, broker: Broker) -> None:
@@ -347,13 +347,13 @@ def test_a_cut_connection_loses_its_deliveries_and_the_consumer_goes_on(site: Si
     acked.ack()
     wait_until(lambda: broker.depth(site.work.key) == Depth(0, 1), "the ack has been sent")
     broker.drop()
-    wait_until(lambda: held.lost, "the delivery is lost")
+    wait_until(lambda: held.is_lost, "the delivery is lost")
     assert not held.ack()
-    assert not acked.lost
+    assert not acked.is_lost
 
     (again,) = receive(consumer)
     assert again.message == held.message
-    assert (again.returns, again.lost) == (1, False)
+    assert (again.returns, again.is_lost) == (1, False)
     assert again.ack()
     broker.publish(site.work, message(9))  # so does publishing
     assert numbers(receive(consumer)) == ["job-9"]
@@ -366,7 +366,7 @@ def test_a_got_message_is_like_any_other_delivery(site: Site, broker: Any) -> No
     assert first.ack()
     assert broker.get(site.work.key) is None  # its answer comes after the broker has seen the ack
     broker.drop()
-    wait_until(lambda: second.lost, "the delivery is lost")
+    wait_until(lambda: second.is_lost, "the delivery is lost")
     assert not second.ack()
     again = get(broker, site.work.key)
     assert (again.message, again.returns) == (second.message, 1)
@@ -377,7 +377,7 @@ def test_getting_from_a_missing_queue_harms_no_delivery(site: Site, broker: Brok
     delivery = get(broker, site.work.key)
     with pytest.raises(NoQueue, match=NOBODY):
         broker.get(NOBODY)
-    assert not delivery.lost
+    assert not delivery.is_lost
     assert delivery.ack()
 
 
@@ -407,7 +407,7 @@ def test_an_exclusive_consumer_comes_back_after_pause_and_cut(site: Site, broker
     broker.publish(topology.reply(queue), message(2))
     assert numbers(receive(consumer)) == ["job-2"]
     broker.drop()
-    wait_until(lambda: held.lost, "the delivery is lost")
+    wait_until(lambda: held.is_lost, "the delivery is lost")
     again = receive(consumer, 3)
     assert numbers(again) == ["job-0", "job-1", "job-2"]
     assert [delivery.returns for delivery in again] == [1, 1, 1]

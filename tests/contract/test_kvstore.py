@@ -41,7 +41,7 @@ class Stored:
 @pytest.fixture
 def stored(room: Room) -> Stored:
     lay = layout()
-    refs = refs_of(lay, TOKENS, shared=32, fingerprint=room.token)
+    refs = refs_of(lay, TOKENS, shared_tokens=32, fingerprint=room.token)
     records = records_of(lay, refs)
     room.kv.put(room.token, lay, records)
     return Stored(room.token, lay, refs, [block for _, block in records])
@@ -50,7 +50,7 @@ def stored(room: Room) -> Stored:
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_blocks_come_back_bit_for_bit_and_in_order(room: Room, dtype: DType) -> None:
     lay = layout(dtype)
-    refs = refs_of(lay, TOKENS, shared=64, fingerprint=room.token)
+    refs = refs_of(lay, TOKENS, shared_tokens=64, fingerprint=room.token)
     records = records_of(lay, refs)
 
     stored_bytes = room.kv.put(room.token, lay, iter(records))
@@ -95,7 +95,7 @@ def test_a_cache_with_recurrent_states_comes_back_whole(room: Room) -> None:
     assert cache.num_tokens == 70
     assert [state.layer for state in cache.states] == [0, 1, 2]
     assert all(same_bits(got.data, put.data) for got, (_, put) in zip(cache.states, kept, strict=True))
-    assert room.kv.missing([ref for ref, _ in kept]) == []
+    assert room.kv.find_missing([ref for ref, _ in kept]) == []
 
 
 def test_one_missing_state_fails_the_kv_transfer(room: Room) -> None:
@@ -119,8 +119,8 @@ def test_what_was_read_cannot_be_written_to(room: Room, stored: Stored) -> None:
 def test_missing_names_what_is_not_stored(room: Room, stored: Stored) -> None:
     others = refs_of(stored.layout, TOKENS, fingerprint=room.token, job="job-2")
 
-    assert room.kv.missing([*others, *stored.refs]) == others
-    assert room.kv.missing([]) == []
+    assert room.kv.find_missing([*others, *stored.refs]) == others
+    assert room.kv.find_missing([]) == []
 
 
 def test_asking_for_nothing_gives_nothing(room: Room, stored: Stored) -> None:
@@ -141,7 +141,7 @@ def test_deleted_records_are_missing_and_the_others_stay(room: Room, stored: Sto
     room.kv.delete(stored.refs[1:])
     room.kv.delete([])
 
-    assert room.kv.missing(stored.refs) == stored.refs[1:]
+    assert room.kv.find_missing(stored.refs) == stored.refs[1:]
 
 
 def test_a_record_expires_a_ttl_after_its_put(room: Room, stored: Stored) -> None:
@@ -150,7 +150,7 @@ def test_a_record_expires_a_ttl_after_its_put(room: Room, stored: Stored) -> Non
 
     room.let_pass(61)
 
-    assert room.kv.missing(stored.refs) == stored.refs
+    assert room.kv.find_missing(stored.refs) == stored.refs
     with pytest.raises(KVTransferFailed, match=r"position 0 .* is not in the store"):
         room.kv.get(stored.fingerprint, stored.layout, stored.refs)
 
@@ -162,7 +162,7 @@ def _again(room: Room, stored: Stored) -> object:
 @pytest.mark.parametrize(
     "use",
     [
-        pytest.param(lambda room, stored: room.kv.missing(stored.refs), id="missing"),
+        pytest.param(lambda room, stored: room.kv.find_missing(stored.refs), id="missing"),
         pytest.param(lambda room, stored: room.kv.get(stored.fingerprint, stored.layout, stored.refs), id="get"),
         pytest.param(_again, id="put"),
     ],
@@ -173,7 +173,7 @@ def test_every_use_sets_the_ttl_anew(room: Room, stored: Stored, use: Callable[[
     use(room, stored)
     room.let_pass(TTL_S - 60)
 
-    assert room.kv.missing(stored.refs) == []
+    assert room.kv.find_missing(stored.refs) == []
 
 
 def test_reading_a_window_sets_its_ttl_anew(room: Room) -> None:
@@ -185,7 +185,7 @@ def test_reading_a_window_sets_its_ttl_anew(room: Room) -> None:
     room.kv.get_window(room.token, lay, ref)
     room.let_pass(TTL_S - 60)
 
-    assert room.kv.missing([ref]) == []
+    assert room.kv.find_missing([ref]) == []
 
 
 def test_one_missing_block_fails_the_whole_read_and_nothing_else(room: Room, stored: Stored) -> None:
@@ -269,7 +269,7 @@ def test_threads_put_and_get_at_once(room: Room) -> None:
         got = room.kv.get(room.token, lay, refs)
         room.kv.delete(refs)
         same = all(same_bits(block.data, put.data) for block, (_, put) in zip(got, records, strict=True))
-        return same and room.kv.missing(refs) == refs
+        return same and room.kv.find_missing(refs) == refs
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(kv_transfer, range(60)))
@@ -302,25 +302,25 @@ def test_shared_records_are_freed_least_recently_used_first_and_a_jobs_own_stay(
     # Given nothing else that is shared, and two classes' prefixes of which the first was used last
     room.kv.free_shared(1 << 60)
     lay = layout()
-    first, second = (refs_of(lay, TOKENS, shared=64, fingerprint=room.token + name) for name in "ab")
+    first, second = (refs_of(lay, TOKENS, shared_tokens=64, fingerprint=room.token + name) for name in "ab")
     for name, refs in (("a", first), ("b", second)):
         room.kv.put(room.token + name, lay, records_of(lay, refs))
     time.sleep(0.01)  # Redis keeps times to live in whole milliseconds
-    room.kv.missing(first)
+    room.kv.find_missing(first)
 
     # When a little is to be freed
     freed = room.kv.free_shared(1)
 
     # Then the older prefix has lost one block, and nothing else has gone; on a cluster each primary its oldest
-    gone = room.kv.missing([*first, *second])
+    gone = room.kv.find_missing([*first, *second])
     assert 1 <= len(gone) <= room.primaries
-    assert all(ref.shared for ref in gone)
+    assert all(ref.is_shared for ref in gone)
     assert room.primaries > 1 or gone[0] in second
     assert freed > 0
 
     # And when everything is to be freed, only what is shared goes
     room.kv.free_shared(1 << 60)
-    left = [ref for ref in (*first, *second) if not ref.shared]
-    assert room.kv.missing([*first, *second]) == [ref for ref in (*first, *second) if ref.shared]
-    assert room.kv.missing(left) == []
+    left = [ref for ref in (*first, *second) if not ref.is_shared]
+    assert room.kv.find_missing([*first, *second]) == [ref for ref in (*first, *second) if ref.is_shared]
+    assert room.kv.find_missing(left) == []
     assert room.kv.free_shared(1) == 0

@@ -16,7 +16,7 @@ import httpx
 from gateway.app import make_app
 from gateway.keys import add_key
 from tests.forms.batches import AT, HOME
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL, Pipeline
 from tests.support.waiting import wait_until
 
@@ -58,9 +58,9 @@ def record(folder: Path) -> None:
 
 
 @contextmanager
-def serving(pipeline: Pipeline, home: Path) -> Iterator[tuple[Served, Call]]:
+def serving(pipeline: Pipeline, home: Path) -> Iterator[tuple[ServedGateway, Call]]:
     """A gateway over this state, and how to call it with the key."""
-    with Served(pipeline.client, home) as served, httpx.Client(base_url=served.url, timeout=30) as client:
+    with ServedGateway(pipeline.client, home) as served, httpx.Client(base_url=served.url, timeout=30) as client:
 
         def call(method: str, path: str, key: str = KEY, **more: Any) -> httpx.Response:
             return client.request(method, path, headers={"Authorization": f"Bearer {key}"} if key else {}, **more)
@@ -83,7 +83,7 @@ def _begin_another(home: Path) -> None:
     (home / "batches" / BATCH / "batch.json").write_text(json.dumps(head | rest), "utf-8")
 
 
-def _routes(served: Served) -> dict[str, Any]:
+def _routes(served: ServedGateway) -> dict[str, Any]:
     """Every path with what its requests may say, whatever the classes are called that say so."""
     described = make_app(served.gateway).openapi()
     schemas = described.get("components", {}).get("schemas", {})

@@ -62,7 +62,7 @@ def metrics() -> dict[str, Any]:
     """Each family as it is scraped, after one event of every step with known facts."""
     workers = {role: _worker(role) for role in ("prefill", "decode")}
     gateway = GatewayMetrics([MODEL])
-    gateway.answered(MESSAGES["result-succeeded"], 1.5)  # type: ignore[arg-type]
+    gateway.count_result(MESSAGES["result-succeeded"], 1.5)  # type: ignore[arg-type]
     gateway.requests.labels("400").inc()
     power = CollectorRegistry()
     with PowerMeter(power, "host", lambda: True, 140.0):
@@ -94,7 +94,7 @@ def _worker(role: str) -> WorkerPage:
     page = WorkerPage(role, MODEL, [OTHER])  # type: ignore[arg-type]
     card = replace(MESSAGES["card-every-field"], role=role, model=MODEL, resident=(MODEL, OTHER))  # type: ignore[type-var]
     with Pipeline() as pipeline:
-        page.loaded(lambda: card, pipeline.broker, _Away())  # type: ignore[arg-type,return-value]
+        page.mark_loaded(lambda: card, pipeline.broker, _Away())  # type: ignore[arg-type,return-value]
     for step in Step:
         page.metrics(Event(step, "job-1", MODEL, FACTS | {"stage": role}))
     page.metrics(Event(Step.REPLIED, "job-2", MODEL, {"stage": "x", "lane": "x", "state": "x"}))

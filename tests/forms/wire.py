@@ -37,7 +37,7 @@ def broker() -> dict[str, Any]:
     counted = dict(submitted.headers) | {"kvasir-attempts": 2, "kvasir-kv-transfers": 1, "kvasir-returns": 3}
     read = Message(b"body", submitted.message_id, submitted.correlation_id, submitted.reply_to, counted)
     sealed = open_envelope(SimpleNamespace(message=read, returns=4), "decode", MODEL).seal(b"body")  # type: ignore[arg-type]
-    to, queue = topology.parked(topology.reply_queue("BATCH"))
+    to, queue = topology.parking_place(topology.reply_queue("BATCH"))
     return {
         "on one node": _declared(cluster=False),
         "on a cluster": _declared(cluster=True),

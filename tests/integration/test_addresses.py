@@ -45,7 +45,7 @@ def peers(broker: RabbitMQBroker) -> set[str]:
 
 
 def on(broker: RabbitMQBroker, link: TcpProxy) -> bool:
-    return broker.connected and peers(broker) == {f"{HOST}:{link.port}"}
+    return broker.is_connected and peers(broker) == {f"{HOST}:{link.port}"}
 
 
 @pytest.mark.system  # ten seconds
@@ -81,7 +81,7 @@ def test_a_held_delivery_is_not_given_up_for_a_better_link(broker_url: str) -> N
             wait_until(lambda: broker._publishing.peer.endswith(f":{fast.port}"), "publishing is back", timeout_s=5)
             time.sleep(1)
             assert delivery is not None
-            assert not delivery.lost
+            assert not delivery.is_lost
             assert broker._consuming.peer.endswith(f":{slow.port}")
             assert delivery.ack()
             wait_until(lambda: on(broker, fast), "consuming is back once nothing is held", timeout_s=SOON_S)

@@ -143,9 +143,9 @@ def test_a_look_that_is_disturbed_fails_and_the_next_one_is_right(server: RedisS
         _put(direct := RedisKVStore(server.url))
         store = RedisKVStore(relay.url, TIMEOUT_S)
 
-        assert raised_by(lambda: store.missing(refs), StoreUnavailable)
+        assert raised_by(lambda: store.find_missing(refs), StoreUnavailable)
 
-        assert store.missing(refs) == absent == direct.missing(refs)
+        assert store.find_missing(refs) == absent == direct.find_missing(refs)
         direct.close()
         store.close()
 
@@ -155,8 +155,8 @@ def test_hundreds_of_records_are_looked_for_at_once(server: RedisServer) -> None
     store = RedisKVStore(server.url)
     store.put(FINGERPRINT, LAYOUT, records_of(LAYOUT, refs[:1]))
 
-    assert store.missing(refs) == refs[1:]
-    assert store.missing([]) == []
+    assert store.find_missing(refs) == refs[1:]
+    assert store.find_missing([]) == []
     store.close()
 
 
@@ -219,7 +219,7 @@ def test_a_redis_flushed_in_the_middle_of_a_put_or_a_get_is_a_miss(server: Redis
 
     store.put(FINGERPRINT, LAYOUT, records())
 
-    assert store.missing(REFS)[0] == REFS[0]
+    assert store.find_missing(REFS)[0] == REFS[0]
     assert "is not in the store" in raised_by(lambda: _get(store), KVTransferFailed)
     client.close()
     store.close()

@@ -12,12 +12,12 @@ import redis
 from infra.broker.rabbitmq import RabbitMQBroker
 from kvasir.doctor.members import check_members
 from kvasir.doctor.services import check_link, check_publishing
-from tests.support.processes import SIMULATED, Cluster, Done, config_text, environment, run
+from tests.support.processes import SIMULATED_MODEL, Cluster, CompletedCommand, config_text, environment, run
 from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
 
 
-def found(done: Done, code: int) -> dict[tuple[str, str], list[str]]:
+def found(done: CompletedCommand, code: int) -> dict[tuple[str, str], list[str]]:
     """What doctor says, by level and subject."""
     assert done.code == code, done.stderr + done.stdout
     result: dict[tuple[str, str], list[str]] = {}
@@ -30,7 +30,7 @@ def test_a_cluster_that_fits_together_is_well(broker_url: str, tmp_path: Path, m
     # Given workers of both kinds, over a store as it should be
     with (
         RedisServer(max_memory="512mb") as store,
-        Cluster(tmp_path, broker_url, store.url, {model_name: SIMULATED}) as cluster,
+        Cluster(tmp_path, broker_url, store.url, {model_name: SIMULATED_MODEL}) as cluster,
     ):
         # When nobody serves the model yet, that is an error
         assert "no prefill and no decode worker" in found(cluster.run("doctor", "--json"), 1)["error", model_name][0]
@@ -70,7 +70,7 @@ def test_a_password_that_others_may_read_is_a_warning(tmp_path: Path) -> None:
 def test_a_store_that_evicts_and_a_broker_that_is_away_are_errors(tmp_path: Path, model_name: str) -> None:
     # Given a Redis for caching, and a broker's URL where nobody listens
     config = tmp_path / "kvasir.toml"
-    config.write_text(config_text({model_name: SIMULATED}), "utf-8")
+    config.write_text(config_text({model_name: SIMULATED_MODEL}), "utf-8")
     broker = f"amqp://guest:guest@{HOST}:{free_port()}/"
     with RedisServer(options=["maxmemory-policy allkeys-lru", "save 3600 1"]) as store:
         # When doctor looks
@@ -99,7 +99,7 @@ def test_a_job_goes_through_every_live_pair_and_leaves_nothing(
     broker_url: str, store_url: str, tmp_path: Path, model_name: str
 ) -> None:
     # Given a prefill worker and two decode workers
-    with Cluster(tmp_path, broker_url, store_url, {model_name: SIMULATED}) as cluster:
+    with Cluster(tmp_path, broker_url, store_url, {model_name: SIMULATED_MODEL}) as cluster:
         workers = [cluster.worker(role, model_name) for role in ("prefill", "decode", "decode")]
         prefill, *decodes = (worker.registration for worker in workers)
         with redis.Redis.from_url(store_url) as client:
@@ -130,7 +130,7 @@ def test_a_job_goes_through_every_live_pair_and_leaves_nothing(
 def test_a_trial_that_nobody_takes_ends_with_one(
     broker_url: str, store_url: str, tmp_path: Path, model_name: str
 ) -> None:
-    with Cluster(tmp_path, broker_url, store_url, {model_name: SIMULATED}) as cluster:
+    with Cluster(tmp_path, broker_url, store_url, {model_name: SIMULATED_MODEL}) as cluster:
         cluster.worker("prefill", model_name)
         done = cluster.run("doctor", "--try", model_name, "--json")
         assert done.code == 1

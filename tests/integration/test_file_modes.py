@@ -25,7 +25,7 @@ from kvasir import cli
 from kvasir.ui.configuration import DeskBackend
 from messages.jobs import user_prompt
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 from tests.support.tiny_gguf import write_gguf
 from tests.support.waiting import wait_until
 
@@ -41,7 +41,7 @@ def under(request: pytest.FixtureRequest) -> Iterator[int]:
 def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     (tmp_path / "kvasir.toml").chmod(0o644)
 
 
@@ -58,12 +58,12 @@ def test_what_commands_write(tmp_path: Path, under: int) -> None:
     (tmp_path / "lms").mkdir(0o755)
     (tmp_path / "lms").chmod(0o755)
 
-    assert cli.run(["grade", *tiny(homework, tmp_path / "results" / "hw", "--quiet")]) == 0
-    assert cli.run(["run", "prompts.jsonl", "--model", "tiny:1b", "--out", "results/prompts", "--quiet"]) == 0
+    assert cli.run_command(["grade", *tiny(homework, tmp_path / "results" / "hw", "--quiet")]) == 0
+    assert cli.run_command(["run", "prompts.jsonl", "--model", "tiny:1b", "--out", "results/prompts", "--quiet"]) == 0
     for kind in ("feedback", "csv", "moodle-feedback"):
         export = ["export", "results/hw", "--format", kind, "--include-unreviewed"]
-        assert cli.run(export) in (0, 1)
-        assert cli.run([*export, "--to", f"lms/{kind}"]) in (0, 1)
+        assert cli.run_command(export) in (0, 1)
+        assert cli.run_command([*export, "--to", f"lms/{kind}"]) in (0, 1)
 
     assert open_to_others(tmp_path / "results") == []
     assert sorted(stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "lms").iterdir()) == [0o600] * 3
@@ -80,7 +80,7 @@ def test_what_the_desk_writes(tmp_path: Path, under: int) -> None:
     solution = assignments.save_file(folder / "solution", "solution.py", b"print(1)\n")
     inputs = Inputs("Means", str(submissions), str(rubric), str(solution))
     assignments.save_inputs(folder, inputs)
-    assert cli.run(assignments.grade_command(desk, inputs, folder)[3:]) == 0
+    assert cli.run_command(assignments.grade_command(desk, inputs, folder)[3:]) == 0
     grading_work(folder).start([sys.executable, "-c", "print('doe: 4 points'); open('report.txt', 'w')"])
     wait_until(lambda: grading_work(folder).exit_code is not None, "its process has ended", 60)
     view = BatchView(folder, desk.request_of).refresh()
@@ -96,12 +96,12 @@ def test_what_the_desk_writes(tmp_path: Path, under: int) -> None:
 def test_what_an_older_kvasir_left_open_is_closed_when_it_is_opened(tmp_path: Path) -> None:
     homework = tiny_class(tmp_path / "homework", 1)
     out = tmp_path / "out"
-    assert cli.run(["grade", *tiny(homework, out, "--quiet")]) == 0
+    assert cli.run_command(["grade", *tiny(homework, out, "--quiet")]) == 0
     out.chmod(0o755)
     for path in out.iterdir():
         path.chmod(0o644)
 
-    assert cli.run(["results", str(out)]) == 0
+    assert cli.run_command(["results", str(out)]) == 0
 
     assert open_to_others(out) == []
 
@@ -115,7 +115,7 @@ def test_a_folder_with_more_in_it_stays_open_and_only_what_is_ours_is_closed(tmp
     (out / "thesis.txt").chmod(0o644)
 
     for _ in range(2):
-        assert cli.run(["grade", *tiny(homework, out, "--quiet")]) == 0
+        assert cli.run_command(["grade", *tiny(homework, out, "--quiet")]) == 0
 
     assert [line.split("/")[-1] for line in open_to_others(out)] == ["project", "thesis.txt"]
 

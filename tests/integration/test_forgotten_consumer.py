@@ -20,7 +20,7 @@ from prefill_worker.worker import PrefillFlow, SlotFlow
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.runner import JobSpec, Runner
 from producers.client import Client
-from tests.support.pipeline import Heard
+from tests.support.pipeline import RecordingProgress
 from tests.support.servers import RabbitMQServer
 from tests.support.waiting import wait_until
 
@@ -47,13 +47,13 @@ class Taker:
     def __init__(self) -> None:
         self.taken: list[str] = []
 
-    def wait_for_room(self, _timeout_s: float) -> bool:
+    def wait_for_capacity(self, _timeout_s: float) -> bool:
         return True
 
-    def holding(self) -> int:
+    def count_in_progress(self) -> int:
         return 0
 
-    def take(self, deliveries: list[Delivery]) -> None:
+    def accept(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             self.taken.append(delivery.message.message_id)
             delivery.ack()
@@ -120,7 +120,7 @@ def test_an_owner_that_the_broker_has_forgotten_gets_its_results(
         job = client.new_job(batch.batch_id, "alice", MODEL, parts, Sampling(16))
         batch.plan([BatchEntry(job.job_id, "alice", MODEL, "code", "alice")], {})
         spec = JobSpec(job.job_id, job.item_id, MODEL, parts, job.sampling)
-        owner = threading.Thread(target=Runner(batch, [spec], client, Heard()).run, args=(60,), daemon=True)
+        owner = threading.Thread(target=Runner(batch, [spec], client, RecordingProgress()).run, args=(60,), daemon=True)
         owner.start()
         # Given an owner that has published its job, and listens
         reply_queue = topology.reply_queue(batch.batch_id, quorum=True)

@@ -20,7 +20,7 @@ from engines.sketch import compare
 from engines.sketching import fresh_sketch
 from messages.errors import KVTransferFailed
 from messages.jobs import Sampling
-from messages.kv import Array, KVCache, Record, RecurrentState, gathered
+from messages.kv import Array, KVCache, Record, RecurrentState, assemble_cache
 
 GREEDY = Sampling(max_tokens=32, temperature=0)
 BOUNDARY = 96  # a whole number of blocks
@@ -50,7 +50,7 @@ def prefilled(engine: Engine, tokens: Sequence[int], **how: Any) -> KVCache:
     engine.prefill(tokens, records.append, **how)
     assert engine.info.layout is not None
     start = how["resume"].blocks if "resume" in how else ()
-    return gathered(engine.info.layout, [*start, *records])
+    return assemble_cache(engine.info.layout, [*start, *records])
 
 
 def changed(cache: KVCache, change: Callable[[Array], Array]) -> KVCache:
@@ -87,7 +87,7 @@ def test_a_cache_resumed_at_the_boundary_is_the_one_computed_in_one_go(twins: Tw
         records: list[Record] = []
         done = taker.prefill(twins.tokens[:-1], records.append, resume=start)
         assert taker.info.layout is not None
-        answer = taker.decode(twins.tokens, gathered(taker.info.layout, records), GREEDY)
+        answer = taker.decode(twins.tokens, assemble_cache(taker.info.layout, records), GREEDY)
 
         assert (done.computed_tokens, done.restored_tokens) == (len(twins.tokens) - 1 - BOUNDARY, BOUNDARY)
         assert answer.tokens == taker.decode(twins.tokens, None, GREEDY).tokens

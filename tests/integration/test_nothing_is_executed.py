@@ -18,9 +18,9 @@ from desk.assignments import Inputs, grading_work, read_inputs, save_inputs
 from desk.work import Work
 from kvasir import cli
 from messages.errors import BatchError
-from tests.support.desk import planned
+from tests.support.desk import plan_tiny_class
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED, command, config_text, environment
+from tests.support.processes import SIMULATED_MODEL, command, config_text, environment
 from tests.support.waiting import wait_until
 
 SETTLED_S = 1.0  # a process that was started has long touched its file
@@ -32,7 +32,7 @@ NOBODY = 65534
 def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     # A desk whose browser page ends at once: what happens before anybody clicks is all that is looked at.
     page = tmp_path / "stand-in" / "streamlit"
     page.mkdir(parents=True)
@@ -63,7 +63,7 @@ def plant(place: Path, **more: Any) -> Path:
 
 
 def test_a_folder_named_on_the_command_line_is_only_shown(tmp_path: Path) -> None:
-    out, _ = planned(tmp_path / "downloaded", 1)
+    out, _ = plan_tiny_class(tmp_path / "downloaded", 1)
     made = [plant(out), plant(out / "rounds" / "1"), plant(out / "rounds" / "2")]
     save_inputs(out / "rounds" / "1", Inputs("T", str(tmp_path), "r"))
 
@@ -173,16 +173,16 @@ def test_what_the_desk_started_is_still_stopped_by_another_desk(tmp_path: Path) 
 
 
 def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = planned(tmp_path / "class", 1)
+    out, _ = plan_tiny_class(tmp_path / "class", 1)
     precious = tmp_path / "precious.txt"
     precious.write_text("one line\nand an end without a line break")
     (out / "results.jsonl").unlink(missing_ok=True)
     (out / "results.jsonl").symlink_to(precious)
 
-    code = cli.run(["results", str(out)])
+    code = cli.run_command(["results", str(out)])
 
     assert precious.read_text() == "one line\nand an end without a line break"
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert "results.jsonl" in capsys.readouterr().err
 
 
@@ -209,12 +209,12 @@ def test_a_configuration_that_others_may_write_is_refused_until_it_is_named(
     config = tmp_path / "kvasir.toml"
     for mode in (0o620, 0o602):
         config.chmod(mode)
-        assert cli.run(["config"]) == cli.USAGE
+        assert cli.run_command(["config"]) == cli.EXIT_USAGE
         assert f"chmod go-w {config}" in capsys.readouterr().err
 
-    assert cli.run(["--config", str(config), "config"]) == 0
+    assert cli.run_command(["--config", str(config), "config"]) == 0
     config.chmod(0o644)
-    assert cli.run(["config"]) == 0
+    assert cli.run_command(["config"]) == 0
 
 
 @as_root
@@ -222,10 +222,10 @@ def test_a_configuration_or_a_batch_of_another_user_is_not_believed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     homework = tiny_class(tmp_path / "homework", 1)
-    assert cli.run(["grade", *tiny(homework, tmp_path / "out", "--quiet")]) == 0
+    assert cli.run_command(["grade", *tiny(homework, tmp_path / "out", "--quiet")]) == 0
     given_away(tmp_path / "out" / "batch.json")
-    assert cli.run(["results", str(tmp_path / "out")]) == cli.USAGE
+    assert cli.run_command(["results", str(tmp_path / "out")]) == cli.EXIT_USAGE
     given_away(tmp_path / "kvasir.toml")
-    assert cli.run(["config"]) == cli.USAGE
+    assert cli.run_command(["config"]) == cli.EXIT_USAGE
 
     assert capsys.readouterr().err.count("belongs to another user") == 2

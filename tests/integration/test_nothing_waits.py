@@ -17,7 +17,7 @@ from grading.rubric.rubric import load_rubric
 from kvasir import cli
 from messages.errors import KvasirError
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 FILES = ["results.jsonl", "submitted.jsonl", "reviews.jsonl", "grades.json", "grades.csv", "batch.json", "batch.lock"]
 FILES += ["final-grades.csv"]
@@ -46,9 +46,9 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A class of one, graded once for all tests."""
     home = tmp_path_factory.mktemp("graded")
     config = home / "kvasir.toml"
-    config.write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    config.write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     homework = tiny_class(home / "homework", 1)
-    assert cli.run(["--config", str(config), "grade", *tiny(homework, home / "out", "--quiet")]) == 0
+    assert cli.run_command(["--config", str(config), "grade", *tiny(homework, home / "out", "--quiet")]) == 0
     return home
 
 
@@ -75,7 +75,7 @@ def test_no_command_waits_for_a_pipe(batch: Path, name: str, command: str, capsy
     capsys.readouterr()
     verb, *options = command.split()
 
-    cli.run([verb, str(batch), *options])
+    cli.run_command([verb, str(batch), *options])
 
     said = "".join(capsys.readouterr())
     assert said
@@ -108,6 +108,6 @@ def test_a_configuration_that_is_a_pipe_is_refused(
     monkeypatch.chdir(tmp_path)
     pipe(tmp_path / "kvasir.toml").chmod(0o600)
 
-    assert cli.run(["config"]) == cli.USAGE
+    assert cli.run_command(["config"]) == cli.EXIT_USAGE
 
     assert "kvasir.toml: is no ordinary file" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from infra.config.settings import load_settings
 from kvasir.connect import connect
 from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema
 from messages.jobs import JobResult, Part, Sampling, user_prompt
-from tests.support.fake_ollama import MODEL, TEMPLATE_TOKENS, TRAINED, FakeOllama
+from tests.support.fake_ollama import MODEL, TEMPLATE_TOKENS, TRAINED_CONTEXT, FakeOllama
 from tests.support.pipeline import Pipeline, WatchedEngine
 
 SHORT = Sampling(max_tokens=64)
@@ -85,7 +85,7 @@ def test_a_conversation_reaches_the_server_by_role(server: FakeOllama, template:
     engine = load(server)
     assert engine.decode_text(TALK, SHORT).evaluated_tokens == TEMPLATE_TOKENS + 2 + 3 + 6 + 2
     engine.close()
-    sent = [(message["role"], message["content"]) for message in server.asked("/api/chat")["messages"]]
+    sent = [(message["role"], message["content"]) for message in server.last_request("/api/chat")["messages"]]
     assert [role for role, _ in sent] == ["system", "user", "assistant", "user"]
     assert sent[1][1] == "Who was Kvasir?"
     assert "<|im_end|>" not in sent[2][1]  # nobody's text becomes a control token
@@ -108,7 +108,7 @@ def test_every_sampling_parameter_reaches_the_server_and_its_own_defaults_are_ne
 ) -> None:
     sampling = Sampling(max_tokens=7, temperature=0.3, top_p=0.8, top_k=11, seed=5, stop=("END", ""))
     engine.decode_text(user_prompt("", "hello"), sampling)
-    asked = server.asked("/api/chat")
+    asked = server.last_request("/api/chat")
     assert asked["options"] == {
         "num_ctx": 1024,
         "num_predict": 7,
@@ -126,7 +126,7 @@ def test_every_sampling_parameter_reaches_the_server_and_its_own_defaults_are_ne
     assert (asked["truncate"], asked["shift"], asked["keep_alive"]) == (False, False, "60m")
     assert asked["messages"] == [{"role": "user", "content": "hello"}]
     engine.decode_text(user_prompt("", "hello"), SHORT)
-    assert "stop" not in server.asked("/api/chat")["options"]
+    assert "stop" not in server.last_request("/api/chat")["options"]
 
 
 def test_a_schema_travels_as_the_format_and_a_server_that_ignores_it_is_found_out(
@@ -135,7 +135,7 @@ def test_a_schema_travels_as_the_format_and_a_server_that_ignores_it_is_found_ou
     schema = {"type": "object", "properties": {"points": {"type": "integer"}}}
     sampling = Sampling(max_tokens=64, json_schema=json.dumps(schema))
     assert json.loads(engine.decode_text(user_prompt("", "grade"), sampling).text) == {"points": 3}
-    assert server.asked("/api/chat")["format"] == schema
+    assert server.last_request("/api/chat")["format"] == schema
     server.habits.keeps_schemas = False
     with pytest.raises(InvalidSchema, match="did not keep"):
         engine.decode_text(user_prompt("", "grade"), sampling)
@@ -222,7 +222,7 @@ def test_what_is_wrong_at_the_start_is_said_in_one_sentence(server: FakeOllama) 
     with pytest.raises(ConfigError, match=r"it has: qwen3-coder:30b\); run there: ollama pull llama9"):
         load(server, model="llama9")
     with pytest.raises(ConfigError, match="trained for a context of 4,096"):
-        load(server, context=TRAINED + 1)
+        load(server, context=TRAINED_CONTEXT + 1)
     server.habits.loads_context = 512
     with pytest.raises(ConfigError, match="a context of 512, not 1,024"):
         load(server)

@@ -100,7 +100,7 @@ def test_what_is_asked_means_the_same_as_in_every_engine(engine: OpenAIEngine, s
     )
     sampling = Sampling(max_tokens=7, temperature=0.3, top_p=0.8, top_k=11, seed=5, stop=("END", ""))
     engine.decode_text(talk, sampling)
-    asked = dict(server.asked[-1])
+    asked = dict(server.requests[-1])
     messages = asked.pop("messages")
     assert asked == {
         "model": MODEL,
@@ -127,7 +127,7 @@ def test_a_field_that_the_server_refuses_is_not_sent_again(
     engine = load(server)
     assert caplog.text.count("which is not sent") == 3
     assert engine.decode_text(GO, SHORT).completion_tokens == 12
-    assert not {"top_k", "seed"} & set(server.asked[-1])
+    assert not {"top_k", "seed"} & set(server.requests[-1])
     # And its answer is still held to the schema
     with pytest.raises(InvalidSchema, match="did not keep"):
         engine.decode_text(GO, SCHEMA)
@@ -136,7 +136,7 @@ def test_a_field_that_the_server_refuses_is_not_sent_again(
 
 def test_a_schema_is_sent_and_a_server_that_ignores_it_is_found_out(engine: OpenAIEngine, server: FakeOpenAI) -> None:
     assert json.loads(engine.decode_text(GO, SCHEMA).text) == {"points": 3}
-    assert server.asked[-1]["response_format"]["json_schema"]["schema"] == json.loads(SCHEMA.json_schema)
+    assert server.requests[-1]["response_format"]["json_schema"]["schema"] == json.loads(SCHEMA.json_schema)
     server.habits.keeps_schemas = False
     with pytest.raises(InvalidSchema, match="did not keep"):
         engine.decode_text(GO, SCHEMA)
@@ -146,9 +146,9 @@ def test_a_schema_is_sent_and_a_server_that_ignores_it_is_found_out(engine: Open
 def test_a_busy_server_is_asked_again_when_it_says(engine: OpenAIEngine, server: FakeOpenAI, wait: object) -> None:
     assert callable(wait)
     server.habits.busy = [wait(), wait()]
-    before = len(server.asked)
+    before = len(server.requests)
     assert engine.decode_text(GO, SHORT).completion_tokens == 12
-    assert len(server.asked) == before + 3
+    assert len(server.requests) == before + 3
 
 
 def test_waiting_for_a_busy_server_can_be_called_off(engine: OpenAIEngine, server: FakeOpenAI) -> None:
@@ -308,7 +308,7 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
     assert isinstance(result, JobResult)
     assert (result.state, result.attempts, len(result.more_texts)) == ("succeeded", 1, 1)
     assert "".join(event.text for event in events if not isinstance(event, JobResult)) == result.text
-    assert {body["seed"] for body in server.asked[-2:]} == {0, 1}
+    assert {body["seed"] for body in server.requests[-2:]} == {0, 1}
     report = result.decode
     assert (report.engine, report.kv_transfer) == ("openai", "none")
     assert report.why_none == "the openai engine gives no KV cache out"
@@ -338,7 +338,7 @@ def test_a_dry_run_names_a_server_outside_and_asks_it_nothing(
     )
     homework = ROOT / "examples/homework"
     asked = ["grade", str(homework / "submissions"), "--rubric", str(homework / "rubric.yaml"), "--dry-run"]
-    cli.run(["--config", str(config), *asked])
+    cli.run_command(["--config", str(config), *asked])
     assert "OUTSIDE: prompts, with students' work, go to 203.0.113.5" in capsys.readouterr().out
 
 

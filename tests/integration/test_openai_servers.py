@@ -16,7 +16,7 @@ from engines.openai.engine import OpenAIEngine
 from engines.registry import EngineOptions, open_engine
 from messages.errors import ContextExceeded, InvalidSchema
 from messages.jobs import Sampling, user_prompt
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL, Pipeline
 from tests.support.servers import Process, free_port
 from tests.support.tiny_gguf import TinyModel, write_gguf
@@ -67,7 +67,7 @@ def gateway(folder: Path, stack: ExitStack) -> str:
     """Our own, over simulated engines."""
     pipeline = stack.enter_context(Pipeline())
     pipeline.start()
-    return f"{stack.enter_context(Served(pipeline.client, folder)).url}/v1/{MODEL}"
+    return f"{stack.enter_context(ServedGateway(pipeline.client, folder)).url}/v1/{MODEL}"
 
 
 def answers(url: str) -> bool:

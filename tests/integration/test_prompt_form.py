@@ -33,8 +33,8 @@ from producers.batch.batch import Batch
 from producers.batch.runner import Runner
 from producers.client import Client
 from tests.support.homework import tiny, tiny_class
-from tests.support.pipeline import Heard, Pipeline
-from tests.support.processes import SIMULATED, Model, config_text
+from tests.support.pipeline import Pipeline, RecordingProgress
+from tests.support.processes import SIMULATED_MODEL, ModelEntry, config_text
 
 OLDER = Path(__file__).parent / "older_batch"
 ADA, BO, MARK = "fairweatherada_48101_910001_hw4.R", "wubo_48102_910002_hw4.R", "longmark_48103_910003_hw4.md"
@@ -56,7 +56,7 @@ def older(form: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     manifest.write_text(manifest.read_text("utf-8").replace("CLASS", str(tmp_path / "class")), "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     return tmp_path / "class/out"
 
 
@@ -69,7 +69,7 @@ def kvasir(capsys: pytest.CaptureFixture[str]) -> Iterator[Kvasir]:
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = cli.run([str(argument) for argument in arguments])
+        code = cli.run_command([str(argument) for argument in arguments])
         return code, *capsys.readouterr()
 
     return run
@@ -82,7 +82,7 @@ def _sent(out: Path) -> bytes:
 
 def test_its_grades_are_read_with_their_evidence(older: Path, kvasir: Kvasir, tmp_path: Path) -> None:
     # Given a model with another context, for which other prompts would be made
-    smaller = Model("simulated", "sim:scale=0", context=8192)
+    smaller = ModelEntry("simulated", "sim:scale=0", context=8192)
     (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": smaller}), "utf-8")
     before = _sent(older)
 
@@ -125,7 +125,7 @@ def test_nothing_new_is_published_and_one_sentence_says_so(
 
     code, shown, said = kvasir(*_again(older, command))
 
-    assert (code, shown) == (cli.USAGE, "")
+    assert (code, shown) == (cli.EXIT_USAGE, "")
     assert SENTENCE in said
     assert len(said.strip().splitlines()) == 1
     assert _sent(older) == before
@@ -155,8 +155,8 @@ def test_what_is_under_way_is_gathered_and_the_rest_is_not_sent(older: Path, for
         pipeline.broker.publish(topology.reply(batch.batch_id), message)
 
         # When somebody watches
-        assignment = class_run.open_assignment(batch, class_run.request_again(load_settings(), batch))
-        counts = Runner(batch, assignment.tasks, client, Heard()).run(30)
+        assignment = class_run.open_assignment(batch, class_run.request_of_batch(load_settings(), batch))
+        counts = Runner(batch, assignment.tasks, client, RecordingProgress()).run(30)
 
         # Then it counts, and the job that the broker never had isn't sent
         assert counts.succeeded == 5
@@ -185,7 +185,7 @@ def _as_sent_before(result: JobResult, form: int) -> bytes:
 
 
 def test_the_desk_shows_it_and_starts_no_round(older: Path) -> None:
-    view = BatchView(older, lambda kept: class_run.request_kept(load_settings(), kept)).refresh()
+    view = BatchView(older, lambda kept: class_run.request_from_manifest(load_settings(), kept)).refresh()
 
     assert view.problem == ""
     assert {made.submission: made.points for made in view.grades}[ADA] == 4
@@ -204,4 +204,4 @@ def test_a_new_batch_says_the_form_of_its_prompts(older: Path, kvasir: Kvasir, t
     kvasir("grade", *tiny(tiny_class(tmp_path / "new"), tmp_path / "out"), "--quiet")
 
     assert json.loads((tmp_path / "out/batch.json").read_text("utf-8")).get("prompt_form", 0) > 2
-    assert kvasir("grade", *tiny(tmp_path / "new", tmp_path / "out"), "--quiet")[0] != cli.USAGE
+    assert kvasir("grade", *tiny(tmp_path / "new", tmp_path / "out"), "--quiet")[0] != cli.EXIT_USAGE

@@ -88,7 +88,7 @@ def test_commands_wait_for_the_connection_to_come_back(broker: RabbitMQBroker, q
     assert broker.get(queue) is None
     broker.drop()
     broker.consume(queue, prefetch=1).close()
-    wait_until(lambda: broker.connected, "both connections are up")
+    wait_until(lambda: broker.is_connected, "both connections are up")
 
 
 def test_a_consumer_whose_queue_was_deleted_asks_for_it_now_and_then_and_finds_the_new_one(
@@ -227,7 +227,7 @@ def test_an_acked_delivery_cannot_close_the_channel_by_a_second_ack(broker: Rabb
     for thread in threads:
         thread.join()
     assert broker.depth(queue) is not None  # whatever the acks caused has happened
-    assert not second.lost
+    assert not second.is_lost
 
 
 def test_wrong_credentials_fail_at_once_and_the_password_is_told_to_nobody(broker_url: str) -> None:
@@ -309,8 +309,8 @@ def test_a_connection_that_says_nothing_any_more_is_given_up_after_a_heartbeat_a
             assert broker.depth(queue) is not None
             proxy.forget()
             # When nobody asks it anything, then it is given up long before pika would by its second look, 18 s
-            wait_until(lambda: not broker.connected, "it is given up", timeout_s=12)
-            wait_until(lambda: broker.connected, "it is up again")
+            wait_until(lambda: not broker.is_connected, "it is given up", timeout_s=12)
+            wait_until(lambda: broker.is_connected, "it is up again")
             assert broker.depth(queue) is not None
 
 

@@ -55,7 +55,7 @@ def _records(job: str) -> list[tuple[BlockRef, Block]]:
 
 def _assert_there(store: KVStore, records: list[tuple[BlockRef, Block]]) -> None:
     refs = [ref for ref, _ in records]
-    assert store.missing(refs) == []
+    assert store.find_missing(refs) == []
     got = store.get("tiny-qwen3-0123abcd", LAYOUT, refs)
     assert all(same_bits(block.data, put.data) for block, (_, put) in zip(got, records, strict=True))
 
@@ -100,7 +100,7 @@ def test_records_are_found_while_their_slots_move_and_after(store: RedisKVStore,
     _put(store, before)
     _assert_there(store, [*before, *meanwhile])
     store.delete([ref for ref, _ in before])
-    assert len(store.missing([ref for ref, _ in before])) == len(before)
+    assert len(store.find_missing([ref for ref, _ in before])) == len(before)
 
 
 def test_slots_move_under_load_and_nothing_is_lost(cluster: RedisCluster) -> None:

@@ -53,7 +53,7 @@ def test_a_killed_redis_is_reported_and_used_again_when_it_is_back(server: Redis
     for action in (
         lambda: stores.kv.put(FINGERPRINT, LAYOUT, RECORDS),
         lambda: stores.kv.get(FINGERPRINT, LAYOUT, REFS),
-        lambda: stores.kv.missing(REFS),
+        lambda: stores.kv.find_missing(REFS),
         lambda: stores.kv.delete(REFS),
         lambda: stores.kv.usage(),
         lambda: plain.put(FINGERPRINT, LAYOUT, RECORDS),
@@ -68,7 +68,7 @@ def test_a_killed_redis_is_reported_and_used_again_when_it_is_back(server: Redis
         assert server.password not in sentence
 
     server.start()
-    assert stores.kv.missing(REFS) == REFS
+    assert stores.kv.find_missing(REFS) == REFS
     assert _works(stores)
     stores.close()
     plain.close()
@@ -143,8 +143,8 @@ def test_a_conversations_blocks_are_deleted_by_their_tag_and_nobody_elses(server
 
     assert forget_named(server.url, {"ada"}) == 1  # of 75 tokens 32 are the class's, and 11 no whole block
 
-    assert [ref.end for ref in stores.kv.missing(kept["ada"])] == [64]
-    assert stores.kv.missing(kept["bob"]) == []
+    assert [ref.end for ref in stores.kv.find_missing(kept["ada"])] == [64]
+    assert stores.kv.find_missing(kept["bob"]) == []
     stores.close()
 
 
@@ -182,7 +182,7 @@ def test_memory_needs_no_server_and_is_new_each_time() -> None:
 
     assert isinstance(one.kv, MemoryKVStore)
     assert isinstance(one.cluster_state, MemoryClusterState)
-    assert two.kv.missing(REFS) == REFS
+    assert two.kv.find_missing(REFS) == REFS
     one.close()
     two.close()
 

@@ -20,7 +20,7 @@ from kvasir.doctor.cluster import examine
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from producers.client import Client
 from tests.acceptance.faults.proxy import TcpProxy
-from tests.support.processes import SIMULATED, Cluster
+from tests.support.processes import SIMULATED_MODEL, Cluster
 from tests.support.servers import HOST, RabbitMQServer, RedisServer
 from tests.support.waiting import wait_until
 
@@ -67,7 +67,7 @@ def test_a_killed_redis_costs_its_kv_caches_and_no_job(
 ) -> None:
     first, second = redises
     url = put_hosts(first.url, hosts(first.port, second.port))
-    with Cluster(tmp_path, broker_url, url, {model_name: SIMULATED}) as cluster:
+    with Cluster(tmp_path, broker_url, url, {model_name: SIMULATED_MODEL}) as cluster:
         workers = [cluster.worker("prefill", model_name), cluster.worker("decode", model_name)]
         with connect(load_settings(config=cluster.config, environ=cluster.environment)) as client:
             jobs = submit(client, JOBS)
@@ -91,7 +91,7 @@ def test_workers_that_use_different_redises_prefill_twice_and_lose_no_job(
     with (
         TcpProxy(first.port) as link,
         Cluster(
-            tmp_path / "a", broker_url, put_hosts(first.url, hosts(first.port, second.port)), {model_name: SIMULATED}
+            tmp_path / "a", broker_url, put_hosts(first.url, hosts(first.port, second.port)), {model_name: SIMULATED_MODEL}
         ) as near,
         Cluster(tmp_path / "b", broker_url, put_hosts(first.url, hosts(link.port, second.port)), near.config) as far,
     ):
@@ -118,7 +118,7 @@ def brokers() -> Iterator[tuple[RabbitMQServer, RabbitMQServer]]:
 
 
 def places(broker: RabbitMQBroker) -> set[str]:
-    return {broker._publishing.peer, broker._consuming.peer} if broker.connected else set()
+    return {broker._publishing.peer, broker._consuming.peer} if broker.is_connected else set()
 
 
 def test_a_killed_broker_is_left_for_the_second_and_taken_again(

@@ -22,7 +22,7 @@ from messages.lifecycle import Step
 from prefill_worker.admission import high_water_mark
 from prefill_worker.worker import PrefillWorker
 from tests.support.kv_samples import records_of, tokens
-from tests.support.pipeline import MODEL, Gate, Started, WatchedEngine, work
+from tests.support.pipeline import MODEL, Gate, SupervisedWorker, WatchedEngine, work
 from tests.support.redis_pipeline import WEIGHTS, RedisPipeline
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -75,7 +75,7 @@ def test_two_prefills_that_hold_half_their_kv_at_a_full_store_both_end() -> None
         for gate in gates:
             pipeline.start_prefill(HalfwayEngine(gate))
         pipeline.start_decode(WatchedEngine(WEIGHTS))
-        jobs = [pipeline.job(f"student {number} wrote " * 200, shared="") for number in range(2)]
+        jobs = [pipeline.job(f"student {number} wrote " * 200, shared_text="") for number in range(2)]
         pipeline.submit(*jobs)
         for gate in gates:
             gate.wait()
@@ -130,7 +130,7 @@ def test_a_prompt_larger_than_the_whole_budget_goes_on_without_and_holds_nobody_
         # Given a prompt whose KV cache no empty store could hold, among small ones
         pipeline.start(WEIGHTS)
         small = class_of(pipeline, 2, shared="")
-        giant = pipeline.job("student 7 wrote " * 600, shared="")
+        giant = pipeline.job("student 7 wrote " * 600, shared_text="")
         jobs = [small[0], giant, small[1]]
 
         # When all are submitted
@@ -170,7 +170,7 @@ class BlindBroker(EmbeddedBroker):
 def start_blind_prefill(pipeline: RedisPipeline) -> None:
     engine, broker = WatchedEngine(WEIGHTS), BlindBroker(pipeline.server)
     args = (MODEL, LoadedEngine(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
-    pipeline.workers.append(Started(lambda: PrefillWorker(*args), engine, broker))
+    pipeline.workers.append(SupervisedWorker(lambda: PrefillWorker(*args), engine, broker))
 
 
 def test_status_tells_what_is_reserved_and_where_prefill_stops() -> None:

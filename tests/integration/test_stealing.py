@@ -15,7 +15,7 @@ from decode_worker.stealing.models import LoadedModel, Stealable
 from messages.errors import ConfigError
 from messages.jobs import DecodeReport, JobResult
 from messages.lifecycle import Step
-from tests.support.fleet import PREFILL, Fleet, Member, weights
+from tests.support.fleet import PREFILL, Member, WorkerFleet, weights
 from tests.support.waiting import wait_until
 
 HALF_A_SECOND = weights(0.6)
@@ -29,12 +29,12 @@ def models() -> tuple[str, str]:
 
 
 @pytest.fixture
-def fleet(broker_url: str, store_url: str, models: tuple[str, str]) -> Iterator[Fleet]:
-    with Fleet(broker_url, store_url, models) as fleet:
+def fleet(broker_url: str, store_url: str, models: tuple[str, str]) -> Iterator[WorkerFleet]:
+    with WorkerFleet(broker_url, store_url, models) as fleet:
         yield fleet
 
 
-def measured(fleet: Fleet, model: str, seconds: dict[Member, float]) -> None:
+def measured(fleet: WorkerFleet, model: str, seconds: dict[Member, float]) -> None:
     """These workers have measured how long a job of 20 tokens takes them, and everybody knows."""
     for member, seconds_each in seconds.items():
         member.worker._choice.throughput.note(model, DecodeReport(completion_tokens=20, decode_s=seconds_each))
@@ -45,7 +45,7 @@ def measured(fleet: Fleet, model: str, seconds: dict[Member, float]) -> None:
             <= {
                 registration.worker_id
                 for registration in fleet.cluster_state.registrations()
-                if registration.measured(model)[0]
+                if registration.figures_for(model)[0]
             }
         ),
         "the registrations say how fast they are",
@@ -61,8 +61,8 @@ def test_an_idle_worker_takes_jobs_of_another_model_and_their_results_name_it(fl
     home, busy = models
     fleet.start_prefill(busy)
     jobs = fleet.jobs(busy, 8)
-    fleet.prefilled(jobs)
-    thief = fleet.start_decode(home, HALF_A_SECOND, others=[fleet.stealable(busy, HALF_A_SECOND)])
+    fleet.prefill(jobs)
+    thief = fleet.start_decode(home, HALF_A_SECOND, stealable_models=[fleet.stealable(busy, HALF_A_SECOND)])
     worker = fleet.start_decode(busy, HALF_A_SECOND)
 
     # When they are decoded
@@ -73,7 +73,7 @@ def test_an_idle_worker_takes_jobs_of_another_model_and_their_results_name_it(fl
     assert {(result.state, result.decode.kv_transfer) for result in results.values()} == {("succeeded", "verified")}
 
     # and every theft is counted, with its reason in figures, and its saving
-    stolen = fleet.seen(Step.STOLEN, busy)
+    stolen = fleet.events_of(Step.STOLEN, busy)
     assert thief.registration.stolen == len(stolen) == done_by(results)[thief.worker_id]
     assert all(event.facts["waiting_s"] > event.facts["cost_s"] for event in stolen)
     assert all(event.facts["saving_s"] > 0 for event in stolen)
@@ -86,11 +86,11 @@ def test_a_worker_with_work_of_its_own_does_that_first(fleet, models):
     for model in models:
         fleet.start_prefill(model)
     own, others = fleet.jobs(home, 4), fleet.jobs(busy, 8)
-    fleet.prefilled(own)
-    fleet.prefilled(others)
+    fleet.prefill(own)
+    fleet.prefill(others)
 
     # When only a worker of the first model is there, which may steal
-    thief = fleet.start_decode(home, weights(0.1), others=[fleet.stealable(busy, weights(0.1))])
+    thief = fleet.start_decode(home, weights(0.1), stealable_models=[fleet.stealable(busy, weights(0.1))])
     fleet.results(own)
     fleet.results(others)
 
@@ -105,7 +105,7 @@ def test_a_worker_that_would_be_slower_than_the_wait_steals_nothing_and_its_refu
     # Given an idle worker that needs a minute where the one at home needs half a second, and has measured it
     home, busy = models
     fleet.start_prefill(busy)
-    thief = fleet.start_decode(home, PREFILL, others=[fleet.stealable(busy, weights(60))])
+    thief = fleet.start_decode(home, PREFILL, stealable_models=[fleet.stealable(busy, weights(60))])
     worker = fleet.start_decode(busy, HALF_A_SECOND)
     measured(fleet, busy, {thief: 60, worker: 0.6})
 
@@ -118,7 +118,7 @@ def test_a_worker_that_would_be_slower_than_the_wait_steals_nothing_and_its_refu
     assert set(done_by(results)) == {worker.worker_id}
     assert thief.registration.stolen == 0
     assert thief.registration.not_stolen > 0
-    assert fleet.seen(Step.STOLEN, busy) == []
+    assert fleet.events_of(Step.STOLEN, busy) == []
 
 
 def test_the_crash_of_a_thief_loses_nothing(fleet, models):
@@ -126,8 +126,8 @@ def test_the_crash_of_a_thief_loses_nothing(fleet, models):
     home, busy = models
     fleet.start_prefill(busy)
     jobs = fleet.jobs(busy, 3)
-    fleet.prefilled(jobs)
-    thief = fleet.start_decode(home, weights(60), others=[fleet.stealable(busy, weights(60))])
+    fleet.prefill(jobs)
+    thief = fleet.start_decode(home, weights(60), stealable_models=[fleet.stealable(busy, weights(60))])
     wait_until(lambda: thief.registration.jobs, "it decodes a stolen job")
 
     # When it is gone, and a worker of that model is there
@@ -147,9 +147,9 @@ def test_a_model_with_other_weights_than_its_workers_is_not_stolen_and_the_home_
 
     for model in models:
         fleet.start_prefill(model)
-    thief = fleet.start_decode(home, PREFILL, others=[Stealable(busy, 0, load)])
+    thief = fleet.start_decode(home, PREFILL, stealable_models=[Stealable(busy, 0, load)])
     jobs = fleet.jobs(busy, 3)
-    fleet.prefilled(jobs)
+    fleet.prefill(jobs)
     wait_until(lambda: thief.worker._model_cache.candidates() == [], "it has tried once, and tries no more")
 
     # When there is work for it, and a worker for the others
@@ -168,9 +168,9 @@ def test_a_stolen_job_of_foreign_weights_is_answered_without_its_kv_cache(fleet,
     home, busy = models
     fleet.start_prefill(busy)
     jobs = fleet.jobs(busy, 1)
-    fleet.prefilled(jobs)
+    fleet.prefill(jobs)
 
-    fleet.start_decode(home, PREFILL, others=[fleet.stealable(busy, "sim:scale=0,seed=2")])
+    fleet.start_decode(home, PREFILL, stealable_models=[fleet.stealable(busy, "sim:scale=0,seed=2")])
 
     (result,) = fleet.results(jobs).values()
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")

@@ -67,7 +67,7 @@ def test_a_store_that_fails_in_the_middle_costs_no_answer(
         (result,) = pipeline.run_all([job])
 
         # Then it ends as undisturbed
-        assert kv.interrupted
+        assert kv.has_fired
         assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
 
         # and once the store is well again, so is the KV transfer
@@ -90,7 +90,7 @@ def test_a_store_that_answers_garbage_costs_no_answer(server: RedisServer, comma
 
             # Then it ends as undisturbed, and the next one is transferred: no reply was taken for another one's
             assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
-            assert proxy.spoiled.is_set()
+            assert proxy.reply_spoilt.is_set()
             assert_transferred(pipeline, pipeline.job("the next one wrote " * 20))
 
 
@@ -126,9 +126,9 @@ def test_a_rubric_crosses_the_network_once_per_decode_worker(server: RedisServer
 
         # Then each got the class's blocks once, and every job's own blocks went to one of them
         assert [result.decode.kv_transfer for result in results] == ["verified"] * len(jobs)
-        assert all(decoder.engine.decoded for decoder in decoders)
-        shared = [ref for ref in pipeline.refs(jobs[0]) if ref.shared]
-        own = [ref for job in jobs for ref in pipeline.refs(job) if not ref.shared]
+        assert all(decoder.engine.decode_calls for decoder in decoders)
+        shared = [ref for ref in pipeline.refs(jobs[0]) if ref.is_shared]
+        own = [ref for job in jobs for ref in pipeline.refs(job) if not ref.is_shared]
         for network in networks:
             assert {network.fetched[ref] for ref in shared} == {1}
         assert {sum(network.fetched[ref] for network in networks) for ref in own} == {1}
@@ -151,7 +151,7 @@ def test_after_a_batch_every_key_has_a_ttl_own_blocks_are_gone_and_shared_ones_l
         assert [key for key in keys if pipeline.redis.ttl(key) <= 0] == []
 
         # and of all KV the class's part is there, for as long as nothing asks for it in a day
-        shared = [ref.key for ref in pipeline.refs(jobs[0]) if ref.shared]
+        shared = [ref.key for ref in pipeline.refs(jobs[0]) if ref.is_shared]
         assert [key for key in keys if key.startswith("kv")] == sorted(shared)
         assert all(TTL_S - 120 < pipeline.redis.ttl(key) <= TTL_S for key in shared)
 
@@ -175,5 +175,5 @@ def test_a_cancelled_batch_leaves_no_blocks_of_its_own(server: RedisServer) -> N
 
 
 def wait_for_own_keys(pipeline: RedisPipeline, jobs: list[PrefillJob]) -> None:
-    count = sum(not ref.shared for job in jobs for ref in pipeline.refs(job))
+    count = sum(not ref.is_shared for job in jobs for ref in pipeline.refs(job))
     wait_until(lambda: len(pipeline.own_keys()) == count, "all are stored")

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED, Model, command, config_text, environment
+from tests.support.processes import SIMULATED_MODEL, ModelEntry, command, config_text, environment
 from tests.support.pty import CTRL_C, Terminal
 
 MODEL = "tiny:1b"
-SLOW = Model("simulated", "sim:scale=1,decode=100", context=32768)
+SLOW = ModelEntry("simulated", "sim:scale=1,decode=100", context=32768)
 NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.fixture
 def homework(tmp_path: Path) -> Path:
     """A class of twelve, and a configuration beside it."""
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL}), "utf-8")
     return tiny_class(tmp_path / "homework", 12)
 
 
@@ -40,7 +40,7 @@ def test_the_bar_of_a_grading_rises_to_the_end(tmp_path: Path, homework: Path, c
     assert "Traceback" not in terminal.text
     assert_rises(terminal)
     assert "━" in terminal.text
-    assert terminal.restored
+    assert terminal.is_restored
     assert "student11_111_1_homework.py" in terminal.text
 
 
@@ -54,7 +54,7 @@ def test_ctrl_c_in_a_grading_leaves_the_terminal_as_it_was(tmp_path: Path, homew
 
     assert "Traceback" not in terminal.text
     assert terminal.text.strip().splitlines()[-1].startswith("interrupted; ")
-    assert terminal.restored
+    assert terminal.is_restored
 
 
 def test_without_utf_8_there_are_plain_characters_and_no_error(tmp_path: Path, homework: Path) -> None:
@@ -80,4 +80,4 @@ def test_top_says_what_it_looks_for_and_looks_again(tmp_path: Path, homework: Pa
         terminal.type(CTRL_C)
         assert terminal.wait() == 0
     assert "secret" not in terminal.text
-    assert terminal.restored
+    assert terminal.is_restored

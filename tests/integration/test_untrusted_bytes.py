@@ -119,7 +119,7 @@ def sent_to_ollama(prompt: str, vocabulary: tuple[tuple[str, int], ...]) -> str:
             cast(OllamaEngine, engine).decode_text(user_prompt("", prompt), Sampling(max_tokens=8))
         finally:
             engine.close()
-        return str(server.asked("/api/chat")["messages"][0]["content"])
+        return str(server.last_request("/api/chat")["messages"][0]["content"])
 
 
 def test_every_control_token_of_the_served_model_is_broken_up() -> None:

@@ -94,9 +94,9 @@ _CODE = (
 
 def clean_submissions(count: int = 200) -> list[str]:
     """Honest homework, which also speaks of grades, instructions and language models where that is its subject."""
-    made = []
+    submissions = []
     for number in range(count):
-        picked = [_SENTENCES[(number * step + step) % len(_SENTENCES)] for step in (1, 3, 7)]
+        sentences = [_SENTENCES[(number * step + step) % len(_SENTENCES)] for step in (1, 3, 7)]
         code = [_CODE[(number * step + step) % len(_CODE)] for step in (1, 3)]
-        made.append("\n".join(text.format(n=number + 2) for text in (*picked, *code)))
-    return made
+        submissions.append("\n".join(text.format(n=number + 2) for text in (*sentences, *code)))
+    return submissions

@@ -19,20 +19,20 @@ from typing import Any
 
 import click
 
-OURS = "kvasir-inference"
+OWN_PACKAGE = "kvasir-inference"
 LONGEST = timedelta(days=92)  # of an exception; then somebody looks again
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class AdvisoryException:
     """Why an advisory does not reach us, and until when that holds."""
 
-    why: str
+    reason: str
     until: date
 
 
 # Advisories left aside, by their id. One that is no longer reported has to go.
-EXCEPTIONS: dict[str, Aside] = {}
+EXCEPTIONS: dict[str, AdvisoryException] = {}
 
 
 def main(pip_audit: str) -> int:
@@ -40,51 +40,55 @@ def main(pip_audit: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [pip_audit, "--progress-spinner", "off", "--format", "json", "--output", str(report)]
-        done = subprocess.run([*command, "--path", sysconfig.get_path("purelib")], capture_output=True, text=True)
+        completed_process = subprocess.run(
+            [*command, "--path", sysconfig.get_path("purelib")], capture_output=True, text=True
+        )
         if not report.is_file():
-            said = done.stderr.strip().splitlines()
-            click.echo(f"audit: the advisories can't be looked up: {said[-1] if said else 'pip-audit did not say why'}")
+            error_lines = completed_process.stderr.strip().splitlines()
+            click.echo(
+                f"audit: the advisories can't be looked up: {error_lines[-1] if error_lines else 'pip-audit did not say why'}"
+            )
             return 1
-        problems = list(judged(json.loads(report.read_text("utf-8")), EXCEPTIONS))
+        problems = list(problems_of(json.loads(report.read_text("utf-8")), EXCEPTIONS))
     problems += flaws(EXCEPTIONS, datetime.now(UTC).date())
-    for known, aside in EXCEPTIONS.items():
-        click.echo(f"audit: {known} is known and left aside until {aside.until}: {aside.why}")
+    for advisory_id, exception in EXCEPTIONS.items():
+        click.echo(f"audit: {advisory_id} is known and left aside until {exception.until}: {exception.reason}")
     for problem in problems:
         click.echo(f"audit: {problem}")
     click.echo("audit: clean" if not problems else "audit: failed")
     return int(bool(problems))
 
 
-def flaws(exceptions: Mapping[str, Aside], today: date) -> Iterator[str]:
+def flaws(exceptions: Mapping[str, AdvisoryException], today: date) -> Iterator[str]:
     """What is wrong with the list of exceptions itself, in sentences."""
-    for known, aside in exceptions.items():
-        if len(aside.why.split()) < 4:
-            yield f"the exception {known} doesn't say why it does not reach us"
-        if aside.until < today:
-            yield f"the exception {known} ended on {aside.until}: look at it again"
-        if aside.until > today + LONGEST:
-            yield f"the exception {known} lasts until {aside.until}: set a date within {LONGEST.days} days"
+    for advisory_id, exception in exceptions.items():
+        if len(exception.reason.split()) < 4:
+            yield f"the exception {advisory_id} doesn't say why it does not reach us"
+        if exception.until < today:
+            yield f"the exception {advisory_id} ended on {exception.until}: look at it again"
+        if exception.until > today + LONGEST:
+            yield f"the exception {advisory_id} lasts until {exception.until}: set a date within {LONGEST.days} days"
 
 
-def judged(report: Mapping[str, Any], exceptions: Mapping[str, Aside]) -> Iterator[str]:
+def problems_of(report: Mapping[str, Any], exceptions: Mapping[str, AdvisoryException]) -> Iterator[str]:
     """What is wrong, in sentences, by pip-audit's JSON."""
-    packages = [package for package in report["dependencies"] if package["name"] != OURS]
-    skipped = [package for package in packages if "skip_reason" in package]
-    if skipped and len(skipped) == len(packages):
-        yield f"PyPI could not be asked about any of {len(packages)} packages: {skipped[0]['skip_reason']}"
-    elif skipped or not packages:
-        reason = f"; the first: {skipped[0]['skip_reason']}" if skipped else ""
-        yield f"{len(skipped)} of {len(packages)} packages could not be looked up{reason}"
-    reported = set()
+    packages = [package for package in report["dependencies"] if package["name"] != OWN_PACKAGE]
+    skipped_packages = [package for package in packages if "skip_reason" in package]
+    if skipped_packages and len(skipped_packages) == len(packages):
+        yield f"PyPI could not be asked about any of {len(packages)} packages: {skipped_packages[0]['skip_reason']}"
+    elif skipped_packages or not packages:
+        reason = f"; the first: {skipped_packages[0]['skip_reason']}" if skipped_packages else ""
+        yield f"{len(skipped_packages)} of {len(packages)} packages could not be looked up{reason}"
+    reported_ids = set()
     for package in packages:
-        for found in package.get("vulns", ()):
-            ids = {found["id"], *found.get("aliases", ())}
-            reported |= ids
+        for vulnerability in package.get("vulns", ()):
+            ids = {vulnerability["id"], *vulnerability.get("aliases", ())}
+            reported_ids |= ids
             if ids.isdisjoint(exceptions):
-                mended = ", ".join(found.get("fix_versions", ())) or "no version yet"
-                yield f"{package['name']} {package['version']}: {found['id']}; mended in {mended}"
-    for gone in sorted(exceptions.keys() - reported) if not skipped else ():
-        yield f"the exception {gone} is not reported any more: take it out of {Path(__file__).name}"
+                fixed_versions = ", ".join(vulnerability.get("fix_versions", ())) or "no version yet"
+                yield f"{package['name']} {package['version']}: {vulnerability['id']}; mended in {fixed_versions}"
+    for advisory_id in sorted(exceptions.keys() - reported_ids) if not skipped_packages else ():
+        yield f"the exception {advisory_id} is not reported any more: take it out of {Path(__file__).name}"
 
 
 if __name__ == "__main__":

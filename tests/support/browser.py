@@ -110,7 +110,7 @@ class Browser:
         self._session = ""
         self._tabs: list[str] = []
         self._size = width, height
-        self._process, self._write, self._read = _start(folder / "profile", width, height)
+        self._process, self._writing_end, self._reading_end = _start(folder / "profile", width, height)
         try:
             self._attach()
         except BaseException:
@@ -128,8 +128,8 @@ class Browser:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            os.close(self._write)
-            os.close(self._read)
+            os.close(self._writing_end)
+            os.close(self._reading_end)
 
     # --- asking
 
@@ -161,20 +161,20 @@ class Browser:
     def reload(self) -> None:
         """Load the page anew, as F5 does, once it has come to rest: until then its address may be that of before."""
         # What was typed last is on its way for a moment before the page is seen to run.
-        rested = f"new Promise((done) => setTimeout(() => done({AT_REST}), 300))"
-        self._until(lambda: self.evaluate(rested), "the page has come to rest", PATIENCE_S)
+        rest_script = f"new Promise((done) => setTimeout(() => done({AT_REST}), 300))"
+        self._until(lambda: self.evaluate(rest_script), "the page has come to rest", PATIENCE_S)
         self.evaluate("window.before = true")
         self.call("Page.reload")
 
-        def loaded() -> bool:
+        def is_loaded() -> bool:
             try:
                 return bool(self.evaluate("!window.before && document.readyState === 'complete'"))
             except BrowserFailed:  # between the two
                 return False
 
-        self._until(loaded, "the page is loaded anew", PATIENCE_S)
+        self._until(is_loaded, "the page is loaded anew", PATIENCE_S)
 
-    def back(self, steps: int = 1) -> None:
+    def go_back(self, steps: int = 1) -> None:
         """As the browser's own button does; fewer than 0 steps go forward."""
         self.evaluate(f"history.go({-steps})")
 
@@ -191,7 +191,7 @@ class Browser:
     def press(self, kind: str, label: str, nth: int = 0, timeout_s: float = PATIENCE_S) -> None:
         """Press the middle of an element: kind `button`, `field`, or `css` with a selector as label."""
 
-        def reached() -> bool:
+        def press_once() -> bool:
             spot = self.evaluate(f"({_SPOT})({_find(kind, label, nth)})")
             if not spot:
                 return False
@@ -199,7 +199,7 @@ class Browser:
                 self.call("Input.dispatchMouseEvent", type=event, x=spot[0], y=spot[1], button="left", clickCount=1)
             return not self.evaluate("window.missed")  # a page that has gone meanwhile knows nothing of it
 
-        self._until(reached, f"{kind} {label!r} can be pressed", timeout_s)
+        self._until(press_once, f"{kind} {label!r} can be pressed", timeout_s)
 
     def fill(self, label: str, text: str, nth: int = 0) -> None:
         """Put a text into the field with this label, in place of what is there, and leave it."""
@@ -220,14 +220,16 @@ class Browser:
         """
         script = f"{_FILE_FIELD}({json.dumps(label)})"
         self._until(lambda: self.evaluate(f"!!{script}"), f"file field {label!r} is there", PATIENCE_S)
-        found = self.call("Runtime.evaluate", expression=script)["result"]["objectId"]
+        object_id = self.call("Runtime.evaluate", expression=script)["result"]["objectId"]
         self.evaluate("performance.clearResourceTimings()")
-        self.call("DOM.setFileInputFiles", objectId=found, files=[str(path) for path in files])
+        self.call("DOM.setFileInputFiles", objectId=object_id, files=[str(path) for path in files])
         # Their names are shown while they are still on their way; the browser lists an answer once it has it whole.
-        sent = "performance.getEntriesByType('resource').filter(entry => entry.name.includes('/upload_file/')).length"
-        self._until(lambda: self.evaluate(sent) >= len(files), f"file field {label!r} is uploaded", PATIENCE_S)
+        upload_count = (
+            "performance.getEntriesByType('resource').filter(entry => entry.name.includes('/upload_file/')).length"
+        )
+        self._until(lambda: self.evaluate(upload_count) >= len(files), f"file field {label!r} is uploaded", PATIENCE_S)
 
-    def downloaded(self, name: str) -> Path:
+    def wait_for_download(self, name: str) -> Path:
         """The file that the page downloads under this name, once it is whole."""
         path = self.downloads / name
         self._until(path.exists, f"{name} is downloaded", PATIENCE_S)
@@ -246,7 +248,7 @@ class Browser:
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
+        os.write(self._writing_end, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._next(method)
             if answer.get("id") == self._number:
@@ -259,8 +261,8 @@ class Browser:
     def _next(self, method: str) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE_S
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
-            data = os.read(self._read, 1 << 20) if ready else b""
+            ready, _, _ = select.select([self._reading_end], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self._reading_end, 1 << 20) if ready else b""
             if not data:
                 raise BrowserFailed(f"Chromium did not answer {method} within {PATIENCE_S:g} s, or has ended")
             self._buffer += data
@@ -269,7 +271,7 @@ class Browser:
         return answer
 
     def _attach(self) -> None:
-        pages = [each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "page"]
+        pages = [target for target in self.call("Target.getTargets")["targetInfos"] if target["type"] == "page"]
         target = pages[0]["targetId"] if pages else self.call("Target.createTarget", url="about:blank")["targetId"]
         self._attach_to(target)
         self._of_browser("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))

@@ -21,12 +21,12 @@ def request_for(folder: Path) -> GradeRequest:
     return GradeRequest(folder / "submissions", folder / "rubric.yaml", models)  # type: ignore[arg-type]
 
 
-def request_of(kept: Mapping[str, Any]) -> GradeRequest:
+def request_of(manifest_request: Mapping[str, Any]) -> GradeRequest:
     """The request of a manifest that was made from `request_for`."""
-    return replace(request_for(Path(kept["folder"]).parent), rubric=Path(kept["rubric"]))
+    return replace(request_for(Path(manifest_request["folder"]).parent), rubric=Path(manifest_request["rubric"]))
 
 
-def planned(folder: Path, size: int = 3) -> tuple[Path, Assignment]:
+def plan_tiny_class(folder: Path, size: int = 3) -> tuple[Path, Assignment]:
     """(batch folder, what is to be done): a class of `size`, nothing of it graded."""
     return folder / "out", plan(folder / "out", request_for(tiny_class(folder, size)))
 
@@ -49,8 +49,8 @@ def answer(
 
 
 def _result(batch_id: str, assignment: Assignment, task: grade.Task, points: int, evidence: str) -> JobResult:
-    said = {"evidence": evidence, "points": points, "feedback": "Fine."}
-    text: dict[str, Any] = {criterion.id: said for criterion in assignment.rubric.for_model(task.role)}
+    grade_fields = {"evidence": evidence, "points": points, "feedback": "Fine."}
+    text: dict[str, Any] = {criterion.id: grade_fields for criterion in assignment.rubric.for_model(task.role)}
     if task.role == "feedback":
         text["summary"] = "Good work."
     return JobResult(

@@ -27,7 +27,7 @@ from producers.batch.batch import Batch
 from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk import answer, plan
 from tests.support.homework import RUBRIC, tiny_class
-from tests.support.processes import ROOT, Model, command, config_text, environment
+from tests.support.processes import ROOT, ModelEntry, command, config_text, environment
 from tests.support.waiting import wait_until
 
 START_S = 60.0
@@ -131,15 +131,15 @@ class DeskPage:
 def quick_model(folder: Path) -> Path:
     """Configuration of a model that answers at once."""
     config = folder / "kvasir.toml"
-    config.write_text(config_text({"quick": Model("simulated", "sim:scale=0", 32768)}), "utf-8")
+    config.write_text(config_text({"quick": ModelEntry("simulated", "sim:scale=0", 32768)}), "utf-8")
     return config
 
 
 def new_assignment(desk: DeskPage, title: str, work: Path, rubric: str) -> Path:
     """An assignment of this desk, as its page makes it."""
     folder = assignments.create_folder(desk.home, title)
-    kept = assignments.save_rubric(folder, "rubric.yaml", rubric.encode())
-    assignments.save_inputs(folder, Inputs(title, str(work), str(kept)))
+    rubric_path = assignments.save_rubric(folder, "rubric.yaml", rubric.encode())
+    assignments.save_inputs(folder, Inputs(title, str(work), str(rubric_path)))
     return folder
 
 
@@ -174,7 +174,7 @@ def choose_first(browser: Browser, option: str) -> None:
     field = "[data-testid=stMain] [data-testid=stSelectbox] input"
     wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
 
-    def chosen() -> bool:
+    def try_to_choose() -> bool:
         browser.press("css", field)
         try:
             browser.click(option, timeout_s=5)
@@ -182,13 +182,15 @@ def choose_first(browser: Browser, option: str) -> None:
             return False
         return True
 
-    wait_until(chosen, f"{option} can be chosen", 2 * PATIENCE_S)
+    wait_until(try_to_choose, f"{option} can be chosen", 2 * PATIENCE_S)
 
 
 def value(browser: Browser, label: str) -> str | None:
     """What the field with this label holds; None if there is none."""
-    found = browser.evaluate(f"(document.querySelector('[aria-label={json.dumps(label)}]') || {{}}).value ?? null")
-    return None if found is None else str(found)
+    field_value = browser.evaluate(
+        f"(document.querySelector('[aria-label={json.dumps(label)}]') || {{}}).value ?? null"
+    )
+    return None if field_value is None else str(field_value)
 
 
 def wait_until_holds(browser: Browser, label: str, text: str) -> None:

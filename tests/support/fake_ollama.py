@@ -14,14 +14,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 MODEL = "qwen3-coder:30b"
-TRAINED = 4096
+TRAINED_CONTEXT = 4096
 TEMPLATE_TOKENS = 9  # what the chat template adds to a message
-_WHEN = "2026-03-02T08:00:00.000000Z"
+_MODIFIED_AT = "2026-03-02T08:00:00.000000Z"
 _PARAMETERS = 'repeat_penalty                 1.05\nstop                           "<|im_end|>"\ntop_k            20'
 
 
 @dataclass
-class Habits:
+class OllamaHabits:
     """How this server behaves; a test may change it at any time."""
 
     knows_truncate: bool = True  # releases before 0.12.6 cut a prompt that is too long, and answer
@@ -46,7 +46,7 @@ class FakeOllama:
 
     def __init__(self, port: int = 0) -> None:
         """`port`: 0 for any."""
-        self.habits = Habits()
+        self.habits = OllamaHabits()
         self.models = {MODEL}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.context = 0  # of the model as loaded; 0: it isn't
@@ -77,25 +77,25 @@ class FakeOllama:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def asked(self, path: str) -> dict[str, Any]:
+    def last_request(self, path: str) -> dict[str, Any]:
         """The last request to a route."""
         return next(body for route, body in reversed(self.requests) if route == path)
 
 
 def _handler(server: FakeOllama) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
+    class BoundHandler(_OllamaHandler):
         fake = server
 
-    return Handler
+    return BoundHandler
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+class _RequestRefused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _OllamaHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     fake: FakeOllama
 
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/api/tags":
             self._json(200, {"models": [{"model": name, "name": name} for name in sorted(self.fake.models)]})
         elif self.path == "/api/ps":
-            self._json(200, {"models": self._loaded()})
+            self._json(200, {"models": self._list_running()})
         else:
             self._json(404, {"error": "page not found"})
 
@@ -123,38 +123,40 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             if body["model"] not in self.fake.models:
-                raise _Refused(404, f"model '{body['model']}' not found")
+                raise _RequestRefused(404, f"model '{body['model']}' not found")
             {"/api/show": self._show, "/api/generate": self._generate, "/api/chat": self._chat}[self.path](body)
-        except _Refused as refused:
-            self._json(refused.status, {"error": str(refused)})
+        except _RequestRefused as refusal:
+            self._json(refusal.status, {"error": str(refusal)})
         except (BrokenPipeError, ConnectionResetError):  # the client has cancelled
             self.close_connection = True
 
-    def _loaded(self) -> list[dict[str, Any]]:
+    def _list_running(self) -> list[dict[str, Any]]:
         if not self.fake.context:
             return []
         sizes = {"size": 18_000_000_000, "size_vram": self.fake.habits.size_vram}
         return [{"model": MODEL, "name": MODEL, "context_length": self.fake.context, **sizes}]
 
     def _show(self, body: dict[str, Any]) -> None:
-        info: dict[str, Any] = {"general.architecture": "qwen3moe", "qwen3moe.context_length": TRAINED}
+        info: dict[str, Any] = {"general.architecture": "qwen3moe", "qwen3moe.context_length": TRAINED_CONTEXT}
         if self.fake.habits.vocabulary:
             columns = zip(*self.fake.habits.vocabulary, strict=True) if body.get("verbose") else (None, None)
             info |= dict(zip(("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"), columns, strict=True))
-        told = {"template": self.fake.habits.template, "modelfile": self.fake.habits.modelfile}
-        self._json(200, {"model_info": info, "parameters": _PARAMETERS, **told})
+        reply = {"template": self.fake.habits.template, "modelfile": self.fake.habits.modelfile}
+        self._json(200, {"model_info": info, "parameters": _PARAMETERS, **reply})
 
     def _generate(self, body: dict[str, Any]) -> None:
         self._load(body)
         counts = {"prompt_eval_count": len(body["prompt"].split()), "eval_count": 1, "done_reason": "length"}
-        self._json(200, {"model": MODEL, "created_at": _WHEN, "response": "a", "done": True, **counts})
+        self._json(200, {"model": MODEL, "created_at": _MODIFIED_AT, "response": "a", "done": True, **counts})
 
     def _chat(self, body: dict[str, Any]) -> None:
         habits = self.fake.habits
         if habits.fails_with:
-            raise _Refused(*habits.fails_with)
+            raise _RequestRefused(*habits.fails_with)
         if isinstance(body.get("format"), dict) and body["format"].get("type") == "nonsense":
-            raise _Refused(400, '{"error":{"code":400,"message":"JSON schema conversion failed: Unrecognized schema"}}')
+            raise _RequestRefused(
+                400, '{"error":{"code":400,"message":"JSON schema conversion failed: Unrecognized schema"}}'
+            )
         self._load(body)
         count, cut = self._count(body), 0
         if count > self.fake.context:
@@ -163,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._stream(words, habits.done_reason or reason, cut or count)
 
     def _load(self, body: dict[str, Any]) -> None:
-        self.fake.context = min(TRAINED, self.fake.habits.loads_context or body["options"]["num_ctx"])
+        self.fake.context = min(TRAINED_CONTEXT, self.fake.habits.loads_context or body["options"]["num_ctx"])
 
     def _count(self, body: dict[str, Any]) -> int:
         return TEMPLATE_TOKENS + sum(len(message["content"].split()) for message in body["messages"])
@@ -171,9 +173,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _cut(self, body: dict[str, Any], count: int) -> int:
         context, habits = self.fake.context, self.fake.habits
         if habits.knows_truncate and body.get("truncate") is False:
-            said = f"request ({count} tokens) exceeds the available context size ({context} tokens), try increasing it"
-            detail = {"code": 400, "message": said, "type": "exceed_context_size_error"}
-            raise _Refused(400, json.dumps({"error": detail}))
+            message = (
+                f"request ({count} tokens) exceeds the available context size ({context} tokens), try increasing it"
+            )
+            detail = {"code": 400, "message": message, "type": "exceed_context_size_error"}
+            raise _RequestRefused(400, json.dumps({"error": detail}))
         return context // 2 if habits.cuts_to_half else context
 
     def _words(self, body: dict[str, Any]) -> tuple[list[str], str]:
@@ -198,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
 
     def _line(self, event: dict[str, Any]) -> None:
-        self._chunk(json.dumps({"model": MODEL, "created_at": _WHEN, **event}).encode() + b"\n")
+        self._chunk(json.dumps({"model": MODEL, "created_at": _MODIFIED_AT, **event}).encode() + b"\n")
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))

@@ -18,7 +18,7 @@ KEY = "sk-of-the-tests"
 
 
 @dataclass
-class Habits:
+class OpenAIHabits:
     """How this server behaves; a test may change it at any time."""
 
     key: str = ""  # that it wants
@@ -44,11 +44,11 @@ class FakeOpenAI:
 
     def __init__(self, port: int = 0) -> None:
         """`port`: 0 for any."""
-        self.habits = Habits()
-        self.asked: list[dict[str, Any]] = []
+        self.habits = OpenAIHabits()
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.connections: list[socket.socket] = []
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_OpenAIHandler,), {"fake": self}))
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
@@ -75,7 +75,7 @@ class FakeOpenAI:
         self.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _OpenAIHandler(BaseHTTPRequestHandler):
     fake: FakeOpenAI
     protocol_version = "HTTP/1.1"
 
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         habits = self.fake.habits
         if not self._lets_in():
             return
-        self.fake.asked.append(body)
+        self.fake.requests.append(body)
         if self.fake.habits.hangs_up:
             self.fake.habits.hangs_up -= 1
             self.close_connection = True
@@ -111,19 +111,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(429, "busy", {"Retry-After": wait} if wait else {})
         elif habits.fails_with:
             self._refuse(*habits.fails_with)
-        elif unknown := next((name for name in habits.refuses if name in body), ""):
-            self._refuse(400, f"Unrecognized request argument supplied: {unknown}")
+        elif unknown_field := next((name for name in habits.refuses if name in body), ""):
+            self._refuse(400, f"Unrecognized request argument supplied: {unknown_field}")
         elif not habits.is_stream:
             self._json(200, {"choices": [{"message": {"role": "assistant", "content": "whole"}}]})
         else:
             self._stream(body)
 
     def _lets_in(self) -> bool:
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        self.fake.keys.append(given)
-        if given == self.fake.habits.key or not self.fake.habits.key:
+        key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.fake.keys.append(key)
+        if key == self.fake.habits.key or not self.fake.habits.key:
             return True
-        self._refuse(401, f"Incorrect API key provided: {given}")
+        self._refuse(401, f"Incorrect API key provided: {key}")
         return False
 
     def _stream(self, body: dict[str, Any]) -> None:
@@ -160,8 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # the client has cancelled
             self.close_connection = True
 
-    def _refuse(self, status: int, said: str, headers: dict[str, str] | None = None) -> None:
-        self._json(status, {"error": {"message": said, "type": "invalid_request_error"}}, headers)
+    def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        self._json(status, {"error": {"message": message, "type": "invalid_request_error"}}, headers)
 
     def _json(self, status: int, value: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(value).encode()

@@ -1,7 +1,7 @@
 """Several models and workers over a real RabbitMQ and Redis, as threads of the test's process.
 
 with Fleet(broker_url, store_url, [home, other]) as fleet:
-    fleet.start_decode(home, others=[fleet.stealable(other)])
+    fleet.start_decode(home, stealable_models=[fleet.stealable(other)])
     results = fleet.run([fleet.job(other, "text") for …])
 """
 
@@ -33,7 +33,7 @@ from tests.support.path_checker import PathChecker
 from tests.support.waiting import wait_until
 
 PREFILL = "sim:scale=0"
-SHARED = "Grade by this rubric. " * 40
+SHARED_TEXT = "Grade by this rubric. " * 40
 
 
 def weights(seconds: float, seed: int = 1, tokens: int = 20) -> str:
@@ -81,7 +81,7 @@ class Member:
         self.broker.close()
 
 
-class Fleet:
+class WorkerFleet:
     """Workers, a client, and what was observed."""
 
     def __init__(self, broker_url: str, store_url: str, models: Sequence[str]) -> None:
@@ -121,28 +121,32 @@ class Fleet:
     def start_prefill(self, model: str, text: str = PREFILL) -> Member:
         return self._start(partial(PrefillWorker, model, LoadedEngine(engine(text))))
 
-    def start_decode(self, model: str, text: str = PREFILL, slots: int = 1, others: Sequence[Stealable] = ()) -> Member:
+    def start_decode(
+        self, model: str, text: str = PREFILL, slots: int = 1, stealable_models: Sequence[Stealable] = ()
+    ) -> Member:
         return self._start(
-            partial(DecodeWorker, ModelCache(CachedModel(model, 0, LoadedEngine(engine(text, slots))), others))
+            partial(
+                DecodeWorker, ModelCache(CachedModel(model, 0, LoadedEngine(engine(text, slots))), stealable_models)
+            )
         )
 
-    def job(self, model: str, own: str, tokens: int = 20, **fields: Any) -> PrefillJob:
+    def job(self, model: str, own_text: str, tokens: int = 20, **fields: Any) -> PrefillJob:
         """A job whose answer has `tokens` tokens at most; the batch is the model's."""
         batch = "batch-" + model.replace(":", "-")
         return self.client.new_job(
-            batch, f"item-{len(own)}", model, user_prompt(SHARED, own), Sampling(tokens), **fields
+            batch, f"item-{len(own_text)}", model, user_prompt(SHARED_TEXT, own_text), Sampling(tokens), **fields
         )
 
     def jobs(self, model: str, count: int, **fields: Any) -> list[PrefillJob]:
         return [self.job(model, f"student {number} wrote " * (number + 1), **fields) for number in range(count)]
 
-    def prefilled(self, jobs: Sequence[PrefillJob]) -> None:
+    def prefill(self, jobs: Sequence[PrefillJob]) -> None:
         """Submit jobs and have them prefilled; they wait to be decoded."""
-        before = self.waiting(jobs[0].model)
+        waiting_before = self.jobs_waiting(jobs[0].model)
         self.client.submit(jobs)
-        wait_until(lambda: self.waiting(jobs[0].model) == before + len(jobs), "all wait for decode", 30)
+        wait_until(lambda: self.jobs_waiting(jobs[0].model) == waiting_before + len(jobs), "all wait for decode", 30)
 
-    def waiting(self, model: str) -> int:
+    def jobs_waiting(self, model: str) -> int:
         """Jobs ready in a model's decode queue."""
         depth = self.broker.depth(topology.work_queue("decode", model, "bulk"))
         return depth.ready if depth else 0
@@ -150,11 +154,13 @@ class Fleet:
     def results(self, jobs: Sequence[PrefillJob], timeout_s: float = 30.0) -> dict[str, JobResult]:
         """Every job's result, by job id."""
         batch = jobs[0].batch_id
-        found = {result.job_id: result for result in self.client.gather(batch, [job.job_id for job in jobs], timeout_s)}
-        assert len(found) == len(jobs), f"{len(jobs) - len(found)} of {len(jobs)} results did not come"
-        return found
+        results = {
+            result.job_id: result for result in self.client.gather(batch, [job.job_id for job in jobs], timeout_s)
+        }
+        assert len(results) == len(jobs), f"{len(jobs) - len(results)} of {len(jobs)} results did not come"
+        return results
 
-    def seen(self, step: Step, model: str) -> list[Event]:
+    def events_of(self, step: Step, model: str) -> list[Event]:
         return [event for event in self.events if event.step is step and event.model == model]
 
     def _start(self, worker: Callable[..., PrefillWorker | DecodeWorker]) -> Member:
@@ -170,6 +176,6 @@ class Fleet:
 
 def makespan_s(run: Any) -> float:
     """Seconds that a call takes."""
-    started = time.monotonic()
+    start = time.monotonic()
     run()
-    return time.monotonic() - started
+    return time.monotonic() - start

@@ -24,7 +24,7 @@ from tests.support.pipeline import MODEL
 from tests.support.waiting import wait_until
 
 
-class Served:
+class ServedGateway:
     """The gateway of a client, until the end of its `with` block."""
 
     def __init__(self, client: Client, home: Path, models: Mapping[str, ModelSettings] | None = None) -> None:
@@ -66,30 +66,30 @@ class Served:
             self._runner.run(self._server.serve([self._listener]))
 
 
-def nothing_unknown(found: object) -> None:
+def nothing_unknown(parsed_reply: object) -> None:
     """No field, at any depth, that the SDK's own models don't have. They keep unknown ones, or drop them."""
-    if isinstance(found, BaseModel):
-        assert not found.model_extra, found.model_extra
-        for name in type(found).model_fields:
-            nothing_unknown(getattr(found, name))
-    elif isinstance(found, list | tuple):
-        for each in found:
-            nothing_unknown(each)
+    if isinstance(parsed_reply, BaseModel):
+        assert not parsed_reply.model_extra, parsed_reply.model_extra
+        for name in type(parsed_reply).model_fields:
+            nothing_unknown(getattr(parsed_reply, name))
+    elif isinstance(parsed_reply, list | tuple):
+        for element in parsed_reply:
+            nothing_unknown(element)
 
 
-def validated(kind: type[BaseModel], raw: Mapping[str, Any]) -> Any:
+def validate(kind: type[BaseModel], raw: Mapping[str, Any]) -> Any:
     """`raw` as an SDK's model: with all that it requires, and nothing that it doesn't know."""
-    made = kind.model_validate(raw)
-    nothing_unknown(made)
-    _nothing_dropped(raw, made.model_dump(by_alias=True))
-    return made
+    model = kind.model_validate(raw)
+    nothing_unknown(model)
+    _nothing_dropped(raw, model.model_dump(by_alias=True))
+    return model
 
 
-def _nothing_dropped(raw: Any, kept: Any) -> None:
+def _nothing_dropped(raw: Any, dumped_fields: Any) -> None:
     if isinstance(raw, dict):
-        assert set(raw) <= set(kept), set(raw) - set(kept)
+        assert set(raw) <= set(dumped_fields), set(raw) - set(dumped_fields)
         for name, value in raw.items():
-            _nothing_dropped(value, kept[name])
+            _nothing_dropped(value, dumped_fields[name])
     elif isinstance(raw, list):
-        for each, other in zip(raw, kept, strict=True):
-            _nothing_dropped(each, other)
+        for raw_element, dumped_element in zip(raw, dumped_fields, strict=True):
+            _nothing_dropped(raw_element, dumped_element)

@@ -13,7 +13,7 @@ from typing import Any
 from grading.prompts.prompt import build_prompt
 from grading.rubric.rubric import Role, load_rubric
 from grading.submissions.reading import read_document, read_submissions
-from tests.support.processes import ROOT, Done, environment
+from tests.support.processes import ROOT, CompletedCommand, environment
 
 EXAMPLE = ROOT / "examples/homework"
 
@@ -34,9 +34,9 @@ class Demo:
         self.out = out
         self.first = self.run()
 
-    def run(self) -> Done:
+    def run(self) -> CompletedCommand:
         """Once more, into the same folder."""
-        done = subprocess.run(
+        completed_process = subprocess.run(
             [sys.executable, "-m", "examples.demo", "--out", str(self.out)],
             env=environment(self.out.parent),
             cwd=ROOT,
@@ -45,22 +45,24 @@ class Demo:
             encoding="utf-8",
             timeout=DEMO_PATIENCE_S,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CompletedCommand(completed_process.returncode, completed_process.stdout, completed_process.stderr)
 
 
-def example(out: Path, *more: str) -> list[str]:
+def example(out: Path, *extra_arguments: str) -> list[str]:
     """`grade` or `submit` without its name: the example class, into `out`."""
     files = {"rubric": "rubric.yaml", "solution": "solution.ipynb", "template": "template.ipynb"}
     inputs = [word for option, name in files.items() for word in (f"--{option}", str(EXAMPLE / name))]
-    return [str(EXAMPLE / "submissions"), *inputs, "--out", str(out), *more]
+    return [str(EXAMPLE / "submissions"), *inputs, "--out", str(out), *extra_arguments]
 
 
 def example_prompt(role: Role, student: str) -> str:
     """A prompt of the example class, of the submission whose name begins so; always the same."""
     solution, template = (read_document(EXAMPLE / name) for name in ("solution.ipynb", "template.ipynb"))
-    submission = next(one for one in read_submissions(EXAMPLE / "submissions") if one.name.startswith(student))
+    submission = next(
+        submission for submission in read_submissions(EXAMPLE / "submissions") if submission.name.startswith(student)
+    )
     prompt = build_prompt(role, load_rubric(EXAMPLE / "rubric.yaml"), solution, template, submission, "0123456789ab")
-    return prompt.shared + prompt.own
+    return prompt.prefix + prompt.suffix
 
 
 def tiny_class(folder: Path, size: int = 3) -> Path:
@@ -74,9 +76,9 @@ def tiny_class(folder: Path, size: int = 3) -> Path:
     return folder
 
 
-def tiny(folder: Path, out: Path, *more: str) -> list[str]:
+def tiny(folder: Path, out: Path, *extra_arguments: str) -> list[str]:
     """`grade` or `submit` without its name: a class made by `tiny_class`, into `out`."""
-    return [str(folder / "submissions"), "--rubric", str(folder / "rubric.yaml"), "--out", str(out), *more]
+    return [str(folder / "submissions"), "--rubric", str(folder / "rubric.yaml"), "--out", str(out), *extra_arguments]
 
 
 def same_batch(original: Path, copy: Path) -> Path:
@@ -100,5 +102,5 @@ def outcomes(out: Path) -> set[tuple[str, str, str]]:
 
 def assert_each_once(out: Path) -> None:
     """Every job of the batch has one line in the journal, and no line is there twice."""
-    planned = [job["job_id"] for job in json.loads((out / "batch.json").read_text("utf-8"))["jobs"]]
-    assert sorted(row["job_id"] for row in journal(out)) == sorted(planned)
+    planned_ids = [job["job_id"] for job in json.loads((out / "batch.json").read_text("utf-8"))["jobs"]]
+    assert sorted(row["job_id"] for row in journal(out)) == sorted(planned_ids)

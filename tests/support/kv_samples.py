@@ -23,10 +23,10 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def refs_of(
-    lay: KVLayout, count: int, shared: int = 0, fingerprint: str = FINGERPRINT, job: str = "job-1"
+    lay: KVLayout, count: int, shared_tokens: int = 0, fingerprint: str = FINGERPRINT, job: str = "job-1"
 ) -> list[BlockRef]:
     """The refs of a sequence of `count` tokens."""
-    return block_refs(fingerprint, lay, tokens(count), count, shared, job)
+    return block_refs(fingerprint, lay, tokens(count), count, shared_tokens, job)
 
 
 def block(lay: KVLayout, ref: BlockRef) -> Block:
@@ -55,12 +55,12 @@ def hybrid(dtype: DType = "f16") -> KVLayout:
 
 def states(lay: KVLayout, last: BlockRef) -> list[tuple[BlockRef, RecurrentState]]:
     """The states at the end of a block: random numbers, others in each layer."""
-    found = []
+    states = []
     for ref in snapshot_refs(lay, last):
         assert ref.layer is not None
         numbers = np.random.default_rng((last.end, ref.layer)).standard_normal(lay.state_size)
-        found.append((ref, RecurrentState(last.end, ref.layer, numbers.astype(np.float32))))
-    return found
+        states.append((ref, RecurrentState(last.end, ref.layer, numbers.astype(np.float32))))
+    return states
 
 
 def same_bits(left: Array, right: Array) -> bool:

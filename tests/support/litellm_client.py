@@ -17,14 +17,14 @@ def main(url: str, model: str) -> dict[str, Any]:
     whole = litellm.completion(messages=messages, **openai)
     pieces = litellm.completion(messages=messages, stream=True, stream_options={"include_usage": True}, **openai)
     chunks = list(pieces)
-    found: dict[str, Any] = {
+    replies: dict[str, Any] = {
         "whole": whole.choices[0].message.content,
         "finish": whole.choices[0].finish_reason,
         "usage": whole.usage.model_dump(),
         "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
         "streamed_usage": chunks[-1].usage.model_dump(),
         "asynchronous": asyncio.run(litellm.acompletion(messages=messages, **openai)).choices[0].message.content,
-        "two": [one.message.content for one in litellm.completion(messages=messages, n=2, **openai).choices],
+        "two": [choice.message.content for choice in litellm.completion(messages=messages, n=2, **openai).choices],
         "completed": litellm.text_completion(
             prompt="What is a queue?", **openai | {"model": f"text-completion-openai/{model}"}
         )
@@ -35,12 +35,12 @@ def main(url: str, model: str) -> dict[str, Any]:
         .message.content,
     }
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-    for name, asked in (("unknown", {"model": "openai/gpt-4o"}), ("refused", {"tools": tools})):
+    for name, arguments in (("unknown", {"model": "openai/gpt-4o"}), ("refused", {"tools": tools})):
         try:
-            litellm.completion(messages=messages, **openai | asked)
+            litellm.completion(messages=messages, **openai | arguments)
         except (litellm.NotFoundError, litellm.BadRequestError) as error:
-            found[name] = [type(error).__name__, str(error)]
-    return found
+            replies[name] = [type(error).__name__, str(error)]
+    return replies
 
 
 if __name__ == "__main__":

@@ -23,17 +23,17 @@ def install(folder: Path) -> Path:
 
 def parser() -> argparse.ArgumentParser:
     """Its options, as a release of 2026 has them."""
-    made = argparse.ArgumentParser("llama-server", allow_abbrev=False)
-    made.add_argument("--list-devices", action="store_true")
+    argument_parser = argparse.ArgumentParser("llama-server", allow_abbrev=False)
+    argument_parser.add_argument("--list-devices", action="store_true")
     for name in ("--model", "--host", "--slot-save-path"):
-        made.add_argument(name)
+        argument_parser.add_argument(name)
     for name in ("--port", "--ctx-size", "--parallel", "--threads", "--cache-ram"):
-        made.add_argument(name, type=int)
-    made.add_argument("--flash-attn", choices=("on", "off", "auto"), metavar="[on|off|auto]")
+        argument_parser.add_argument(name, type=int)
+    argument_parser.add_argument("--flash-attn", choices=("on", "off", "auto"), metavar="[on|off|auto]")
     for name in ("--no-kv-unified", "--swa-full", "--no-warmup", "--no-webui"):
-        made.add_argument(name, action="store_true")
-    made.add_argument("--fit", choices=("on", "off"))
-    return made
+        argument_parser.add_argument(name, action="store_true")
+    argument_parser.add_argument("--fit", choices=("on", "off"))
+    return argument_parser
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import dataclass, field
 
 
-class Rejected(Exception):
+class ImportRejected(Exception):
     """The LMS would not take this file, or would do something that nobody wants."""
 
 
@@ -21,7 +21,7 @@ class CanvasImport:
     """What an upload would change: grades by assignment id and user id; blanks change nothing."""
 
     grades: dict[str, dict[str, float]] = field(default_factory=dict)
-    excused: set[tuple[str, str]] = field(default_factory=set)
+    excuses: set[tuple[str, str]] = field(default_factory=set)
     points_possible: dict[str, float] = field(default_factory=dict)
 
 
@@ -32,14 +32,16 @@ def canvas_import(data: bytes, assignments: set[str], users: set[str]) -> Canvas
     rows = list(csv.reader(io.StringIO(text), delimiter=delimiter))
     header = rows[0]
     columns = _assignment_columns(header, assignments)
-    where = next((n for n, row in enumerate(rows) if row and row[0].strip() == "Points Possible"), None)
-    if where is None or rows[where][0][:1] != " ":
-        raise Rejected("no row '    Points Possible'; without its blanks it would be a student of that name")
-    found = CanvasImport()
-    found.points_possible = {columns[i]: _number(rows[where][i]) for i in columns if rows[where][i].strip()}
-    for row in rows[where + 1 :]:
-        _student(row, header, columns, users, found)
-    return found
+    points_row = next((n for n, row in enumerate(rows) if row and row[0].strip() == "Points Possible"), None)
+    if points_row is None or rows[points_row][0][:1] != " ":
+        raise ImportRejected("no row '    Points Possible'; without its blanks it would be a student of that name")
+    gradebook = CanvasImport()
+    gradebook.points_possible = {
+        columns[i]: _number(rows[points_row][i]) for i in columns if rows[points_row][i].strip()
+    }
+    for row in rows[points_row + 1 :]:
+        _student(row, header, columns, users, gradebook)
+    return gradebook
 
 
 def _assignment_columns(header: list[str], assignments: set[str]) -> dict[int, str]:
@@ -50,40 +52,42 @@ def _assignment_columns(header: list[str], assignments: set[str]) -> dict[int, s
             continue
         match = re.search(r"\((\d+)\)\s*$", header[index])
         if match is None or match.group(1) not in assignments:
-            raise Rejected(f"column {header[index]!r} would create a new assignment")
+            raise ImportRejected(f"column {header[index]!r} would create a new assignment")
         columns[index] = match.group(1)
     return columns
 
 
-def _student(row: list[str], header: list[str], columns: dict[int, str], users: set[str], found: CanvasImport) -> None:
+def _student(
+    row: list[str], header: list[str], columns: dict[int, str], users: set[str], gradebook: CanvasImport
+) -> None:
     user = row[header.index("ID")].strip()
     if user not in users:
-        raise Rejected(f"no user {user!r} in the course")
+        raise ImportRejected(f"no user {user!r} in the course")
     for index, assignment in columns.items():
         value = row[index].strip() if index < len(row) else ""
         if value.upper() == "EX":
-            found.excused.add((assignment, user))
+            gradebook.excuses.add((assignment, user))
         elif value:
-            if user in found.grades.setdefault(assignment, {}):
-                raise Rejected(f"user {user} is there twice")
-            found.grades[assignment][user] = _number(value)
+            if user in gradebook.grades.setdefault(assignment, {}):
+                raise ImportRejected(f"user {user} is there twice")
+            gradebook.grades[assignment][user] = _number(value)
 
 
 def _fact_columns(header: list[str]) -> int:
     """How many columns say who the student is; the last holds "Section"."""
     if "Student" not in header and not {"LastName", "FirstName"} <= set(header):
-        raise Rejected("no column Student")
+        raise ImportRejected("no column Student")
     if "ID" not in header:
-        raise Rejected("no column ID")
+        raise ImportRejected("no column ID")
     sections = [index for index, name in enumerate(header) if "Section" in name and "(" not in name]
     if not sections:
-        raise Rejected("the last column of facts must hold 'Section'")
+        raise ImportRejected("the last column of facts must hold 'Section'")
     return sections[0] + 1
 
 
 def _number(text: str) -> float:
     if not re.fullmatch(r"-?\d+([.,]\d{1,2})?", text.strip()):
-        raise Rejected(f"{text!r} is no grade with at most two decimals")
+        raise ImportRejected(f"{text!r} is no grade with at most two decimals")
     return float(text.strip().replace(",", "."))
 
 
@@ -102,13 +106,13 @@ def moodle_worksheet(data: bytes, last_modified: dict[str, str], maximum: float)
     """
     rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"))))
     header = rows[0]
-    for needed in ("Identifier", "Grade", "Last modified (grade)"):
-        if needed not in header:
-            raise Rejected(f"no column {needed}")
-    found = MoodleImport()
+    for column in ("Identifier", "Grade", "Last modified (grade)"):
+        if column not in header:
+            raise ImportRejected(f"no column {column}")
+    worksheet = MoodleImport()
     for row in rows[1:]:
         if len(row) != len(header):
-            raise Rejected("a row of another length than the header")
+            raise ImportRejected("a row of another length than the header")
         cells = dict(zip(header, row, strict=True))
         match = re.fullmatch(r"Participant (\d+)", cells["Identifier"])
         if match is None or match.group(1) not in last_modified:
@@ -118,11 +122,11 @@ def moodle_worksheet(data: bytes, last_modified: dict[str, str], maximum: float)
         if cells["Grade"].strip():
             value = float(cells["Grade"])
             if not 0 <= value <= maximum:
-                raise Rejected(f"grade {value} is out of range")
-            found.grades[match.group(1)] = value
+                raise ImportRejected(f"grade {value} is out of range")
+            worksheet.grades[match.group(1)] = value
         if cells.get("Feedback comments"):
-            found.comments[match.group(1)] = cells["Feedback comments"]
-    return found
+            worksheet.comments[match.group(1)] = cells["Feedback comments"]
+    return worksheet
 
 
 def moodle_feedback_zip(data: bytes, participants: set[str]) -> dict[str, bytes]:
@@ -133,9 +137,9 @@ def moodle_feedback_zip(data: bytes, participants: set[str]) -> dict[str, bytes]
             folder, slash, file = name.partition("/")
             parts = folder.split("_")
             if not slash or not file or len(parts) < 4 or parts[2] != "assignsubmission":
-                raise Rejected(f"{name!r} is not in a folder fullname_participant_assignsubmission_plugin_")
+                raise ImportRejected(f"{name!r} is not in a folder fullname_participant_assignsubmission_plugin_")
             if parts[1] not in participants:
-                raise Rejected(f"no participant {parts[1]}")
+                raise ImportRejected(f"no participant {parts[1]}")
             files[parts[1]] = archive.read(name)
     return files
 

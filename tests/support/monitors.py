@@ -37,7 +37,7 @@ Series = list[tuple[float, float]]  # (time, value), one a second where there is
 
 def quicker(rules: str) -> str:
     """Rules with their windows, offsets and waits divided by QUICKER."""
-    return _DURATION.sub(lambda found: _shorter(found[0]), rules)
+    return _DURATION.sub(lambda match: _shorter(match[0]), rules)
 
 
 def _shorter(duration: str) -> str:
@@ -85,19 +85,22 @@ class Prometheus(Server):
 
     def watch(self, ports: Sequence[int]) -> None:
         """Scrape the workers' pages on these ports, and no others; noticed at once."""
-        made = self._targets_file.with_suffix(".new")
-        made.write_text(json.dumps([{"targets": [f"{HOST}:{port}" for port in ports]}]))
-        made.replace(self._targets_file)
+        new_file = self._targets_file.with_suffix(".new")
+        new_file.write_text(json.dumps([{"targets": [f"{HOST}:{port}" for port in ports]}]))
+        new_file.replace(self._targets_file)
 
     def value(self, expression: str) -> float | None:
         """The sum over the series of an expression now, or None without any."""
         results = self._get("query", query=expression)["result"]
-        return sum(float(one["value"][1]) for one in results) if results else None
+        return sum(float(series["value"][1]) for series in results) if results else None
 
     def values(self, expression: str, start: float, end: float) -> list[tuple[dict[str, str], Series]]:
         """Labels and values of every series of an expression."""
-        found = self._get("query_range", query=expression, start=start, end=end, step=1)["result"]
-        return [(one["metric"], [(at, float(value)) for at, value in one["values"] if value != "NaN"]) for one in found]
+        results = self._get("query_range", query=expression, start=start, end=end, step=1)["result"]
+        return [
+            (series["metric"], [(at, float(value)) for at, value in series["values"] if value != "NaN"])
+            for series in results
+        ]
 
     def firing(self) -> dict[str, list[dict[str, str]]]:
         """Labels of the alerts that fire now, by name."""
@@ -114,11 +117,11 @@ class Prometheus(Server):
             healthy[target["scrapePool"]] = healthy.get(target["scrapePool"], 0) + (target["health"] == "up")
         return healthy
 
-    def _get(self, what: str, **parameters: Any) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{what}", params=parameters, timeout=30)
-        found = answer.json()
-        assert found["status"] == "success", f"{parameters}: {found}"
-        return found["data"]
+    def _get(self, endpoint: str, **parameters: Any) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/{endpoint}", params=parameters, timeout=30)
+        reply = answer.json()
+        assert reply["status"] == "success", f"{parameters}: {reply}"
+        return reply["data"]
 
     def _configuration(self, targets: Mapping[str, str]) -> dict[str, Any]:
         config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())

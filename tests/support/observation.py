@@ -27,7 +27,7 @@ from kvasir.connect import connect
 from messages.jobs import Sampling, user_prompt
 from monitoring.dashboards.panels import PANELS, Query
 from tests.support.monitors import WINDOW, Prometheus, RedisExporter, Series
-from tests.support.processes import Cluster, Model, Worker, gateway_url
+from tests.support.processes import Cluster, ModelEntry, Worker, gateway_url
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
 
@@ -37,7 +37,7 @@ PATIENCE_S = 240.0
 LATE_S = 2.0
 _JUNK_BYTES = 1 << 20
 
-Seen = dict[str, dict[str, float]]  # panel title: legend: value
+PanelMeans = dict[str, dict[str, float]]  # panel title: legend: value
 
 MACHINE = """
 [machines.here]
@@ -47,14 +47,14 @@ watts = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """A stretch of time, seconds since the epoch."""
 
     start: float
     end: float
 
 
-class World:
+class ObservedCluster:
     """Services, Prometheus and workers; leaving it ends all of them."""
 
     def __init__(self, folder: Path, models: Sequence[str]) -> None:
@@ -78,8 +78,8 @@ class World:
         self.exporter = enter(RedisExporter(self.store.url))
         targets = {"rabbitmq": self.broker.metrics_url, "redis": self.exporter.url}
         self.prometheus = enter(Prometheus({name: url.removeprefix("http://") for name, url in targets.items()}))
-        made = {name: Model("simulated", "sim:scale=0", context=32768) for name in models}
-        self.cluster = enter(Cluster(folder, self.broker.url, self.store.url, made))
+        entries = {name: ModelEntry("simulated", "sim:scale=0", context=32768) for name in models}
+        self.cluster = enter(Cluster(folder, self.broker.url, self.store.url, entries))
         with self.cluster.config.open("a") as file:
             file.write(MACHINE)
         settings = load_settings(config=self.cluster.config, environ=self.cluster.environment)
@@ -129,10 +129,10 @@ class World:
         """A gateway that Prometheus watches too; its URL."""
         page = free_port()
         words = ("--port", "0", "--state", str(folder), "--metrics-port", str(page))
-        running = self.cluster.start("serve", *words)
+        gateway = self.cluster.start("serve", *words)
         self._pages.append(page)
         self.prometheus.watch([*self._ports.values(), *self._pages])
-        url = gateway_url(running)
+        url = gateway_url(gateway)
         self.until(f'count(kvasir_gateway_open_requests{{instance="{HOST}:{page}"}})', at_least=1)
         return url
 
@@ -149,30 +149,30 @@ class World:
 
     def submit(self, model: str, jobs: int, max_tokens: int = 400) -> None:
         """Publish jobs: a common beginning, a part of their own, the questions of a submission in turn."""
-        shared = "".join(f"{number:4}" for number in range(SHARED_TOKENS))
+        shared_text = "".join(f"{number:4}" for number in range(SHARED_TOKENS))
         batch = f"batch-{next(self._numbers)}"
-        made = (
+        jobs_to_submit = (
             self.client.new_job(
                 batch,
                 f"s{number // 2}.{('code', 'feedback')[number % 2]}",
                 model,
-                user_prompt(shared, f"{batch} {number} ".ljust(4 * OWN_TOKENS, "x")),
+                user_prompt(shared_text, f"{batch} {number} ".ljust(4 * OWN_TOKENS, "x")),
                 Sampling(max_tokens),
             )
             for number in range(jobs)
         )
-        self.client.submit(made)
+        self.client.submit(jobs_to_submit)
 
     @contextmanager
-    def paused(self, worker: Worker) -> Iterator[None]:
+    def pause(self, worker: Worker) -> Iterator[None]:
         """A worker that takes no job meanwhile, by an operator's command: nobody has to be quicker than it is."""
-        done = self.cluster.run("pause", worker.registration.worker_id)
-        assert done.code == 0, done.stderr
+        completed_command = self.cluster.run("pause", worker.registration.worker_id)
+        assert completed_command.code == 0, completed_command.stderr
         try:
             yield
         finally:
-            done = self.cluster.run("resume", worker.registration.worker_id)
-            assert done.code == 0, done.stderr
+            completed_command = self.cluster.run("resume", worker.registration.worker_id)
+            assert completed_command.code == 0, completed_command.stderr
 
     def clear(self) -> None:
         """End all workers, empty all queues and the store: whatever happened here, the next one begins afresh."""
@@ -183,7 +183,7 @@ class World:
         self.lose_blocks()
 
     @contextmanager
-    def filled(self, share: float) -> Iterator[None]:
+    def fill_store(self, share: float) -> Iterator[None]:
         """Redis filled up to this share of its memory with something that is none of ours."""
         names = []
         while self.redis.info("memory")["used_memory"] < share * STORE_BYTES:
@@ -200,11 +200,11 @@ class World:
         if names:
             self.redis.delete(*names)
 
-    def window(self, seconds: float) -> Window:
+    def window(self, seconds: float) -> TimeWindow:
         """The next `seconds`, once they have passed."""
         start = time.time()
         wait_until(lambda: time.time() >= start + seconds, "the window has passed", seconds + 5)
-        return Window(start, start + seconds)
+        return TimeWindow(start, start + seconds)
 
     def until(self, expression: str, at_least: float) -> None:
         """Return once Prometheus says so.
@@ -220,13 +220,13 @@ class World:
             poll_s=0.25,
         )
 
-    def look(self, seconds: float) -> Seen:
+    def look(self, seconds: float) -> PanelMeans:
         """What the panels show over the next seconds: the mean of each series."""
         window = self.window(seconds)
-        shown = {panel.title: self.shown(panel.queries, window) for panel in PANELS}
-        return {title: {name: _mean(series) for name, series in panel.items()} for title, panel in shown.items()}
+        panel_series = {panel.title: self.series_of(panel.queries, window) for panel in PANELS}
+        return {title: {name: _mean(series) for name, series in panel.items()} for title, panel in panel_series.items()}
 
-    def shown(self, queries: Sequence[Query], window: Window) -> dict[str, Series]:
+    def series_of(self, queries: Sequence[Query], window: TimeWindow) -> dict[str, Series]:
         """Each series of a panel, by its legend."""
         return {
             legend(query.legend, labels): series
@@ -243,7 +243,7 @@ def expression(query: Query) -> str:
 
 def legend(template: str, labels: Mapping[str, str]) -> str:
     """`{{model}} {{stage}}` with the labels' values, as Grafana fills it."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), template)
 
 
 def _mean(series: Series) -> float:

@@ -20,19 +20,19 @@ import openai
 
 from monitoring.dashboards.panels import PANELS, Panel
 from tests.support.diagnosis import Situation, diagnose
-from tests.support.observation import Seen, Window, World, expression
+from tests.support.observation import ObservedCluster, PanelMeans, TimeWindow, expression
 from tests.support.situations import DECODE_SLOW, DECODE_STEADY, FAST, MAKERS, see
 
 MODELS = ("m1", "m2")
 # Whose figures no worker of a world makes: there is no GPU. (tests/unit/monitoring/test_metrics.py has the figures
 # themselves.)
-UNSEEN = tuple(panel for panel in PANELS if "kvasir_gpu" in str(panel.queries))
+UNFED_PANELS = tuple(panel for panel in PANELS if "kvasir_gpu" in str(panel.queries))
 _IDLE_S = 8.0
 _PEOPLE = 30  # who talk through the gateway at once
 _GONE_S = 2.0  # a series without a value for this long has ended
 
 # Of the six situations' table: those that tell them apart.
-TELLING = (
+TELLTALE_PANELS = (
     "Jobs waiting, by model, stage and lane",
     "Age of the oldest job waiting, at most",
     "Workers, by model and stage",
@@ -46,24 +46,24 @@ TELLING = (
 
 
 @dataclass(frozen=True, slots=True)
-class PanelSeen:
+class PanelObservation:
     """A panel's series: the last value of the idle window, and of the loaded one the value farthest from that.
 
-    A series that ended before the loaded window did is not in `loaded`.
+    A series that ended before the loaded window did is not in `under_load`.
     """
 
     panel: Panel
     idle: Mapping[str, float]
-    loaded: Mapping[str, float]
+    under_load: Mapping[str, float]
 
     @property
-    def moved(self) -> list[str]:
+    def moved_series(self) -> list[str]:
         """The series that were others under load than idle; one that is new and zero was not."""
-        names = sorted({*self.idle, *self.loaded})
-        return [name for name in names if abs(self.loaded.get(name, 0.0) - self.idle.get(name, 0.0)) > 1e-9]
+        names = sorted({*self.idle, *self.under_load})
+        return [name for name in names if abs(self.under_load.get(name, 0.0) - self.idle.get(name, 0.0)) > 1e-9]
 
 
-def watch_panels(world: World, folder: Path) -> list[PanelSeen]:
+def watch_panels(world: ObservedCluster, folder: Path) -> list[PanelObservation]:
     """Two models' workers idle, then under load and with faults injected, of which every panel has to tell something.
 
     m1's decode worker may steal from m2, whose own is slow. While a figure is waited for nobody can work it away: the
@@ -88,7 +88,7 @@ def watch_panels(world: World, folder: Path) -> list[PanelSeen]:
     try:
         world.until('kvasir_steals_total{model="m2"}', at_least=1)
         world.until('rabbitmq_detailed_queue_messages_ready{queue="dead-letters"}', at_least=1)
-        with world.paused(thief):
+        with world.pause(thief):
             # The slow worker dies with jobs in hand, before others whose blocks are then taken away.
             world.submit("m2", 60)
             world.until('sum(kvasir:queue_ready{model="m2", stage="decode"})', at_least=5)
@@ -100,7 +100,7 @@ def watch_panels(world: World, folder: Path) -> list[PanelSeen]:
     except AssertionError as error:
         click.echo(error, err=True)
     world.window(3)
-    return seen_in(world, idle, Window(start, time.time()))
+    return observe_windows(world, idle, TimeWindow(start, time.time()))
 
 
 def _talk(url: str) -> None:
@@ -113,47 +113,53 @@ def _talk(url: str) -> None:
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
 
 
-def seen_in(world: World, idle: Window, loaded: Window) -> list[PanelSeen]:
+def observe_windows(world: ObservedCluster, idle: TimeWindow, load_window: TimeWindow) -> list[PanelObservation]:
     """What each panel showed in the two windows."""
-    return [_seen(world, panel, idle, loaded) for panel in PANELS if panel not in UNSEEN]
+    return [_observe(world, panel, idle, load_window) for panel in PANELS if panel not in UNFED_PANELS]
 
 
-def _seen(world: World, panel: Panel, idle: Window, loaded: Window) -> PanelSeen:
-    before = {name: series[-1][1] for name, series in world.shown(panel.queries, idle).items()}
+def _observe(world: ObservedCluster, panel: Panel, idle: TimeWindow, load_window: TimeWindow) -> PanelObservation:
+    before = {name: series[-1][1] for name, series in world.series_of(panel.queries, idle).items()}
     after = {
         name: max((value for _at, value in series), key=lambda value: abs(value - before.get(name, 0.0)))
-        for name, series in world.shown(panel.queries, loaded).items()
-        if series[-1][0] > loaded.end - _GONE_S or name not in before
+        for name, series in world.series_of(panel.queries, load_window).items()
+        if series[-1][0] > load_window.end - _GONE_S or name not in before
     }
-    return PanelSeen(panel, before, after)
+    return PanelObservation(panel, before, after)
 
 
-def print_panels(seen: Sequence[PanelSeen]) -> None:
+def print_panels(observations: Sequence[PanelObservation]) -> None:
     """For people."""
-    for one in seen:
-        click.echo(f"\n{one.panel.title}  [{one.panel.unit}]{'' if one.moved else '   DID NOT MOVE'}")
-        for query in one.panel.queries:
+    for observation in observations:
+        click.echo(
+            f"\n{observation.panel.title}  [{observation.panel.unit}]{'' if observation.moved_series else '   DID NOT MOVE'}"
+        )
+        for query in observation.panel.queries:
             click.echo(f"  {expression(query)}")
-        for name in one.moved or sorted(one.idle):
-            idle, loaded = (_figure(window.get(name)) for window in (one.idle, one.loaded))
-            click.echo(f"    {name:40} idle {idle:>12}   loaded {loaded:>12}")
+        for name in observation.moved_series or sorted(observation.idle):
+            idle_figure, load_figure = (
+                _figure(window.get(name)) for window in (observation.idle, observation.under_load)
+            )
+            click.echo(f"    {name:40} idle {idle_figure:>12}   loaded {load_figure:>12}")
 
 
-def situations_table(seen: Mapping[Situation, Seen]) -> str:
+def situations_table(panels_by_situation: Mapping[Situation, PanelMeans]) -> str:
     """Markdown: a row for each telling panel, a column for each situation; series of 0 are left out beside others."""
-    lines = [f"| | {' | '.join(seen)} |", f"|---|{'---|' * len(seen)}"]
-    for title in TELLING:
-        cells = [_cell(panels[title]) for panels in seen.values()]
+    lines = [f"| | {' | '.join(panels_by_situation)} |", f"|---|{'---|' * len(panels_by_situation)}"]
+    for title in TELLTALE_PANELS:
+        cells = [_cell(panels[title]) for panels in panels_by_situation.values()]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    lines.append(f"| **the script's word** | {' | '.join(diagnose(panels) for panels in seen.values())} |")
+    lines.append(
+        f"| **the script's word** | {' | '.join(diagnose(panels) for panels in panels_by_situation.values())} |"
+    )
     return "\n".join(lines)
 
 
 def _cell(series: Mapping[str, float]) -> str:
     """Without the model's name, which is each situation's own."""
-    shown = {name.partition(" ")[2]: value for name, value in series.items() if value}
-    nothing = "0" if series else "–"
-    return "<br>".join(f"{name} {_figure(value)}".strip() for name, value in shown.items()) or nothing
+    shown_values = {name.partition(" ")[2]: value for name, value in series.items() if value}
+    placeholder = "0" if series else "–"
+    return "<br>".join(f"{name} {_figure(value)}".strip() for name, value in shown_values.items()) or placeholder
 
 
 def _figure(value: float | None) -> str:
@@ -165,14 +171,16 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="kvasir-observe-") as folder:
         if list(arguments) == ["situations"]:
             names = [f"m{number}" for number in range(1, len(MAKERS) + 1)]
-            with World(Path(folder) / "world", names) as world:
-                seen = {what: see(world, what, model) for what, model in zip(MAKERS, names, strict=True)}
-            click.echo(situations_table(seen))
-            return int(any(diagnose(panels) != what for what, panels in seen.items()))
-        with World(Path(folder) / "world", MODELS) as world:
+            with ObservedCluster(Path(folder) / "world", names) as world:
+                panels_by_situation = {
+                    situation: see(world, situation, model) for situation, model in zip(MAKERS, names, strict=True)
+                }
+            click.echo(situations_table(panels_by_situation))
+            return int(any(diagnose(panels) != situation for situation, panels in panels_by_situation.items()))
+        with ObservedCluster(Path(folder) / "world", MODELS) as world:
             panels = watch_panels(world, Path(folder) / "gateway")
     print_panels(panels)
-    return int(not all(one.moved for one in panels))
+    return int(not all(observation.moved_series for observation in panels))
 
 
 if __name__ == "__main__":

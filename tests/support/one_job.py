@@ -34,26 +34,26 @@ def steps() -> list[tuple[str, str]]:
 
 def _code_of(file: str, name: str) -> CodeType:
     assert (ROOT / file).is_file(), f"docs/one_job.md names {file}, which does not exist"
-    found: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    target: Any = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     for part in name.split("."):
-        found = getattr(found, part)
-    code = found.__code__
+        target = getattr(target, part)
+    code = target.__code__
     assert Path(code.co_filename).resolve() == (ROOT / file).resolve(), f"{name} is not defined in {file}"
     return code
 
 
 @contextmanager
 def _first_calls(codes: set[CodeType]) -> Iterator[list[CodeType]]:
-    seen: list[CodeType] = []
+    first_calls: list[CodeType] = []
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_code in codes and frame.f_code not in seen:
-            seen.append(frame.f_code)
+        if event == "call" and frame.f_code in codes and frame.f_code not in first_calls:
+            first_calls.append(frame.f_code)
 
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        yield seen
+        yield first_calls
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -62,14 +62,14 @@ def _first_calls(codes: set[CodeType]) -> Iterator[list[CodeType]]:
 def main(arguments: list[str]) -> None:
     """Grade as `kvasir grade` does with these arguments."""
     faulthandler.enable()
-    named = steps()
-    codes = [_code_of(file, name) for file, name in named]
+    functions = steps()
+    codes = [_code_of(file, name) for file, name in functions]
     # The start-up proof uses the engine too; only the job itself is to be seen.
     kvasir.pipeline.prove = lambda _prefill, _decode: ""  # type: ignore[assignment]
-    with _first_calls(set(codes)) as seen:
+    with _first_calls(set(codes)) as first_calls:
         # Not the exit code: what so small a model writes may be of no use as a grade, and is a result all the same.
-        cli.run(["--config", str(ROOT / "examples/demo.toml"), "grade", *arguments])
-    sys.stdout.write("\n" + json.dumps([named[codes.index(code)] for code in seen]) + "\n")
+        cli.run_command(["--config", str(ROOT / "examples/demo.toml"), "grade", *arguments])
+    sys.stdout.write("\n" + json.dumps([functions[codes.index(code)] for code in first_calls]) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ class _Run:
     """What is known of one run: all arrangements of its copies that explain the steps seen so far."""
 
     arrangements: set[Copies] = field(default_factory=lambda: {(Position.NEW,)})
-    visited: set[Position] = field(default_factory=lambda: {Position.NEW})
-    waiting: list[Step] = field(default_factory=list)
+    positions_held: set[Position] = field(default_factory=lambda: {Position.NEW})
+    early_steps: list[Step] = field(default_factory=list)
 
 
 class PathChecker:
@@ -52,7 +52,7 @@ class PathChecker:
         with self._lock:
             run = self._runs.setdefault(key, _Run())
             if not self._advance(run, event.step):
-                run.waiting.append(event.step)
+                run.early_steps.append(event.step)
             elif event.step in _PUBLISHES:
                 self._catch_up(run)
 
@@ -60,16 +60,16 @@ class PathChecker:
         """Sentences about the steps that nothing explains, in order of first sight of their job."""
         with self._lock:
             return [
-                f"job {job_id}, run {number}: {step.value!r} can't follow {_shown(run)}"
+                f"job {job_id}, run {number}: {step.value!r} can't follow {_describe(run)}"
                 for (job_id, number), run in self._runs.items()
-                for step in run.waiting
+                for step in run.early_steps
             ]
 
-    def unfinished(self) -> list[str]:
+    def jobs_without_result(self) -> list[str]:
         """Ids of jobs with a run that has had no result yet."""
         ends = {Position.REPLIED, Position.JOURNALED}
         with self._lock:
-            return [job_id for (job_id, _), run in self._runs.items() if not ends & run.visited]
+            return [job_id for (job_id, _), run in self._runs.items() if not ends & run.positions_held]
 
     def jobs(self) -> list[str]:
         """Ids of all jobs seen."""
@@ -78,33 +78,33 @@ class PathChecker:
 
     def _catch_up(self, run: _Run) -> None:
         """Retry what was seen too early, in the order in which it was seen; again after each publish among it."""
-        published = True
-        while published:
-            taken = [step for step in run.waiting if self._advance(run, step)]
-            for step in taken:
-                run.waiting.remove(step)
-            published = not _PUBLISHES.isdisjoint(taken)
+        has_published = True
+        while has_published:
+            allowed_steps = [step for step in run.early_steps if self._advance(run, step)]
+            for step in allowed_steps:
+                run.early_steps.remove(step)
+            has_published = not _PUBLISHES.isdisjoint(allowed_steps)
 
     def _advance(self, run: _Run, step: Step) -> bool:
         """Take the step if some arrangement of the copies allows it; False, and nothing changed, if none does."""
-        if step is Step.JOURNALED and Position.JOURNALED in run.visited:
+        if step is Step.JOURNALED and Position.JOURNALED in run.positions_held:
             return False  # the journal has one line for each run, whatever the copies do
         if self._unseen_copies:
-            targets = {target for position in run.visited for target in _targets(run, position, step)}
-            run.visited |= targets
-            run.arrangements = {(position,) for position in run.visited}
+            targets = {target for position in run.positions_held for target in _targets(run, position, step)}
+            run.positions_held |= targets
+            run.arrangements = {(position,) for position in run.positions_held}
             return bool(targets)
-        after = set(_arrangements(run, step))
-        if after:
-            run.arrangements = after
-            run.visited |= {position for copies in after for position in copies}
-        return bool(after)
+        arrangements = set(_arrangements(run, step))
+        if arrangements:
+            run.arrangements = arrangements
+            run.positions_held |= {position for copies in arrangements for position in copies}
+        return bool(arrangements)
 
 
 def _arrangements(run: _Run, step: Step) -> Iterator[Copies]:
     """The arrangements that one step makes of those before it."""
     for copies in run.arrangements:
-        sources = run.visited if step is Step.REDELIVERED else set(copies)
+        sources = run.positions_held if step is Step.REDELIVERED else set(copies)
         for source in sources:
             rest = list(copies)
             if step not in _BRANCHES:
@@ -116,10 +116,10 @@ def _arrangements(run: _Run, step: Step) -> Iterator[Copies]:
 def _targets(run: _Run, position: Position, step: Step) -> Iterator[Position]:
     if step in TABLE[position]:
         yield TABLE[position][step]
-    elif step is Step.REPLIED and position is Position.DECODE_QUEUE and Position.ANSWERED in run.visited:
+    elif step is Step.REPLIED and position is Position.DECODE_QUEUE and Position.ANSWERED in run.positions_held:
         yield Position.REPLIED
 
 
-def _shown(run: _Run) -> str:
+def _describe(run: _Run) -> str:
     places = {place for copies in run.arrangements for place in copies}
     return " or ".join(repr(place.value) for place in sorted(places))

@@ -48,8 +48,8 @@ MODEL = "tiny:1b"
 BATCH = "batch"
 INSTANT = "sim:scale=0,answer=8"
 SLOW = "sim:scale=1,prefill=1000000,decode=0.1,answer=8"  # the same answers, at ten seconds a token
-SHARED = "Grade by this rubric. " * 40  # 220 tokens
-OWN = "def answer(): return 42\n" * 10  # 60 tokens: with SHARED too many for a decoder to prefill without need
+SHARED_TEXT = "Grade by this rubric. " * 40  # 220 tokens
+OWN_TEXT = "def answer(): return 42\n" * 10  # 60 tokens: with SHARED too many for a decoder to prefill without need
 
 Effect = Callable[[Sequence[int], threading.Event | None], None]
 
@@ -58,31 +58,31 @@ class Gate:
     """An effect that holds a call until `open`, or until the call is told to stop."""
 
     def __init__(self) -> None:
-        self.reached = threading.Event()
-        self._opened = threading.Event()
+        self.call_arrived = threading.Event()
+        self._is_open = threading.Event()
 
     def __call__(self, _tokens: Sequence[int], stop: threading.Event | None) -> None:
-        self.reached.set()
-        while not self._opened.wait(0.01):
+        self.call_arrived.set()
+        while not self._is_open.wait(0.01):
             if stop is not None and stop.is_set():
                 raise Cancelled("stopped at the gate")
 
     def wait(self) -> None:
         """Return once a call is held."""
-        assert self.reached.wait(10), "no call came to the gate"
+        assert self.call_arrived.wait(10), "no call came to the gate"
 
     def open(self) -> None:
         """Let all calls pass, now and later."""
-        self._opened.set()
+        self._is_open.set()
 
 
 def fails(*errors: BaseException) -> Effect:
     """An effect that raises each of these, one a call, and then no more."""
-    left = deque(errors)
+    errors_to_raise = deque(errors)
 
     def effect(_tokens: Sequence[int], _stop: threading.Event | None) -> None:
-        if left:
-            raise left.popleft()
+        if errors_to_raise:
+            raise errors_to_raise.popleft()
 
     return effect
 
@@ -103,17 +103,17 @@ class WatchedEngine(SimulatedEngine):
         super().__init__(parse_weights(weights), EngineOptions(weights, context, slots))
         self.before_prefill: Effect = fails()
         self.before_decode: Effect = fails()
-        self.prefilled: list[tuple[int, ...]] = []
-        self.decoded: list[tuple[int, ...]] = []
-        self.tokenized = 0
+        self.prefill_calls: list[tuple[int, ...]] = []
+        self.decode_calls: list[tuple[int, ...]] = []
+        self.tokenize_calls = 0
         self.imports = 0  # of KV caches from which several answers are forked
-        self.checked = 0  # KV caches that were compared with one of its own
-        self.misled = 0.0  # nats by which a transferred KV cache misleads it
+        self.cache_checks = 0  # KV caches that were compared with one of its own
+        self.bias_nats = 0.0  # nats by which a transferred KV cache misleads it
         self.before_check: Callable[[], object] = lambda: None
         self.outage = ""  # why, as engines say it whose program is another process
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
-        self.tokenized += 1
+        self.tokenize_calls += 1
         return super().tokenize(prompt, clock)
 
     def prefill(
@@ -125,15 +125,15 @@ class WatchedEngine(SimulatedEngine):
 
     def _note(self, tokens: tuple[int, ...]) -> None:
         """One entry a job: its class-wide part, computed first and by itself, is not counted again."""
-        last = self.prefilled[-1] if self.prefilled else ()
+        last = self.prefill_calls[-1] if self.prefill_calls else ()
         if last and len(last) < len(tokens) and tokens[: len(last)] == last:
-            self.prefilled.pop()
-        self.prefilled.append(tokens)
+            self.prefill_calls.pop()
+        self.prefill_calls.append(tokens)
 
     def decode(
         self, tokens: Sequence[int], cache: KVCache | None, sampling: Sampling, on_text: Any = None, stop: Any = None
     ) -> Answer:
-        self.decoded.append(tuple(tokens))
+        self.decode_calls.append(tuple(tokens))
         self.before_decode(tokens, stop)
         return super().decode(tokens, cache, sampling, on_text, stop)
 
@@ -146,27 +146,27 @@ class WatchedEngine(SimulatedEngine):
         if cache is None:
             self.before_check()
             return expected
-        self.checked += 1
-        return {id: value - self.misled for id, value in expected.items()}
+        self.cache_checks += 1
+        return {id: value - self.bias_nats for id, value in expected.items()}
 
 
 class WatchedStore(MemoryKVStore):
-    """The store in memory: its operations named in `away` fail, and a record in it can be damaged."""
+    """The store in memory: its operations named in `failing_calls` fail, and a record in it can be damaged."""
 
     def __init__(self, clock: Callable[[], float] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         super().__init__(max_bytes, clock or time.monotonic)
-        self.away: set[str] = set()
-        self.refused = 0  # calls of those
-        self.stored: list[BlockRef] = []
+        self.failing_calls: set[str] = set()
+        self.refusals = 0  # calls of those
+        self.stored_refs: list[BlockRef] = []
 
-    def missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
+    def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         self._check("missing")
-        return super().missing(refs)
+        return super().find_missing(refs)
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         self._check("put")
         records = list(records)
-        self.stored += [ref for ref, _ in records]
+        self.stored_refs += [ref for ref, _ in records]
         return super().put(fingerprint, layout, records)
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
@@ -184,8 +184,8 @@ class WatchedStore(MemoryKVStore):
         self._values.put(ref.key, bytes(value), 3600)
 
     def _check(self, operation: str) -> None:
-        if operation in self.away:
-            self.refused += 1
+        if operation in self.failing_calls:
+            self.refusals += 1
             raise StoreUnavailable(f"{operation}: the store was unplugged by the test")
 
 
@@ -199,12 +199,12 @@ class HybridEngine(WatchedEngine):
         return replace(info, layout=replace(info.layout, recurrent_layers=(0,)))
 
 
-class Died(BaseException):
+class WorkerDied(BaseException):
     """A worker's sudden death, as far as one process can show it: nothing that it holds is settled."""
 
 
 @dataclass(eq=False)
-class Started:
+class SupervisedWorker:
     """A worker in its thread, with a broker client of its own. If it dies, its supervisor starts it again."""
 
     make: Callable[[], Any]
@@ -222,17 +222,17 @@ class Started:
         while True:
             try:
                 return self.worker.run()
-            except Died:
+            except WorkerDied:
                 self.worker = self.make()
 
     def dies_of(self, prompt: str) -> Effect:
         """An effect: this prompt takes the worker and its channel along."""
         tokens = self.engine.tokenize(user_prompt("", prompt), 0.0).ids
 
-        def effect(given: Sequence[int], _stop: threading.Event | None) -> None:
-            if tuple(given) in (tokens, tokens[:-1]):
+        def effect(tokens_of_call: Sequence[int], _stop: threading.Event | None) -> None:
+            if tuple(tokens_of_call) in (tokens, tokens[:-1]):
                 self.broker.drop()
-                raise Died
+                raise WorkerDied
 
         return effect
 
@@ -241,14 +241,14 @@ class Started:
         self.worker.stop(abort)
         ring(self.broker, "nothing")  # so that its housekeeping looks up at once
 
-    def left(self) -> None:
+    def wait_until_left(self) -> None:
         """Return once it has left."""
         self.thread.join(10)
         assert not self.thread.is_alive(), f"{self.thread.name} did not leave"
         self.broker.close()
 
 
-class Heard:
+class RecordingProgress:
     """Keeps what a Runner tells of its progress."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class Pipeline:
         self.cluster_state: ClusterState = MemoryClusterState()
         self.events: list[Event] = []
         self.checker = PathChecker(unseen_copies)
-        self.workers: list[Started] = []
+        self.workers: list[SupervisedWorker] = []
         self._brokers: list[EmbeddedBroker] = []
         self._replies: dict[str, Replies] = {}
         self._results: list[JobResult] = []
@@ -284,10 +284,10 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for started in self.workers:
-            started.stop(abort=True)
-        for started in self.workers:
-            started.left()
+        for worker in self.workers:
+            worker.stop(abort=True)
+        for worker in self.workers:
+            worker.wait_until_left()
         for broker in self._brokers:
             broker.close()
         if error is None:
@@ -307,10 +307,10 @@ class Pipeline:
 
     def start_prefill(
         self, engine: WatchedEngine | None = None, why_no_kv: str = "", sketch: Sketch | None = None
-    ) -> Started:
+    ) -> SupervisedWorker:
         """A prefill worker, its registration up."""
-        loaded = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
-        return self._start(partial(PrefillWorker, MODEL, loaded), loaded.engine)
+        loaded_engine = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
+        return self._start(partial(PrefillWorker, MODEL, loaded_engine), loaded_engine.engine)
 
     def start_decode(
         self,
@@ -318,39 +318,43 @@ class Pipeline:
         why_no_kv: str = "",
         sketch: Sketch | None = None,
         kv_check_every: int = KV_CHECK_EVERY,
-    ) -> Started:
+    ) -> SupervisedWorker:
         """A decode worker, its registration up."""
-        loaded = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
-        cache = ModelCache(CachedModel(MODEL, 0, loaded))
-        return self._start(partial(DecodeWorker, cache, kv_check_every=kv_check_every), loaded.engine)
+        loaded_engine = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
+        cache = ModelCache(CachedModel(MODEL, 0, loaded_engine))
+        return self._start(partial(DecodeWorker, cache, kv_check_every=kv_check_every), loaded_engine.engine)
 
-    def start(self, weights: str = INSTANT) -> tuple[Started, Started]:
+    def start(self, weights: str = INSTANT) -> tuple[SupervisedWorker, SupervisedWorker]:
         """One of each."""
         return self.start_prefill(WatchedEngine(weights)), self.start_decode(WatchedEngine(weights))
 
-    def leave(self, started: Started, abort: bool = False) -> None:
+    def leave(self, worker: SupervisedWorker, abort: bool = False) -> None:
         """A worker leaves in good order."""
-        started.stop(abort)
-        started.left()
-        self.workers.remove(started)
+        worker.stop(abort)
+        worker.wait_until_left()
+        self.workers.remove(worker)
 
-    def _start(self, worker: Callable[..., PrefillWorker | DecodeWorker], engine: WatchedEngine) -> Started:
+    def _start(self, worker: Callable[..., PrefillWorker | DecodeWorker], engine: WatchedEngine) -> SupervisedWorker:
         broker = EmbeddedBroker(self.server)
-        started = Started(lambda: worker(broker, self.kv, self.cluster_state, self.observe), engine, broker)
-        self.workers.append(started)
-        my_id = started.worker.worker_id
+        new_worker = SupervisedWorker(lambda: worker(broker, self.kv, self.cluster_state, self.observe), engine, broker)
+        self.workers.append(new_worker)
+        my_id = new_worker.worker.worker_id
         wait_until(
             lambda: my_id in [registration.worker_id for registration in self.cluster_state.registrations()],
             "its registration is up",
         )
-        return started
+        return new_worker
 
     # Jobs and results
 
-    def job(self, own: str = OWN, shared: str = SHARED, batch: str = BATCH, **fields: Any) -> PrefillJob:
+    def job(
+        self, own_text: str = OWN_TEXT, shared_text: str = SHARED_TEXT, batch: str = BATCH, **fields: Any
+    ) -> PrefillJob:
         """A job of a batch; its item is numbered by its text."""
         sampling = fields.pop("sampling", Sampling(max_tokens=16))
-        job = self.client.new_job(batch, f"item-{zlib.crc32(own.encode())}", MODEL, user_prompt(shared, own), sampling)
+        job = self.client.new_job(
+            batch, f"item-{zlib.crc32(own_text.encode())}", MODEL, user_prompt(shared_text, own_text), sampling
+        )
         return replace(job, **fields)
 
     def submit(self, *jobs: PrefillJob) -> None:
@@ -386,9 +390,9 @@ class Pipeline:
         info = WatchedEngine().info
         prompt = WatchedEngine().tokenize(job.prompt, 0.0)
         assert info.layout is not None
-        covered = len(prompt.ids) - 1
-        shared = shared_boundary(info.layout, min(prompt.shared_tokens, covered))
-        return block_refs(info.fingerprint, info.layout, prompt.ids, covered, shared, job.job_id)
+        num_tokens = len(prompt.ids) - 1
+        shared_tokens = shared_boundary(info.layout, min(prompt.shared_tokens, num_tokens))
+        return block_refs(info.fingerprint, info.layout, prompt.ids, num_tokens, shared_tokens, job.job_id)
 
     def listen(self, batch_id: str) -> None:
         """Take this batch's results."""
@@ -402,7 +406,7 @@ class Pipeline:
 
     def _take(self) -> None:
         for replies in self._replies.values():
-            for reply in replies.take(0):
+            for reply in replies.receive(0):
                 self._results.append(reply.result)
                 reply.delivery.ack()
 
@@ -420,16 +424,16 @@ class Pipeline:
 
     def lying_in(self, queue: str) -> list[Message]:
         """The messages ready in a queue. They stay there, but in a work queue each look counts as a return."""
-        looking = EmbeddedBroker(self.server)
-        found = []
-        while delivery := looking.get(queue):
-            found.append(delivery.message)
-        looking.close()
-        return found
+        broker = EmbeddedBroker(self.server)
+        messages = []
+        while delivery := broker.get(queue):
+            messages.append(delivery.message)
+        broker.close()
+        return messages
 
-    def dead_letters(self, buried: int = 1) -> list[Message]:
+    def dead_letters(self, at_least: int = 1) -> list[Message]:
         """The graveyard, once so many are buried: a failed job is answered first."""
-        wait_until(lambda: self.ready(topology.DEAD_LETTERS) >= buried, f"{buried} jobs are buried")
+        wait_until(lambda: self.ready(topology.DEAD_LETTERS) >= at_least, f"{at_least} jobs are buried")
         return self.lying_in(topology.DEAD_LETTERS)
 
     def work_left(self) -> dict[str, int]:
@@ -441,7 +445,7 @@ class Pipeline:
     def nothing_is_left(self) -> None:
         """Wait until all work queues are empty and every worker has settled what it was given."""
         wait_until(lambda: not self.work_left(), "the work queues are empty")
-        wait_until(lambda: not any(started.broker.unacked for started in self.workers), "everything is acked")
+        wait_until(lambda: not any(worker.broker.unacked for worker in self.workers), "everything is acked")
 
 
 def work(stage: topology.WorkStage, lane: Any = "bulk") -> str:

@@ -46,7 +46,7 @@ PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelEntry:
     """An entry of [models] in kvasir.toml."""
 
     engine: str
@@ -58,12 +58,12 @@ class Model:
 
 
 # One thread: with more, the last digits of a sum depend on what else is in the batch, and a random model has near ties.
-DEMO = Model("llamacpp", str(ROOT / "examples/model/kvasir-demo.gguf"), threads=1)
-SIMULATED = Model("simulated", "sim:scale=0", context=32768)
+DEMO = ModelEntry("llamacpp", str(ROOT / "examples/model/kvasir-demo.gguf"), threads=1)
+SIMULATED_MODEL = ModelEntry("simulated", "sim:scale=0", context=32768)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompletedCommand:
     """A command that has ended."""
 
     code: int
@@ -75,7 +75,7 @@ class Done:
         return json.loads(self.stdout)
 
 
-class Running:
+class RunningProcess:
     """A `kvasir` process in the background; what it writes goes to `log`."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
@@ -128,28 +128,28 @@ class Running:
 @contextmanager
 def serving(folder: Path, model: str) -> Iterator[str]:
     """A gateway with a simulated model, all in one process; its URL."""
-    (folder / "kvasir.toml").write_text(config_text({model: SIMULATED}), "utf-8")
+    (folder / "kvasir.toml").write_text(config_text({model: SIMULATED_MODEL}), "utf-8")
     words = ["--config", str(folder / "kvasir.toml"), "serve", "--port", "0", "--state", str(folder / "state")]
-    gateway = Running(words, environment(folder), folder)
+    gateway = RunningProcess(words, environment(folder), folder)
     try:
         yield gateway_url(gateway)
     finally:
         gateway.kill()
 
 
-def gateway_url(gateway: Running) -> str:
+def gateway_url(gateway: RunningProcess) -> str:
     """Where it says that it answers, as soon as it does."""
 
-    def said() -> re.Match[str] | None:
+    def find_address() -> re.Match[str] | None:
         assert gateway.alive, gateway.text()
         return re.search(r"answers at (\S+) ", gateway.text())
 
-    found = wait_until(said, "the gateway says where it answers", 60)
-    assert found
-    return found[1]
+    match = wait_until(find_address, "the gateway says where it answers", 60)
+    assert match
+    return match[1]
 
 
-class Worker(Running):
+class Worker(RunningProcess):
     """A worker process whose registration has been seen on the cluster state."""
 
     def __init__(
@@ -188,7 +188,7 @@ class Worker(Running):
 class Cluster:
     """Processes over one broker and one store, with a configuration of their own."""
 
-    def __init__(self, folder: Path, broker_url: str, store_url: str, models: Mapping[str, Model] | Path) -> None:
+    def __init__(self, folder: Path, broker_url: str, store_url: str, models: Mapping[str, ModelEntry] | Path) -> None:
         """`models`: what the configuration is made from, or the file of one that is there already."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -200,23 +200,23 @@ class Cluster:
         self.models = list(load_settings(config=self.config, environ={}).models)
         self.cluster_state = RedisClusterState(store_url)
         self._numbers = itertools.count(1)
-        self._started: list[Running] = []
+        self._processes: list[RunningProcess] = []
 
     @property
     def environment(self) -> dict[str, str]:
         """Of a process in this cluster."""
         return environment(self.folder) | {"KVASIR_BROKER_URL": self.broker_url, "KVASIR_STORE_URL": self.store_url}
 
-    def run(self, *arguments: str, timeout_s: float = PATIENCE_S) -> Done:
+    def run(self, *arguments: str, timeout_s: float = PATIENCE_S) -> CompletedCommand:
         """A command over the cluster, to its end."""
         return run("--config", str(self.config), *arguments, env=self.environment, cwd=self.folder, timeout_s=timeout_s)
 
-    def start(self, *arguments: str, **environment: str) -> Running:
+    def start(self, *arguments: str, **environment: str) -> RunningProcess:
         """A command over the cluster, in the background, with these variables besides."""
         words, folder = ["--config", str(self.config), *arguments], self._new_folder(arguments[0])
-        started = Running(words, self.environment | environment, folder)
-        self._started.append(started)
-        return started
+        process = RunningProcess(words, self.environment | environment, folder)
+        self._processes.append(process)
+        return process
 
     def worker(self, role: Literal["prefill", "decode"], model: str, *options: str) -> Worker:
         """A worker that serves `model`, ready."""
@@ -231,17 +231,17 @@ class Cluster:
             *(f"{role}-worker", "--model", model, *options),
         ]
         worker = Worker(arguments, self.environment, self._new_folder(role), self.cluster_state)
-        self._started.append(worker)
+        self._processes.append(worker)
         return worker
 
     def queues(self) -> list[str]:
         """The work queues of these models."""
-        mine = [spec for spec in topology.queues(self.models) if spec.exchange == topology.WORK]
-        return [spec.name for spec in mine]
+        specs = [spec for spec in topology.queues(self.models) if spec.exchange == topology.WORK]
+        return [spec.name for spec in specs]
 
     def left_over(self) -> dict[str, int]:
         """Messages in the work queues once all workers have ended, so that none is merely held: by queue."""
-        assert not any(isinstance(started, Worker) and started.alive for started in self._started)
+        assert not any(isinstance(process, Worker) and process.alive for process in self._processes)
         with pika.BlockingConnection(pika.URLParameters(addresses(self.broker_url)[0])) as connection:
             depths = {name: _ready(connection.channel(), name) for name in self.queues()}
         return {name: ready for name, ready in depths.items() if ready}
@@ -257,8 +257,8 @@ class Cluster:
 
     def close(self) -> None:
         """End every process, delete every queue of these models. Idempotent."""
-        for started in self._started:
-            started.kill()
+        for process in self._processes:
+            process.kill()
         self._delete_queues()
         self.cluster_state.close()
 
@@ -289,9 +289,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "kvasir", *arguments]
 
 
-def run(*arguments: str, env: Mapping[str, str], cwd: Path, timeout_s: float = PATIENCE_S) -> Done:
+def run(*arguments: str, env: Mapping[str, str], cwd: Path, timeout_s: float = PATIENCE_S) -> CompletedCommand:
     """A command to its end. Raises TimeoutExpired."""
-    done = subprocess.run(
+    completed_process = subprocess.run(
         command(*arguments),
         env=dict(env),
         cwd=cwd,
@@ -300,18 +300,18 @@ def run(*arguments: str, env: Mapping[str, str], cwd: Path, timeout_s: float = P
         encoding="utf-8",
         timeout=timeout_s,
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return CompletedCommand(completed_process.returncode, completed_process.stdout, completed_process.stderr)
 
 
 def environment(home: Path) -> dict[str, str]:
     """The environment of a process that finds this source tree, and no settings of the developer's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVASIR_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("KVASIR_")}
     folders = {"XDG_CONFIG_HOME": str(home / "config"), "XDG_DATA_HOME": str(home / "data")}
     vllm = {vllm_environment.VARIABLE: str(vllm_environment.python_path())}  # it lies in the developer's own folder
-    return kept | folders | vllm | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return variables | folders | vllm | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
-def config_text(models: Mapping[str, Model]) -> str:
+def config_text(models: Mapping[str, ModelEntry]) -> str:
     """A kvasir.toml with these models; the first one grades."""
     first = next(iter(models))
     lines = ["[grading]", f'code_model = "{first}"', f'feedback_model = "{first}"', "temperature = 0.0"]

@@ -94,7 +94,7 @@ def _apt_install(program: Program) -> None:
     with _services_stay_off():
         for command in (["apt-get", "update", "-q"], install):
             # Somebody else's installation may be under way: wait for its lock.
-            done = subprocess.run(
+            completed_process = subprocess.run(
                 [*command, "-o", "DPkg::Lock::Timeout=300"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -102,8 +102,8 @@ def _apt_install(program: Program) -> None:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            if done.returncode:
-                tail = "\n".join(done.stdout.splitlines()[-15:])
+            if completed_process.returncode:
+                tail = "\n".join(completed_process.stdout.splitlines()[-15:])
                 raise ProgramMissing(f"{' '.join(command)} failed:\n{tail}\n\nTry: {_command(program)}")
 
 

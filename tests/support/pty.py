@@ -33,25 +33,25 @@ class Terminal:
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], cwd: Path, columns: int = 80, rows: int = 30
     ) -> None:
-        self._ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self._before = termios.tcgetattr(theirs)
+        self._our_end, command_end = os.openpty()
+        fcntl.ioctl(command_end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._settings_before = termios.tcgetattr(command_end)
         env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES", "CI")}
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(theirs), *command],
+            ["/bin/sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(command_end), *command],
             env=env,
             cwd=cwd,
             start_new_session=True,
         )
-        self._theirs = theirs  # held open: its settings are looked at when the command has ended
-        self._after: list[object] = []
-        self._seen = b""
+        self._command_end = command_end  # held open: its settings are looked at when the command has ended
+        self._settings_after: list[object] = []
+        self._output = b""
 
     @property
     def raw(self) -> str:
         """All that was written so far, escape sequences too."""
         self._read(0)
-        return self._seen.decode("utf-8", errors="replace")
+        return self._output.decode("utf-8", errors="replace")
 
     @property
     def text(self) -> str:
@@ -61,8 +61,8 @@ class Terminal:
     @property
     def percentages(self) -> list[int]:
         """Every percentage that was shown, repetitions left out."""
-        found = [int(number) for number in _PERCENT.findall(self.text)]
-        return [number for before, number in zip([-1, *found], found, strict=False) if number != before]
+        numbers = [int(number) for number in _PERCENT.findall(self.text)]
+        return [number for previous, number in zip([-1, *numbers], numbers, strict=False) if number != previous]
 
     @property
     def cursor_shown(self) -> bool:
@@ -70,14 +70,14 @@ class Terminal:
         return self.raw.rfind("\x1b[?25h") >= self.raw.rfind("\x1b[?25l")
 
     @property
-    def restored(self) -> bool:
+    def is_restored(self) -> bool:
         """Whether the terminal was left as it was found: echo, line editing, cursor, main screen."""
         other_screen = self.raw.rfind("\x1b[?1049h") > self.raw.rfind("\x1b[?1049l")
-        return self.cursor_shown and not other_screen and self._after == self._before
+        return self.cursor_shown and not other_screen and self._settings_after == self._settings_before
 
     def type(self, keys: str) -> None:
         """Keys, as a person presses them."""
-        os.write(self._ours, keys.encode())
+        os.write(self._our_end, keys.encode())
 
     def until(self, words: str, timeout_s: float = 60.0) -> None:
         """Wait until these words (a regular expression) were shown. Raises AssertionError with what was shown."""
@@ -102,15 +102,15 @@ class Terminal:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._read(0)
-        self._after = termios.tcgetattr(self._theirs)
-        os.close(self._ours)
-        os.close(self._theirs)
-        self._ours = -1
+        self._settings_after = termios.tcgetattr(self._command_end)
+        os.close(self._our_end)
+        os.close(self._command_end)
+        self._our_end = -1
 
     def _read(self, timeout_s: float) -> bool:
         """Take what was written; whether anything was."""
-        before = len(self._seen)
-        while self._ours >= 0 and select.select([self._ours], [], [], timeout_s)[0]:
+        length = len(self._output)
+        while self._our_end >= 0 and select.select([self._our_end], [], [], timeout_s)[0]:
             timeout_s = 0
-            self._seen += os.read(self._ours, 65536)
-        return len(self._seen) > before
+            self._output += os.read(self._our_end, 65536)
+        return len(self._output) > length

@@ -24,7 +24,7 @@ from kvstore.redis.store import RedisKVStore
 from messages.jobs import JobResult, PrefillJob
 from messages.kv import Block, KVLayout, Record
 from producers.client import Client
-from tests.support.pipeline import MODEL, Pipeline, Started, WatchedEngine
+from tests.support.pipeline import MODEL, Pipeline, SupervisedWorker, WatchedEngine
 from tests.support.waiting import wait_until
 
 # 4 KiB of KV a token.
@@ -49,7 +49,9 @@ class RedisPipeline(Pipeline):
             self.cluster_state.close()
             self.redis.close()
 
-    def start_decode(self, engine: WatchedEngine | None = None, why_no_kv: str = "", kv: Any = None) -> Started:
+    def start_decode(
+        self, engine: WatchedEngine | None = None, why_no_kv: str = "", kv: Any = None
+    ) -> SupervisedWorker:
         """A decode worker, its registration up; `kv`: a store of its own, which the caller closes."""
         everybodys, self.kv = self.kv, kv or self.kv
         try:
@@ -87,28 +89,28 @@ class InterruptedStore(RedisKVStore):
         super().__init__(url, timeout_s=3)
         self._interrupt = interrupt
         self._during = during
-        self._left = after_records
-        self.interrupted = False
+        self._records_to_pass = after_records
+        self.has_fired = False
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
-        return super().put(fingerprint, layout, self._counted(records) if self._during == "put" else records)
+        return super().put(fingerprint, layout, self._count_records(records) if self._during == "put" else records)
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
-        if self._during != "get" or self.interrupted or len(refs) < 2:
+        if self._during != "get" or self.has_fired or len(refs) < 2:
             return super().get(fingerprint, layout, refs)
         half = super().get(fingerprint, layout, refs[: len(refs) // 2])
         self._fire()
         return half + super().get(fingerprint, layout, refs[len(refs) // 2 :])
 
-    def _counted(self, records: Iterable[Any]) -> Iterator[Any]:
+    def _count_records(self, records: Iterable[Any]) -> Iterator[Any]:
         for record in records:
             yield record
-            self._left -= 1
-            if not self._left:
+            self._records_to_pass -= 1
+            if not self._records_to_pass:
                 self._fire()
 
     def _fire(self) -> None:
-        self.interrupted = True
+        self.has_fired = True
         self._interrupt()
 
 
@@ -121,7 +123,7 @@ class SpoilingProxy:
         self._open: list[socket.socket] = []
         self._command = b""
         self._let_pass = 0
-        self.spoiled = threading.Event()
+        self.reply_spoilt = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -153,28 +155,31 @@ class SpoilingProxy:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._upstream)
                 self._open += [client, server]
-                marked = threading.Event()
-                threading.Thread(target=self._to_server, args=(client, server, marked), daemon=True).start()
-                threading.Thread(target=self._to_client, args=(client, server, marked), daemon=True).start()
+                has_command = threading.Event()
+                threading.Thread(target=self._to_server, args=(client, server, has_command), daemon=True).start()
+                threading.Thread(target=self._to_client, args=(client, server, has_command), daemon=True).start()
 
-    def _to_server(self, client: socket.socket, server: socket.socket, marked: threading.Event) -> None:
-        seen = b""
+    def _to_server(self, client: socket.socket, server: socket.socket, has_command: threading.Event) -> None:
+        recent_bytes = b""
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
-                if self._command and self._command in (seen := seen[-64:] + data):
+                if self._command and self._command in (recent_bytes := recent_bytes[-64:] + data):
                     self._command = b""
-                    marked.set()
+                    has_command.set()
                 server.sendall(data)
             server.shutdown(socket.SHUT_RDWR)
 
-    def _to_client(self, client: socket.socket, server: socket.socket, marked: threading.Event) -> None:
-        left = None
+    def _to_client(self, client: socket.socket, server: socket.socket, has_command: threading.Event) -> None:
+        bytes_to_pass = None
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
-                if marked.is_set():
-                    left = self._let_pass if left is None else left
-                    data, left = data[:left] + random.Random(1).randbytes(len(data[left:])), max(0, left - len(data))
-                    if not left:
-                        self.spoiled.set()
+                if has_command.is_set():
+                    bytes_to_pass = self._let_pass if bytes_to_pass is None else bytes_to_pass
+                    data, bytes_to_pass = (
+                        data[:bytes_to_pass] + random.Random(1).randbytes(len(data[bytes_to_pass:])),
+                        max(0, bytes_to_pass - len(data)),
+                    )
+                    if not bytes_to_pass:
+                        self.reply_spoilt.set()
                 client.sendall(data)
             client.shutdown(socket.SHUT_RDWR)

@@ -25,14 +25,21 @@ class EnvironmentMissing(RuntimeError):
 def folder(release: str) -> Path:
     """The environment's folder, made if it is not there yet. Raises EnvironmentMissing: without it a test must fail."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir"
-    found, made = cache / release, cache / f"{release}.made"
-    if not made.exists():
-        _run(release, [sys.executable, "-m", "venv", "--clear", str(found)])
+    environment, marker = cache / release, cache / f"{release}.made"
+    if not marker.exists():
+        _run(release, [sys.executable, "-m", "venv", "--clear", str(environment)])
         for arguments in INSTALLS[release]:
-            pip = [str(found / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            pip = [
+                str(environment / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+            ]
             _run(release, [*pip, *arguments])
-        made.touch()  # an environment that is half done is made anew
-    return found
+        marker.touch()  # an environment that is half done is made anew
+    return environment
 
 
 def python(release: str) -> Path:
@@ -46,7 +53,9 @@ def packages(release: str) -> Path:
 
 
 def _run(release: str, command: list[str]) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise EnvironmentMissing(f"{release} can't be installed: {said[-1] if said else 'nothing was said'}")
+    completed_process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if completed_process.returncode:
+        error_lines = completed_process.stderr.strip().splitlines()
+        raise EnvironmentMissing(
+            f"{release} can't be installed: {error_lines[-1] if error_lines else 'nothing was said'}"
+        )

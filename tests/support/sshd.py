@@ -64,9 +64,9 @@ class Sshd:
         )
 
     def _answers(self) -> bool:
-        done = subprocess.run(
+        completed_process = subprocess.run(
             ["ssh", "-F", str(self._config), "-o", "BatchMode=yes", self.alias, "echo $HOME"],
             capture_output=True,
             text=True,
         )
-        return done.stdout.strip() == str(self.home)
+        return completed_process.stdout.strip() == str(self.home)

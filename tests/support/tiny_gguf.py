@@ -114,8 +114,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, model: TinyModel) -> int:
 def _alphabet() -> dict[int, str]:
     """The printable character that stands for each byte in byte-level BPE."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    unprintable_bytes = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(unprintable_bytes)}
 
 
 def _merges() -> list[tuple[str, str]]:
@@ -146,12 +146,12 @@ class _Tensors:
         """Embeddings and outputs by which each of `ids` is followed by the next one, if no layer says otherwise."""
         embeddings = (self._source.standard_normal((vocabulary, size)) * scale / np.sqrt(size)).astype(np.float32)
         outputs = (self._source.standard_normal((vocabulary, size)) / np.sqrt(size)).astype(np.float32)
-        for one, following in pairwise(ids):
-            outputs[following] = embeddings[one] * 8
+        for token, following in pairwise(ids):
+            outputs[following] = embeddings[token] * 8
         self._writer.add_tensor("token_embd.weight", embeddings)
         self._writer.add_tensor("output.weight", outputs)
 
-    def ones(self, name: str, size: int) -> None:
+    def add_ones(self, name: str, size: int) -> None:
         self._writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
 
     def zeros(self, name: str, *shape: int) -> None:
@@ -160,7 +160,7 @@ class _Tensors:
 
 def _add_tensors(writer: gguf.GGUFWriter, model: TinyModel, vocabulary: int) -> None:
     tensors = _Tensors(writer, model.seed)
-    tensors.ones("output_norm", model.embedding)
+    tensors.add_ones("output_norm", model.embedding)
     if model.says:
         tensors.chain(model.says, vocabulary, model.embedding, scale=64)  # louder than the layers
     else:
@@ -181,15 +181,15 @@ def _add_tensors(writer: gguf.GGUFWriter, model: TinyModel, vocabulary: int) -> 
 def _add_attention(tensors: _Tensors, model: TinyModel, block: str) -> None:
     size, query, key_value = model.embedding, model.heads * model.head_dim, model.kv_heads * model.head_dim
     reorder = model.architecture == "llama"
-    tensors.ones(block + "attn_norm", size)
+    tensors.add_ones(block + "attn_norm", size)
     # Sharp and loud attention, so that an answer depends on the whole prompt and not on its last token alone.
     tensors.random(block + "attn_q", query, size, scale=2, heads=model.heads * reorder)
     tensors.random(block + "attn_k", key_value, size, heads=model.kv_heads * reorder)
     tensors.random(block + "attn_v", key_value, size)
     tensors.random(block + "attn_output", size, query, scale=2)
     if model.architecture == "qwen3":
-        tensors.ones(block + "attn_q_norm", model.head_dim)
-        tensors.ones(block + "attn_k_norm", model.head_dim)
+        tensors.add_ones(block + "attn_q_norm", model.head_dim)
+        tensors.add_ones(block + "attn_k_norm", model.head_dim)
     if model.architecture in ("qwen2", "gpt-oss"):
         for name, width in (("attn_q", query), ("attn_k", key_value), ("attn_v", key_value)):
             tensors.zeros(f"{block}{name}.bias", width)
@@ -199,7 +199,7 @@ def _add_attention(tensors: _Tensors, model: TinyModel, block: str) -> None:
 
 
 def _add_feed_forward(tensors: _Tensors, model: TinyModel, block: str) -> None:
-    tensors.ones(block + "ffn_norm", model.embedding)
+    tensors.add_ones(block + "ffn_norm", model.embedding)
     tensors.random(block + "ffn_gate", model.feed_forward, model.embedding)
     tensors.random(block + "ffn_up", model.feed_forward, model.embedding)
     tensors.random(block + "ffn_down", model.embedding, model.feed_forward)
@@ -207,7 +207,7 @@ def _add_feed_forward(tensors: _Tensors, model: TinyModel, block: str) -> None:
 
 def _add_experts(tensors: _Tensors, model: TinyModel, block: str) -> None:
     size, inner, experts = model.embedding, model.feed_forward, model.experts
-    tensors.ones(block + "post_attention_norm", size)
+    tensors.add_ones(block + "post_attention_norm", size)
     tensors.random(block + "ffn_gate_inp", experts, size)
     tensors.zeros(block + "ffn_gate_inp.bias", experts)
     for name, rows, columns in (("gate", inner, size), ("up", inner, size), ("down", size, inner)):

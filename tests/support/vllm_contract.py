@@ -39,38 +39,38 @@ class VLLMContract:
     """For a test module with a fixture `engine`: the demo model, a context of 8,192 tokens, chunks of 512."""
 
     def test_a_prefill_gives_blocks_out_before_it_ends(self, engine: VLLMEngine) -> None:
-        seen: list[tuple[float, int]] = []
+        emitted_records: list[tuple[float, int]] = []
 
         def emit(record: Record) -> None:
-            seen.append((time.monotonic(), record.start))  # type: ignore[union-attr]
+            emitted_records.append((time.monotonic(), record.start))  # type: ignore[union-attr]
 
         engine.prefill(LONG, emit)
-        assert [start for _, start in seen] == list(range(0, 8000, 32))
-        assert seen[-1][0] - seen[0][0] > (time.monotonic() - seen[-1][0])
+        assert [start for _, start in emitted_records] == list(range(0, 8000, 32))
+        assert emitted_records[-1][0] - emitted_records[0][0] > (time.monotonic() - emitted_records[-1][0])
 
-    @pytest.mark.parametrize("what", ["prefill", "decode"])
+    @pytest.mark.parametrize("operation", ["prefill", "decode"])
     def test_work_that_is_cancelled_ends_within_a_second_and_leaves_nothing(
-        self, engine: VLLMEngine, what: str
+        self, engine: VLLMEngine, operation: str
     ) -> None:
         stop = threading.Event()
         threading.Timer(0.3, stop.set).start()
 
         def work() -> None:
-            while what == "prefill":  # however quick the machine is
+            while operation == "prefill":  # however quick the machine is
                 engine.prefill(LONG, lambda _: None, stop=stop)
             engine.decode(TOKENS, None, ENDLESS, stop=stop)
 
         with pytest.raises(Cancelled):
             work()
-        ended = time.monotonic()
+        end = time.monotonic()
         assert engine.decode(TOKENS[:64], None, GREEDY).evaluated_tokens == 64
-        assert time.monotonic() - ended < 5
+        assert time.monotonic() - end < 5
         wait_until(lambda: not list(engine.host.folder.glob("*.kv")), "the files are gone", 10)
 
     def test_a_cache_that_can_not_be_read_fails_its_job_and_no_other(self, engine: VLLMEngine) -> None:
         # Given a job at work, and another whose cache is cut short in shared memory
         cache, long = prefilled(engine, TOKENS), Sampling(max_tokens=400, temperature=0)
-        before = life(engine)
+        instance = life(engine)
         with ThreadPoolExecutor(1) as thread, engine.pin_cache(TOKENS, cache):
             busy = thread.submit(engine.decode, TOKENS, None, long)
             (path,) = engine.host.folder.glob("*.kv")
@@ -81,4 +81,4 @@ class VLLMContract:
             assert busy.result().evaluated_tokens == len(TOKENS)
         # Then the engine serves on
         assert engine.decode(TOKENS, cache, GREEDY).evaluated_tokens == 1
-        assert life(engine) == before
+        assert life(engine) == instance

@@ -19,7 +19,7 @@ from infra.deploy.permissions import PERMISSIONS
 from infra.deploy.units import Place, unit_file, units_of
 from kvstore.redis.cluster_state import RedisClusterState
 from tests.support import programs, sockets
-from tests.support.processes import ROOT, Done, environment, run
+from tests.support.processes import ROOT, CompletedCommand, environment, run
 from tests.support.servers import RabbitMQServer, RedisServer, free_port
 from tests.support.sshd import Sshd
 from tests.support.waiting import wait_until
@@ -75,12 +75,12 @@ class Site:
             + MACHINE.format(name="two", port=free_port(), roles=decode)
         )
 
-    def deploy(self, *arguments: str) -> Done:
+    def deploy(self, *arguments: str) -> CompletedCommand:
         options = ("--ssh-config", str(self.ssh_config))
         command = ("--config", str(self.config), "deploy", *arguments, *options)
         return run(*command, env=self.variables | {"PATH": os.environ["PATH"]}, cwd=self.folder, timeout_s=600)
 
-    def kvasir(self, *arguments: str) -> Done:
+    def kvasir(self, *arguments: str) -> CompletedCommand:
         return run("--config", str(self.config), *arguments, env=self.variables, cwd=self.folder)
 
     def pids(self) -> set[int]:
@@ -146,11 +146,11 @@ def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think
     )
     variables = environment(site.folder) | {"PATH": os.environ["PATH"]}
 
-    def deploy(*arguments: str) -> Done:
+    def deploy(*arguments: str) -> CompletedCommand:
         command = ("--config", str(config), "deploy", *arguments, "--ssh-config", str(site.ssh_config))
         return run(*command, env=variables, cwd=site.folder, timeout_s=600)
 
-    def kvasir(*arguments: str, role: str = "") -> Done:
+    def kvasir(*arguments: str, role: str = "") -> CompletedCommand:
         return run("--config", str(config), *arguments, env=variables | _as(role, broker, store, mine), cwd=site.folder)
 
     try:
@@ -251,7 +251,7 @@ def _ask(site: Site, number: int, folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*command, "--model", MODEL], env=site.variables, stdout=log, stderr=log)
 
 
-def _states(done: Done) -> list[str]:
+def _states(done: CompletedCommand) -> list[str]:
     assert done.code == 0, done.stderr
     return [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
 

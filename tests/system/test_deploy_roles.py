@@ -24,7 +24,7 @@ from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from tests.support import programs
 from tests.support.homework import journal, tiny, tiny_class
-from tests.support.processes import Cluster, Model
+from tests.support.processes import Cluster, ModelEntry
 from tests.support.rights import is_refused
 from tests.support.servers import HOST, RabbitMQServer, Server, free_port, redis_answers
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.system  # half a minute
 
 MODEL = "tiny-roles:1b"
 # Every prompt is transferred through the store, and the class's prefix is shared.
-SIMULATED = Model("simulated", "sim:scale=0", context=32768, short_prompt_tokens=0)
+SIMULATED = ModelEntry("simulated", "sim:scale=0", context=32768, short_prompt_tokens=0)
 
 
 class DeployedStore(Server):
@@ -277,7 +277,7 @@ def test_rabbitmq_refuses_what_is_not_a_roles(deployed: Deployed) -> None:
         assert refused(role, lambda channel: channel.queue_delete(prefill))
         assert refused(role, lambda channel: channel.queue_declare("another", durable=True))
         assert refused(role, lambda channel: channel.basic_publish("", prefill, b""))
-        assert refused(role, lambda channel: channel.basic_publish(topology.PARKED, "", b""))
+        assert refused(role, lambda channel: channel.basic_publish(topology.REPLY_ALTERNATE, "", b""))
     # And a prefill worker gets, or purges, no decode job
     assert refused("prefill", lambda channel: channel.basic_get(decode))
     assert refused("prefill", lambda channel: channel.queue_purge(decode))

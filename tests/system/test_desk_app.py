@@ -13,7 +13,7 @@ from desk.backend import Backend, FleetView
 from desk.decisions import accept_grade
 from desk.fleet import FleetWatch
 from desk.view import Views
-from tests.support.desk import answer, planned, request_of
+from tests.support.desk import answer, plan_tiny_class, request_of
 
 pytestmark = pytest.mark.system  # the pages need Streamlit, which comes with the ui extra: so their imports are late
 
@@ -53,7 +53,7 @@ def test_hostile_text_is_neither_markup_nor_changed() -> None:
 def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: Path) -> None:
     from desk.pages.shared import Desk
 
-    out, assignment = planned(tmp_path)
+    out, assignment = plan_tiny_class(tmp_path)
     desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
     _, first, _ = desk.rows(out)
     _, again, _ = desk.rows(out)
@@ -70,8 +70,8 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
 def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> None:
     from desk.pages.shared import Desk
 
-    out, assignment = planned(tmp_path)
-    backend = SimpleNamespace(home=tmp_path / "home", more=[out])
+    out, assignment = plan_tiny_class(tmp_path)
+    backend = SimpleNamespace(home=tmp_path / "home", extra_folders=[out])
     desk = Desk(cast(Backend, backend), Views(request_of), FleetWatch(FleetView))
     assert desk.rates() == []
 

@@ -82,9 +82,9 @@ def test_a_sample_is_graded_blind_by_two_and_what_it_promises_is_said(
     wait_until(lambda: sheet(folder)[1] == ["2", ""], "what is typed is kept", PATIENCE_S)
     browser.reload()
     wait_until_holds(browser, "Points for works", "2")
-    browser.back()
+    browser.go_back()
     wait_until_holds(browser, "Points for works", "3")
-    browser.back(-1)
+    browser.go_back(-1)
     wait_until_holds(browser, "Points for works", "2")
 
     # and somebody else's entry is not overwritten unasked

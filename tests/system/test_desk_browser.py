@@ -25,7 +25,7 @@ from tests.support.desk_page import (
     wait_until_holds,
 )
 from tests.support.homework import RUBRIC, tiny_class
-from tests.support.processes import Model, config_text
+from tests.support.processes import ModelEntry, config_text
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -145,17 +145,17 @@ def test_back_and_forward_show_what_was_seen(browser: Browser, desk: DeskPage) -
     for student in (1, 2):
         browser.click("Next")
         wait_until_shown(browser, student)
-    browser.back()
+    browser.go_back()
     wait_until_shown(browser, 1)
-    browser.back()
+    browser.go_back()
     wait_until_shown(browser, 0)
-    browser.back()
+    browser.go_back()
     browser.wait_for(SECTIONS["Results"])
     wait_until_holds(browser, "Name contains", "student")
     wait_until(lambda: section(browser) == "Results", "the section is Results", PATIENCE_S)
-    browser.back()
+    browser.go_back()
     wait_until_holds(browser, "Name contains", "")
-    browser.back(-3)
+    browser.go_back(-3)
     wait_until_shown(browser, 1)
 
 
@@ -166,8 +166,8 @@ def test_back_pressed_again_before_the_page_is_drawn_goes_back_twice(browser: Br
         browser.click("Next")
         wait_until_shown(browser, student)
     for student in (2, 0):
-        browser.back()
-        browser.back()
+        browser.go_back()
+        browser.go_back()
         wait_until_shown(browser, student)
 
 
@@ -178,7 +178,7 @@ def test_back_shows_what_was_typed_just_before_leaving(browser: Browser, desk: D
     browser.call("Input.insertText", text="student")
     browser.click("Review")  # the field is left by this very press
     wait_until_shown(browser, 0)
-    browser.back()
+    browser.go_back()
     browser.wait_for(SECTIONS["Results"])
     wait_until_holds(browser, "Name contains", "student")
 
@@ -312,7 +312,7 @@ def test_a_name_is_asked_once_kept_in_the_browser_and_in_no_address(browser: Bro
 @pytest.mark.parametrize("leave", ["Next", "Previous", "Results", "back"])
 def test_unsaved_changes_are_asked_about_before_they_are_left(browser: Browser, desk: DeskPage, leave: str) -> None:
     def go() -> None:
-        browser.back() if leave == "back" else browser.click(leave)
+        browser.go_back() if leave == "back" else browser.click(leave)
 
     folder = graded_assignment(desk, 3)
     open_review(browser, desk, folder)
@@ -543,7 +543,7 @@ def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: Desk
 def slow(tmp_path: Path) -> Iterator[tuple[DeskPage, Path]]:
     """A desk, and an assignment of six that takes seconds to grade."""
     config = tmp_path / "kvasir.toml"
-    model = Model("simulated", "sim:prefill=600,decode=20,scale=1,answer=120", 32768)
+    model = ModelEntry("simulated", "sim:prefill=600,decode=20,scale=1,answer=120", 32768)
     config.write_text(config_text({"slow": model}), "utf-8")
     with DeskPage(tmp_path, config) as desk:
         yield desk, new_assignment(desk, "Means", tiny_class(tmp_path / "class", 6) / "submissions", RUBRIC)

@@ -95,7 +95,7 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         browser.click("Include grades that need a review and have none")
         browser.click("Make the file")
         browser.click("Download final-grades.csv")
-        rows = list(csv.DictReader(io.StringIO(browser.downloaded("final-grades.csv").read_text("utf-8"))))
+        rows = list(csv.DictReader(io.StringIO(browser.wait_for_download("final-grades.csv").read_text("utf-8"))))
         assert len(rows) == 16
         assert [row["reviewed"] for row in rows].count("yes") == 1
         assert journal(folder)

@@ -89,7 +89,7 @@ def choose(browser: Browser, option: str, nth: int = 0) -> None:
 def made(browser: Browser, name: str) -> bytes:
     browser.click("Make the file")
     browser.click(f"Download {name}")
-    return browser.downloaded(name).read_bytes()
+    return browser.wait_for_download(name).read_bytes()
 
 
 def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(

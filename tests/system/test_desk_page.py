@@ -14,7 +14,7 @@ from grading.reviews import read_overrides
 from tests.support.browser import Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, cut_off, quick_model, steps
 from tests.support.homework import EXAMPLE, assert_each_once, journal, tiny_class
-from tests.support.processes import Model, config_text
+from tests.support.processes import ModelEntry, config_text
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -82,7 +82,7 @@ def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
         browser.click("Include grades that need a review and have none")
         browser.click("Make the file")
         browser.click("Download final-grades.csv")
-        rows = list(csv.DictReader(io.StringIO(browser.downloaded("final-grades.csv").read_text("utf-8"))))
+        rows = list(csv.DictReader(io.StringIO(browser.wait_for_download("final-grades.csv").read_text("utf-8"))))
         reviewed = next(row for row in rows if row["reviewed"] == "yes")
         assert reviewed["n_doubled"] == "2"
         assert [row["points"] for row in rows if row["state"] == "failed"] == [""]
@@ -93,7 +93,7 @@ def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
 def slow_class(folder: Path) -> tuple[Path, Path]:
     """(configuration of a model that takes its time, a class for it)."""
     config = folder / "kvasir.toml"
-    config.write_text(config_text({"slow": Model("simulated", "sim:prefill=4000,decode=400,scale=1", 32768)}), "utf-8")
+    config.write_text(config_text({"slow": ModelEntry("simulated", "sim:prefill=4000,decode=400,scale=1", 32768)}), "utf-8")
     return config, tiny_class(folder / "class", 12)
 
 

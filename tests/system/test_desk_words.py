@@ -10,18 +10,18 @@ import pytest
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import DeskPage, new_assignment
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import Model, config_text, environment, run
+from tests.support.processes import ModelEntry, config_text, environment, run
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-SLOW = Model("simulated", "sim:scale=1,decode=0.1", 32768)  # ten seconds a token
+SLOW = ModelEntry("simulated", "sim:scale=1,decode=0.1", 32768)  # ten seconds a token
 STRICTER = RUBRIC.replace("points: 3", "points: 4").replace("One point for each", "Two points for each")
 
 
 def config(folder: Path, weights: str) -> Path:
     path = folder / f"{len(weights)}.toml"
-    path.write_text(config_text({"m": Model("simulated", weights, 32768)}), "utf-8")
+    path.write_text(config_text({"m": ModelEntry("simulated", weights, 32768)}), "utf-8")
     return path
 
 

@@ -10,12 +10,12 @@ import openai
 import pytest
 
 from infra.broker import topology
-from tests.support.processes import Cluster, Model, gateway_url
+from tests.support.processes import Cluster, ModelEntry, gateway_url
 from tests.support.servers import RabbitMQServer
 
 pytestmark = pytest.mark.system
 
-PACED = Model("simulated", "sim:scale=1,prefill=100000,decode=10,answer=60,spread=1", context=8192)
+PACED = ModelEntry("simulated", "sim:scale=1,prefill=100000,decode=10,answer=60,spread=1", context=8192)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL, Pipeline
 from tests.support.processes import ROOT, environment
 
@@ -31,7 +31,7 @@ print(json.dumps([(message.name, message.markdown[0].value) for message in app.c
 def test_a_chat_in_streamlit_goes_on_turn_by_turn(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "gateway.md").read_text("utf-8")
     chat = page[page.index("```python\nimport streamlit") + len("```python\n") :].partition("```")[0]
-    with Pipeline() as pipeline, Served(pipeline.client, tmp_path) as served:
+    with Pipeline() as pipeline, ServedGateway(pipeline.client, tmp_path) as served:
         pipeline.start()
         script = tmp_path / "chat.py"
         script.write_text(chat.replace("http://127.0.0.1:8000", served.url).replace("kvasir-demo", MODEL), "utf-8")

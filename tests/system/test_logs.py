@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Done, Running, environment, run
+from tests.support.processes import CompletedCommand, RunningProcess, environment, run
 from tests.support.servers import free_port
 from tests.support.sockets import processes_of
 from tests.support.sshd import Sshd
@@ -63,7 +63,7 @@ class Site:
     def arguments(self) -> tuple[str, ...]:
         return ("--config", str(self.config), "logs", "--ssh-config", str(self.ssh_config))
 
-    def logs(self, *arguments: str) -> Done:
+    def logs(self, *arguments: str) -> CompletedCommand:
         return run(*self.arguments, *arguments, env=environment(self.folder), cwd=self.folder)
 
 
@@ -108,7 +108,7 @@ def test_an_unknown_machine_and_a_role_that_has_not_spoken_are_named(site: Site)
 
 
 def test_following_shows_what_comes_until_ctrl_c_and_leaves_nothing_behind(site: Site) -> None:
-    following = Running([*site.arguments, "--follow", "-n", "1"], environment(site.folder), site.folder)
+    following = RunningProcess([*site.arguments, "--follow", "-n", "1"], environment(site.folder), site.folder)
     wait_until(lambda: following.text().count("line 29") == 3, "the last lines are shown", 60)
     site.write("one", "decode", "news of one")
     site.write("two", "decode", "news of two")

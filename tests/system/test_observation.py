@@ -13,8 +13,8 @@ import pytest
 
 from monitoring.dashboards.panels import PANELS
 from tests.support.diagnosis import SITUATIONS, diagnose
-from tests.support.observation import World
-from tests.support.observe import MODELS, UNSEEN, PanelSeen, watch_panels
+from tests.support.observation import ObservedCluster
+from tests.support.observe import MODELS, UNFED_PANELS, PanelObservation, watch_panels
 from tests.support.situations import DECODE_SLOW, FAST, MAKERS, PREFILL_WHILE_LOSING, losing_blocks, see
 from tests.support.waiting import wait_until
 
@@ -28,14 +28,14 @@ FEEDS = 40
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedCluster]:
     models = (*MODELS, *OF_SITUATIONS.values(), STUCK, UNSERVED, LOSING, SLOWING)
-    with World(tmp_path_factory.mktemp("observation") / "world", models) as made:
+    with ObservedCluster(tmp_path_factory.mktemp("observation") / "world", models) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def panels(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PanelSeen]:
+def panels(world: ObservedCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PanelObservation]:
     """What each panel showed idle and under load; its workers are gone afterwards, however it went."""
     try:
         return {one.panel.title: one for one in watch_panels(world, tmp_path_factory.mktemp("gateway"))}
@@ -43,20 +43,20 @@ def panels(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         world.clear()
 
 
-@pytest.mark.parametrize("title", [panel.title for panel in PANELS if panel not in UNSEEN])
-def test_a_panel_shows_something_else_under_load(panels: dict[str, PanelSeen], title: str) -> None:
+@pytest.mark.parametrize("title", [panel.title for panel in PANELS if panel not in UNFED_PANELS])
+def test_a_panel_shows_something_else_under_load(panels: dict[str, PanelObservation], title: str) -> None:
     seen = panels[title]
-    assert seen.moved, f"idle {seen.idle}, loaded {seen.loaded}"
+    assert seen.moved_series, f"idle {seen.idle}, loaded {seen.under_load}"
 
 
 @pytest.mark.parametrize("situation", MAKERS)
-def test_a_situation_is_named_from_titles_and_values_alone(world: World, situation: str) -> None:
+def test_a_situation_is_named_from_titles_and_values_alone(world: ObservedCluster, situation: str) -> None:
     what = next(known for known in SITUATIONS if known == situation)
     seen = see(world, what, OF_SITUATIONS[what])
     assert diagnose(seen) == situation, seen
 
 
-def test_every_alert_fires_with_its_fault_and_clears_after_it(world: World) -> None:
+def test_every_alert_fires_with_its_fault_and_clears_after_it(world: ObservedCluster) -> None:
     # Given healthy workers with a history
     stuck, losing, slowing = (
         world.launch_pair(model, prefill, FAST)
@@ -75,7 +75,7 @@ def test_every_alert_fires_with_its_fault_and_clears_after_it(world: World) -> N
     lame = world.worker("decode", STUCK, STUCK_WEIGHTS)
     gone = world.worker("prefill", STUCK, FAST)
     with ExitStack() as faults:
-        faults.enter_context(world.filled(0.82))
+        faults.enter_context(world.fill_store(0.82))
         faults.enter_context(losing_blocks(world))
         gone.kill()
         for model in (SLOWING, STUCK, UNSERVED):
@@ -109,14 +109,14 @@ def test_every_alert_fires_with_its_fault_and_clears_after_it(world: World) -> N
 
 
 @pytest.mark.gate
-def test_a_service_that_stops_is_told_of_until_it_is_back(world: World) -> None:
+def test_a_service_that_stops_is_told_of_until_it_is_back(world: ObservedCluster) -> None:
     world.exporter.stop()
     _wait_for_alerts(world, {("KvasirServiceGone", "")})
     world.exporter.start()
     wait_until(lambda: "KvasirServiceGone" not in world.prometheus.firing(), "the alert has cleared", 60, poll_s=0.5)
 
 
-def _wait_for_alerts(world: World, awaited: set[tuple[str, str]], fed: tuple[str, ...] = ()) -> None:
+def _wait_for_alerts(world: ObservedCluster, awaited: set[tuple[str, str]], fed: tuple[str, ...] = ()) -> None:
     """Return once each of these alerts has fired for its model, in whatever order, and however shortly.
 
     Meanwhile `fed` models get jobs, for their figures are rates.

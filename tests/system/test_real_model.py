@@ -26,7 +26,7 @@ from messages.jobs import JobResult, Sampling, user_prompt
 from tests.support import smollm2
 from tests.support.essays import PROMPTS
 from tests.support.llama_server_program import install
-from tests.support.processes import Cluster, Model
+from tests.support.processes import Cluster, ModelEntry
 from tests.support.servers import HOST, Process, free_port
 from tests.support.waiting import wait_until
 
@@ -58,7 +58,7 @@ class Answers:
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url: str) -> Answers:
     # One thread: with more, the last digits of a sum depend on how the work was cut.
-    model = Model("llamacpp", str(smollm2.weights()), context=CONTEXT, slots=1, threads=1)
+    model = ModelEntry("llamacpp", str(smollm2.weights()), context=CONTEXT, slots=1, threads=1)
     with (
         Cluster(tmp_path_factory.mktemp("smollm2"), broker_url, store_url, {NAME: model}) as cluster,
         ThreadPoolExecutor() as pool,

@@ -16,7 +16,7 @@ from grading.points import Grade, grade_submission
 from grading.prompts.answers import CriterionAnswer, ParsedAnswer
 from grading.report.page import render_page
 from grading.rubric.rubric import Criterion, Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 from producers.files.private import write_atomically
 from tests.support.browser import QUIET
@@ -62,7 +62,9 @@ addEventListener("load", function () {{
 
 
 def class_of_three() -> list[Grade]:
-    submission = Submission(HOSTILE, "R", (Part("code", HOSTILE, "cell 1"),), 2, ("3 of 9 cells were never run",))
+    submission = Submission(
+        HOSTILE, "R", (SubmissionPart("code", HOSTILE, "cell 1"),), 2, ("3 of 9 cells were never run",)
+    )
     said = CriterionAnswer(2.5, HOSTILE, HOSTILE)
     answer = ParsedAnswer({criterion.id: said for criterion in RUBRIC.criteria})
     cuts = (Cut("cell 9", "output", 100, 12_345),)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import SIMULATED, Cluster
+from tests.support.processes import SIMULATED_MODEL, Cluster
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 def test_one_frame_and_then_frames_until_ctrl_c(
     tmp_path: Path, broker_url: str, store_url: str, model_name: str
 ) -> None:
-    with Cluster(tmp_path / "cluster", broker_url, store_url, {model_name: SIMULATED}) as cluster:
+    with Cluster(tmp_path / "cluster", broker_url, store_url, {model_name: SIMULATED_MODEL}) as cluster:
         workers = [cluster.launch(role, model_name) for role in ("prefill", "decode")]
         for worker in workers:
             worker.wait_until_registered()

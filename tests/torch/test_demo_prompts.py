@@ -61,7 +61,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
 
 
 def tokens_of(engine: Engine, task: Task) -> tuple[int, ...]:
-    return engine.tokenize(user_prompt(task.prompt.shared, task.prompt.own), 0.0).ids
+    return engine.tokenize(user_prompt(task.prompt.prefix, task.prompt.suffix), 0.0).ids
 
 
 def transferred(sender: Engine, tokens: tuple[int, ...]) -> KVCache:

@@ -18,7 +18,7 @@ from examples.model.export import export
 from examples.model.formats import NAME
 from examples.model.shape import TRAINED
 from examples.model.tokens import framed
-from examples.model.train import IGNORED, Batch, Lessons, Plan, Training
+from examples.model.train import IGNORED, Lessons, Plan, Training, TrainingBatch
 from examples.model.worlds import HELD_OUT
 from grading.rubric.rubric import ROLES
 
@@ -56,7 +56,7 @@ def tokenizer(run: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def batch(tokenizer: Tokenizer) -> Batch:
+def batch(tokenizer: Tokenizer) -> TrainingBatch:
     return Lessons(tokenizer, PLAN)[3]
 
 
@@ -67,7 +67,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_batch_asks_for_the_answers_only_and_for_whole_ones(tokenizer: Tokenizer, batch: Batch) -> None:
+def test_a_batch_asks_for_the_answers_only_and_for_whole_ones(tokenizer: Tokenizer, batch: TrainingBatch) -> None:
     for own, targets in zip(batch.own[0], batch.targets[0], strict=True):
         asked = targets != IGNORED
         answer = tokenizer.decode(targets[asked].tolist(), skip_special_tokens=False)
@@ -78,7 +78,7 @@ def test_a_batch_asks_for_the_answers_only_and_for_whole_ones(tokenizer: Tokeniz
         assert before.endswith("<|im_start|>assistant\n")
 
 
-def test_a_step_s_batch_is_the_same_wherever_training_was_resumed(tokenizer: Tokenizer, batch: Batch) -> None:
+def test_a_step_s_batch_is_the_same_wherever_training_was_resumed(tokenizer: Tokenizer, batch: TrainingBatch) -> None:
     resumed = Lessons(tokenizer, PLAN, first=3)[0]
 
     assert torch.equal(resumed.own, batch.own)
@@ -99,7 +99,7 @@ def test_prompts_made_in_parts_have_the_tokens_of_the_whole_and_fit_into_2048(to
 
 
 def test_the_network_says_what_transformers_says_with_the_exported_weights(
-    run: Path, exported: Path, batch: Batch
+    run: Path, exported: Path, batch: TrainingBatch
 ) -> None:
     import transformers
 
@@ -158,7 +158,9 @@ def test_training_goes_on_from_weights_that_were_exported_by_questions_too(expor
     assert begun.step == 1
 
 
-def test_training_lowers_the_loss_on_what_it_was_shown(tokenizer: Tokenizer, batch: Batch, tmp_path: Path) -> None:
+def test_training_lowers_the_loss_on_what_it_was_shown(
+    tokenizer: Tokenizer, batch: TrainingBatch, tmp_path: Path
+) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     training = Training(PLAN, tmp_path)
 
@@ -167,7 +169,7 @@ def test_training_lowers_the_loss_on_what_it_was_shown(tokenizer: Tokenizer, bat
     assert losses[-1] < 0.75 * losses[0]
 
 
-def test_llama_cpp_continues_a_prompt_as_the_network_does(run: Path, exported: Path, batch: Batch) -> None:
+def test_llama_cpp_continues_a_prompt_as_the_network_does(run: Path, exported: Path, batch: TrainingBatch) -> None:
     import httpx
     import xllamacpp
 

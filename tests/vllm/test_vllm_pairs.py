@@ -61,7 +61,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory, engines: dict[str, Engine]) 
         asked = list(
             open_assignment(batch, request_from(settings, ClassFiles(folder, rubric, solution, template))).tasks
         )
-    found = [(engines["vllm"].tokenize(user_prompt(one.prompt.shared, one.prompt.own), 0.0).ids, one) for one in asked]
+    found = [(engines["vllm"].tokenize(user_prompt(one.prompt.prefix, one.prompt.suffix), 0.0).ids, one) for one in asked]
     short = [(tokens, one) for tokens, one in found if len(tokens) < LONG_TOKENS]
     assert len(short) >= 3
     return short[:3]
@@ -77,7 +77,7 @@ def test_vllm_tokenizes_and_answers_as_llamacpp(
     engines: dict[str, Engine], tasks: list[tuple[tuple[int, ...], Task]], cold: list[str]
 ) -> None:
     for (tokens, task), text in zip(tasks, cold, strict=True):
-        assert engines["llamacpp"].tokenize(user_prompt(task.prompt.shared, task.prompt.own), 0.0).ids == tokens
+        assert engines["llamacpp"].tokenize(user_prompt(task.prompt.prefix, task.prompt.suffix), 0.0).ids == tokens
         answer = engines["vllm"].decode(tokens, None, task.sampling)
         assert (answer.text, answer.evaluated_tokens) == (text, len(tokens))
 

@@ -22,7 +22,7 @@ from engines.sketching import fresh_sketch
 from engines.vllm.engine import VLLMEngine
 from messages.errors import KVTransferFailed
 from messages.jobs import Sampling
-from messages.kv import Block, KVCache, Record, Window, gathered
+from messages.kv import Block, KVCache, Record, Window, assemble_cache
 
 pytestmark = pytest.mark.vllm
 
@@ -118,7 +118,7 @@ def test_a_prefill_goes_on_from_a_stored_prefix_and_its_window(
     blocks = [block for block in (*begun.blocks, *rest) if isinstance(block, Block)]
     alone = prefilled(vllm, tokens)
     if begun.layout == alone.layout:
-        whole = gathered(alone.layout, [*blocks, rest[-1]])
+        whole = assemble_cache(alone.layout, [*blocks, rest[-1]])
         assert difference(whole, alone) < (0.05 if sender == "llamacpp" else 1e-3)
         answer = vllm.decode(tokens, whole, GREEDY)
         assert (answer.text, answer.evaluated_tokens) == (vllm.decode(tokens, None, GREEDY).text, 1)

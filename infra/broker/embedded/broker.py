@@ -21,30 +21,30 @@ __all__ = ["EmbeddedBroker", "EmbeddedServer"]
 class EmbeddedDelivery:
     """A `Delivery` from the embedded server."""
 
-    __slots__ = ("_broker", "_on_ack", "_settled", "copy", "lost", "message", "queue", "returns")
+    __slots__ = ("_broker", "_is_settled", "_on_ack", "copy", "is_lost", "message", "queue", "returns")
 
     def __init__(self, broker: EmbeddedBroker, queue: EmbeddedQueue, copy: Copy, on_ack: Callable[[], None]) -> None:
         self.queue = queue.name
         self.copy = copy
         self.message = copy.message
         self.returns = copy.returns if queue.is_quorum else min(copy.returns, 1)
-        self.lost = False
+        self.is_lost = False
         self._on_ack = on_ack
         self._broker = broker
-        self._settled = False
+        self._is_settled = False
 
     def lose(self) -> None:
         """Its channel is gone."""
-        self.lost = not self._settled
+        self.is_lost = not self._is_settled
 
     def ack(self) -> bool:
         """See `Delivery`."""
         with self._broker.server.lock:
-            if not self._settled and not self.lost:
-                self._settled = True
+            if not self._is_settled and not self.is_lost:
+                self._is_settled = True
                 self._broker.unacked.discard(self)
                 self._on_ack()
-            return not self.lost
+            return not self.is_lost
 
 
 class EmbeddedConsumer(Consumer):
@@ -58,58 +58,58 @@ class EmbeddedConsumer(Consumer):
         self._prefetch = prefetch
         self._unacked: set[EmbeddedDelivery] = set()
         self._buffer: deque[EmbeddedDelivery] = deque()
-        self._arrived = threading.Condition(broker.server.lock)
+        self._condition = threading.Condition(broker.server.lock)
         self._closed = False
-        self._nudged = False
+        self._is_nudged = False
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether it may be handed another message."""
         return self.flowing and len(self._unacked) < self._prefetch
 
     def receive(self, timeout_s: float) -> Delivery | None:
         """See `Consumer`."""
-        with self._arrived:
-            self._arrived.wait_for(
-                lambda: self._buffer or self._nudged or self._closed or self._broker.closed, timeout_s
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._buffer or self._is_nudged or self._closed or self._broker.closed, timeout_s
             )
             if self._buffer:
                 return self._buffer.popleft()
-            self._nudged = False
+            self._is_nudged = False
             return None
 
     def nudge(self) -> None:
         """See `Consumer`."""
-        with self._arrived:
-            self._nudged = True
-            self._arrived.notify_all()
+        with self._condition:
+            self._is_nudged = True
+            self._condition.notify_all()
 
     def widen(self, prefetch: int) -> None:
         """See `Consumer`."""
-        with self._arrived:
+        with self._condition:
             self._prefetch = prefetch
             self._broker.server.dispatch(self.queue)
 
     def pause(self) -> list[Delivery]:
         """See `Consumer`."""
-        with self._arrived:
+        with self._condition:
             self.flowing = False
-            taken: list[Delivery] = list(self._buffer)
+            deliveries: list[Delivery] = list(self._buffer)
             self._buffer.clear()
-            return taken
+            return deliveries
 
     def resume(self) -> None:
         """See `Consumer`."""
-        with self._arrived:
+        with self._condition:
             self.flowing = not self._closed
             self._broker.server.dispatch(self.queue)
 
     def close(self) -> list[Delivery]:
         """See `Consumer`."""
-        with self._arrived:
+        with self._condition:
             self._closed = True
             self._broker.forget(self)
-            self._arrived.notify_all()
+            self._condition.notify_all()
             return self.pause()
 
     def deliver(self, copy: Copy) -> None:
@@ -124,13 +124,13 @@ class EmbeddedConsumer(Consumer):
         self._broker.unacked.add(delivery)
         self._unacked.add(delivery)
         self._buffer.append(delivery)
-        self._arrived.notify()
+        self._condition.notify()
 
     def lose(self) -> None:
         """The channel is gone: what it held is the server's again."""
         self._unacked.clear()
         self._buffer.clear()
-        self._arrived.notify_all()
+        self._condition.notify_all()
 
 
 class EmbeddedBroker(Broker):
@@ -167,12 +167,12 @@ class EmbeddedBroker(Broker):
         timeout_s: float | None = 30.0,
     ) -> int:
         """See `Broker`."""
-        confirmed = 0
+        count = 0
         for to, message in sends:
             self.publish(to, message)
-            confirmed += 1
+            count += 1
             on_confirmed(message)
-        return confirmed
+        return count
 
     def publish_lossy(self, to: Address, message: Message) -> None:
         """See `Broker`."""
@@ -199,12 +199,12 @@ class EmbeddedBroker(Broker):
         """See `Broker`."""
         with self.server.lock:
             self._check_open()
-            found = self.server.queue(queue)
-            self._check_readable(found)
-            copy = self.server.take(found)
+            embedded_queue = self.server.queue(queue)
+            self._check_readable(embedded_queue)
+            copy = self.server.dequeue(embedded_queue)
             if copy is None:
                 return None
-            delivery = EmbeddedDelivery(self, found, copy, lambda: None)
+            delivery = EmbeddedDelivery(self, embedded_queue, copy, lambda: None)
             self.unacked.add(delivery)
             return delivery
 
@@ -235,7 +235,7 @@ class EmbeddedBroker(Broker):
             self.server.delete_queue(queue)
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """See `Broker`."""
         return not self.closed
 
@@ -265,13 +265,13 @@ class EmbeddedBroker(Broker):
             self.server.readers(consumer.queue).remove(consumer)
 
     def _lose_all(self) -> None:
-        lost = list(self.unacked)
+        deliveries = list(self.unacked)
         self.unacked.clear()
-        for delivery in lost:
+        for delivery in deliveries:
             delivery.lose()
         for consumer in self._consumers:
             consumer.lose()
-        self.server.give_back((delivery.queue, delivery.copy) for delivery in lost)
+        self.server.give_back((delivery.queue, delivery.copy) for delivery in deliveries)
         for name in self.server.private_queues(self):
             self.server.queue(name).ready.clear()  # it would have gone with the connection, and come again empty
 

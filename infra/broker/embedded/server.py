@@ -56,7 +56,7 @@ class QueueReader(Protocol):
         """Whether it takes messages at all now."""
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether it takes another message now."""
 
     @property
@@ -86,7 +86,9 @@ class EmbeddedServer:
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []  # a heap: when, tie-break, whose head to look at
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None
-        self._stranded: list[tuple[Copy, str, str]] = []  # dead letters that no queue takes yet: copy, exchange, key
+        self._unrouted_letters: list[
+            tuple[Copy, str, str]
+        ] = []  # dead letters that no queue takes yet: copy, exchange, key
 
     def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
         """Safe to repeat."""
@@ -102,8 +104,8 @@ class EmbeddedServer:
             self._queues.setdefault(spec.name, EmbeddedQueue(spec.name, spec.arguments, owner))
             if (spec.key, spec.name) not in exchange.bindings:
                 exchange.bindings.append((spec.key, spec.name))
-            stranded, self._stranded = self._stranded, []
-            for copy, to, key in stranded:
+            letters, self._unrouted_letters = self._unrouted_letters, []
+            for copy, to, key in letters:
                 self._dead_letter_to(copy, to, key)
             self.dispatch(spec.name)
 
@@ -116,10 +118,10 @@ class EmbeddedServer:
 
     def queue(self, name: str) -> EmbeddedQueue:
         """The queue. Raises NoQueue."""
-        found = self._queues.get(name)
-        if found is None:
+        queue = self._queues.get(name)
+        if queue is None:
             raise NoQueue(f"reading queue {name}: there is no such queue")
-        return found
+        return queue
 
     def readers(self, name: str) -> deque[QueueReader]:
         """Who consumes from this queue, next in turn first."""
@@ -132,11 +134,11 @@ class EmbeddedServer:
     def publish(self, to: Address, message: Message) -> bool:
         """Put a copy into every queue bound for this address; False if there is none."""
         headers = {name: value for name, value in message.headers.items() if not name.startswith(_BROKERS_OWN)}
-        copied = replace(message, body=bytes(message.body), headers=headers)
+        copy = replace(message, body=bytes(message.body), headers=headers)
         with self.lock:
-            return self._route(to.exchange, to.key, copied)
+            return self._route(to.exchange, to.key, copy)
 
-    def take(self, queue: EmbeddedQueue) -> Copy | None:
+    def dequeue(self, queue: EmbeddedQueue) -> Copy | None:
         """The first ready message."""
         with self.lock:
             self._expire(queue)
@@ -154,13 +156,13 @@ class EmbeddedServer:
     def give_back(self, copies: Iterable[tuple[str, Copy]]) -> None:
         """From a lost channel: back to their places in these queues, counted, or dead if that was once too often."""
         with self.lock:
-            touched = set()
+            names = set()
             for name, copy in copies:
                 queue = self._queues.get(name)
                 if queue is not None:
                     self._return(queue, copy)
-                    touched.add(name)
-            for name in touched:
+                    names.add(name)
+            for name in names:
                 self.dispatch(name)
 
     def dispatch(self, name: str) -> None:
@@ -169,7 +171,7 @@ class EmbeddedServer:
         if queue is None:
             return
         self._expire(queue)
-        while queue.ready and (consumer := _next_with_room(self.readers(name))):
+        while queue.ready and (consumer := _next_with_capacity(self.readers(name))):
             consumer.deliver(heapq.heappop(queue.ready)[1])
 
     def _route(self, exchange_name: str, key: str, message: Message) -> bool:
@@ -211,7 +213,7 @@ class EmbeddedServer:
     def _dead_letter_to(self, copy: Copy, exchange: str, key: str) -> None:
         """At least once: without a queue it waits until one is declared."""
         if not self._route(exchange, key, copy.message):
-            self._stranded.append((copy, exchange, key))
+            self._unrouted_letters.append((copy, exchange, key))
 
     def _expire(self, queue: EmbeddedQueue) -> None:
         """All messages of a queue have the same TTL, so the head expires first."""
@@ -219,8 +221,8 @@ class EmbeddedServer:
         while queue.ready and 0 < queue.ready[0][1].expires_at <= now:
             self._die(queue, heapq.heappop(queue.ready)[1], "expired")
 
-    def _watch(self, queue: EmbeddedQueue, when: float) -> None:
-        heapq.heappush(self._expiries, (when, next(self._order), queue))
+    def _watch(self, queue: EmbeddedQueue, due_at: float) -> None:
+        heapq.heappush(self._expiries, (due_at, next(self._order), queue))
         if self._clock_thread is None:
             self._clock_thread = threading.Thread(target=self._run_clock, name="embedded broker clock", daemon=True)
             self._clock_thread.start()
@@ -229,18 +231,18 @@ class EmbeddedServer:
     def _run_clock(self) -> None:
         with self.lock:
             while self._expiries:
-                when, _, queue = self._expiries[0]
-                if when > time.monotonic():
-                    self._clock.wait(when - time.monotonic())
+                due_at, _, queue = self._expiries[0]
+                if due_at > time.monotonic():
+                    self._clock.wait(due_at - time.monotonic())
                     continue
                 heapq.heappop(self._expiries)
                 self._expire(queue)
             self._clock_thread = None  # the next message with a TTL starts another
 
 
-def _next_with_room(readers: deque[QueueReader]) -> QueueReader | None:
+def _next_with_capacity(readers: deque[QueueReader]) -> QueueReader | None:
     for _ in range(len(readers)):
         readers.rotate(-1)
-        if readers[-1].room:
+        if readers[-1].has_capacity:
             return readers[-1]
     return None

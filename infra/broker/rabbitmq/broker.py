@@ -53,7 +53,7 @@ class RabbitMQBroker(Broker):
         ca_file: str = "",
         nodes: int = 1,
     ) -> None:
-        self.clustered = nodes > 1
+        self.is_clustered = nodes > 1
         self._command_timeout_s = command_timeout_s
         self._closed = False
         self._consumers: list[RabbitConsumer] = []
@@ -62,7 +62,7 @@ class RabbitMQBroker(Broker):
         self._publisher = Publisher(publishing)
         self._publishing = self._publisher.connection
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None)
-        self._consuming.pinned = lambda: (
+        self._consuming.is_pinned = lambda: (
             topology.STREAM in list(self._private.values())
         )  # a command to a worker can be repeated
         self._getter = Getter(self._consuming)
@@ -80,8 +80,8 @@ class RabbitMQBroker(Broker):
 
     def declare(self, models: Sequence[str]) -> list[str]:
         """See `Broker`."""
-        remarks = [self._declare_exchange(spec) for spec in topology.exchanges(self.clustered)]
-        remarks += [self._declare_if_reachable(spec) for spec in topology.queues(models, self.clustered)]
+        remarks = [self._declare_exchange(spec) for spec in topology.exchanges(self.is_clustered)]
+        remarks += [self._declare_if_reachable(spec) for spec in topology.queues(models, self.is_clustered)]
         return [remark for remark in remarks if remark]
 
     def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
@@ -116,17 +116,17 @@ class RabbitMQBroker(Broker):
     def depth(self, queue: str) -> Depth | None:
         """See `Broker`."""
         try:
-            found = self._converse(
+            reply = self._converse(
                 f"reading the depth of {queue}",
                 lambda channel: channel.call("queue_declare", queue=queue, passive=True),
             )
         except NoQueue:
             return None
-        return Depth(ready=found.message_count, consumers=found.consumer_count)
+        return Depth(ready=reply.message_count, consumers=reply.consumer_count)
 
     def open_reply_queue(self, batch_id: str) -> str:
         """See `Broker`."""
-        queue = topology.reply_queue(batch_id, self.clustered)
+        queue = topology.reply_queue(batch_id, self.is_clustered)
         remark = self._declare_queue(topology.reply_spec(queue))
         if remark:
             log.warning(remark)
@@ -153,7 +153,7 @@ class RabbitMQBroker(Broker):
         self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """See `Broker`."""
         return self._publishing.is_open and self._consuming.is_open
 
@@ -163,9 +163,9 @@ class RabbitMQBroker(Broker):
         return self._publishing.server
 
     @property
-    def blocked(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether an alarm stops publishers. The broker tells those who have tried to publish since it began."""
-        return self._publishing.blocked
+        return self._publishing.is_blocked
 
     def close(self) -> None:
         """See `Broker`."""
@@ -183,8 +183,8 @@ class RabbitMQBroker(Broker):
         self._publishing.drop()
         self._consuming.drop()
 
-    def _converse(self, doing: str, talk: Callable[[Channel], Any]) -> Any:
-        return converse(self._consuming, doing, self._command_timeout_s, talk)
+    def _converse(self, action: str, talk: Callable[[Channel], Any]) -> Any:
+        return converse(self._consuming, action, self._command_timeout_s, talk)
 
     def _declare_exchange(self, spec: topology.ExchangeSpec) -> str | None:
         def talk(channel: Channel) -> None:
@@ -204,10 +204,10 @@ class RabbitMQBroker(Broker):
     def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:
         try:
             return self._declare_queue(spec)
-        except NoQueue as away:
-            if not (self.clustered and spec.is_classic):
+        except NoQueue as error:
+            if not (self.is_clustered and spec.is_classic):
                 raise
-            return f"queue {spec.name} can't be used while its node is away: {away}"
+            return f"queue {spec.name} can't be used while its node is away: {error}"
 
     def _declare_queue(self, spec: topology.QueueSpec) -> str | None:
         def declare(channel: Channel) -> None:
@@ -228,30 +228,30 @@ class RabbitMQBroker(Broker):
     def _must_exist(self, queue: str) -> None:
         """This user may not create a queue: somebody who may must have."""
         try:
-            there = self.depth(queue) is not None
+            exists = self.depth(queue) is not None
         except ConfigError:  # RabbitMQ 4.3 doesn't let everybody ask; using it will tell
             return
-        if not there:
+        if not exists:
             raise ConfigError(
                 f"queue {queue} does not exist, and this user of the broker may not create it: "
                 "run kvasir status once as the operator, which declares all queues"
             )
 
-    def _unless_different(self, what: str, talk: Callable[[Channel], None]) -> str | None:
+    def _unless_different(self, subject: str, talk: Callable[[Channel], None]) -> str | None:
         """Declare; if it exists otherwise than ours, a sentence that says so."""
         try:
-            self._converse(f"declaring {what}", talk)
+            self._converse(f"declaring {subject}", talk)
         except BrokerUnavailable as error:
             if f"{PRECONDITION_FAILED} PRECONDITION_FAILED" not in str(error):
                 raise
-            return f"{what} exists with other properties than ours and is used as it is: {error}"
+            return f"{subject} exists with other properties than ours and is used as it is: {error}"
         return None
 
     def _on_consuming_open(self) -> None:
         for name in list(self._private):
             self._open_private_again(name)
         for consumer in list(self._consumers):
-            consumer.connected()
+            consumer.on_connected()
 
     def _open_private_again(self, name: str) -> None:
         """(IO) A private queue went with its connection. Until the broker has noticed that, it refuses (405)."""
@@ -259,15 +259,15 @@ class RabbitMQBroker(Broker):
             self._consuming.raw.channel(on_open_callback=partial(self._redeclare, name))
 
     def _redeclare(self, name: str, channel: pika.channel.Channel) -> None:
-        def refused(_channel: pika.channel.Channel, _reason: BaseException) -> None:
-            if channel not in done:
+        def on_refusal(_channel: pika.channel.Channel, _reason: BaseException) -> None:
+            if channel not in bound_channels:
                 self._consuming.later(1.0, partial(self._open_private_again, name))
 
-        def bound(_answer: object) -> None:
-            done.append(channel)
+        def on_bind(_answer: object) -> None:
+            bound_channels.append(channel)
             channel.close()
 
-        done: list[pika.channel.Channel] = []
-        channel.add_on_close_callback(refused)
+        bound_channels: list[pika.channel.Channel] = []
+        channel.add_on_close_callback(on_refusal)
         channel.queue_declare(name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
-        channel.queue_bind(name, self._private.get(name, topology.STREAM), name, callback=bound)
+        channel.queue_bind(name, self._private.get(name, topology.STREAM), name, callback=on_bind)

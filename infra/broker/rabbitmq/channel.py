@@ -33,22 +33,22 @@ def settle(future: Future[T], value: T | None = None, error: BaseException | Non
     return True
 
 
-def await_result(future: Future[T], deadline: float, doing: str) -> T:
+def await_result(future: Future[T], deadline: float, action: str) -> T:
     """The future's result. Raises BrokerUnavailable at `deadline` (monotonic); nobody can settle it from then on."""
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
         if not future.cancel():
             return future.result()
-        raise BrokerUnavailable(f"{doing}: no answer from the broker in time") from None
+        raise BrokerUnavailable(f"{action}: no answer from the broker in time") from None
 
 
 class Channel:
     """One conversation. Raises the translated error of whatever ends it."""
 
-    def __init__(self, connection: Connection, doing: str, deadline: float) -> None:
+    def __init__(self, connection: Connection, action: str, deadline: float) -> None:
         self._connection = connection
-        self._doing = doing
+        self._action = action
         self._deadline = deadline
         self._pending: Future[Any] = Future()
         self._raw: pika.channel.Channel = self._ask(self._open)
@@ -65,20 +65,20 @@ class Channel:
         future: Future[Any] = Future()
         self._pending = future
         self._connection.submit(partial(self._start, start, future))
-        return await_result(future, self._deadline, self._doing)
+        return await_result(future, self._deadline, self._action)
 
     def _start(self, start: Callable[[Answer], object], future: Future[Any]) -> None:
         try:
             start(partial(settle, future))
         except Exception as error:  # noqa: BLE001  whatever pika or the socket raise belongs to the caller
-            settle(future, error=translate(error, self._doing))
+            settle(future, error=translate(error, self._action))
 
     def _open(self, answer: Answer) -> None:
         channel = self._connection.raw.channel(on_open_callback=answer)
         channel.add_on_close_callback(self._closed)
 
     def _closed(self, _raw: pika.channel.Channel, reason: BaseException) -> None:
-        settle(self._pending, error=translate(reason, self._doing))
+        settle(self._pending, error=translate(reason, self._action))
 
     def _close(self) -> None:
         if self._raw.is_open:
@@ -97,19 +97,19 @@ def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[
         try:
             return attempt(deadline)
         except BrokerUnavailable:
-            stayed = connection.is_open and connection.openings == openings
-            if stayed or connection.is_closed or time.monotonic() >= deadline:
+            is_same_connection = connection.is_open and connection.openings == openings
+            if is_same_connection or connection.is_closed or time.monotonic() >= deadline:
                 raise
 
 
-def converse(connection: Connection, doing: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
+def converse(connection: Connection, action: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
     """Run `talk`, which must be safe to repeat, on a fresh channel.
 
     Raises what the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after `timeout_s`.
     """
 
     def attempt(deadline: float) -> T:
-        channel = Channel(connection, doing, deadline)
+        channel = Channel(connection, action, deadline)
         try:
             return talk(channel)
         finally:

@@ -82,10 +82,10 @@ class DeliveryHolder(Protocol):
 def all_parameters(url: str, name: str, ca_file: str = "") -> list[pika.URLParameters]:
     """`parameters` for each address in the URL, by preference."""
     try:
-        found = addresses(url)
+        urls = addresses(url)
     except ValueError:
-        found = [""]
-    return [parameters(each, name, ca_file) for each in found]
+        urls = [""]
+    return [parameters(address, name, ca_file) for address in urls]
 
 
 def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
@@ -93,10 +93,10 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
 
     Certificates are checked against `ca_file` (PEM), or whom the system trusts, and against the host's name.
     """
-    found = _read(url)
-    if found is None:
+    settings = _read(url)
+    if settings is None:
         raise ConfigError(_mistake(url))
-    given = parse_qs(urlsplit(url).query)
+    options = parse_qs(urlsplit(url).query)
     defaults = {
         "heartbeat": HEARTBEAT_S,
         "blocked_connection_timeout": BLOCKED_S,
@@ -104,13 +104,15 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
         "stack_timeout": CONNECT_S,
     }
     for option, value in defaults.items():
-        if option not in given:
-            setattr(found, option, value)
-    if found.ssl_options is not None and "ssl_options" not in given:
-        found.ssl_options = pika.SSLOptions(_tls(ca_file), found.host)  # pika's own default names no host, and fails
-    found.connection_attempts = 1
-    found.client_properties = {"connection_name": name}
-    return found
+        if option not in options:
+            setattr(settings, option, value)
+    if settings.ssl_options is not None and "ssl_options" not in options:
+        settings.ssl_options = pika.SSLOptions(
+            _tls(ca_file), settings.host
+        )  # pika's own default names no host, and fails
+    settings.connection_attempts = 1
+    settings.client_properties = {"connection_name": name}
+    return settings
 
 
 def _read(url: str) -> pika.URLParameters | None:
@@ -160,11 +162,11 @@ class Connection:
         self._loop = IOLoop()
         self._raw: GuardedConnection | None = None
         self._tasks: deque[Task] = deque()
-        self._woken = False
-        self._changed = threading.Condition()
+        self._wake_pending = False
+        self._condition = threading.Condition()
         self._open = False
         self._closing = False
-        self._ended = False
+        self._has_ended = False
         self._hopeless: BaseException | None = None  # only before the first opening: later, everything may pass
         self._failure: BaseException | None = None
         self._backoff = Backoff()
@@ -172,8 +174,8 @@ class Connection:
         self._refusals = 0  # in this round
         self.openings = 0
         self.holders: WeakSet[DeliveryHolder] = WeakSet()  # (IO) channels on which deliveries may be unacked
-        self.pinned: Callable[[], bool] = lambda: False  # (IO) whether leaving it would cost something else
-        self.blocked = False  # (IO) the broker asked publishers to stop
+        self.is_pinned: Callable[[], bool] = lambda: False  # (IO) whether leaving it would cost something else
+        self.is_blocked = False  # (IO) the broker asked publishers to stop
         self.server: dict[str, Any] = {}  # its properties, of the last opening
         name = str(settings[0].client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
@@ -214,13 +216,13 @@ class Connection:
         if self._closing:
             return BrokerUnavailable("the connection to the broker was closed by this process")
         reason = f": {describe(self._failure)}" if self._failure else ""
-        where = " or ".join(map(_place, self._choices))
-        return BrokerUnavailable(f"no connection to the broker at {where}{reason}")
+        hosts = " or ".join(map(_place, self._choices))
+        return BrokerUnavailable(f"no connection to the broker at {hosts}{reason}")
 
     def wait_open(self, timeout_s: float) -> None:
         """Wait until it is open. Raises BrokerUnavailable, or ConfigError if waiting can't help."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._open or self._closing or self._hopeless, timeout_s)
+        with self._condition:
+            self._condition.wait_for(lambda: self._open or self._closing or self._hopeless, timeout_s)
             if self._hopeless:
                 raise translate(self._hopeless, f"connecting to the broker at {self.peer}")
             if not self._open:
@@ -232,10 +234,10 @@ class Connection:
         When that thread has ended, here: the task then finds no connection and says so to whoever waits for it.
         """
         self._tasks.append(task)
-        if self._ended:
+        if self._has_ended:
             self._run_tasks()
-        elif not self._woken:
-            self._woken = True
+        elif not self._wake_pending:
+            self._wake_pending = True
             self._loop.add_callback_threadsafe(self._run_tasks)
 
     def later(self, delay_s: float, task: Task) -> None:
@@ -273,12 +275,12 @@ class Connection:
             except Exception:  # the thread serves everybody: a bug in one task must not end it
                 log.exception("broker connection to %s: bug in a task; connecting again", self.peer)
                 self._cut("a bug of ours")
-        self._ended = True  # before the last look: what is appended from now on is run by who appends it
+        self._has_ended = True  # before the last look: what is appended from now on is run by who appends it
         self._run_tasks()
         self._loop.close()
 
     def _run_tasks(self) -> None:
-        self._woken = False  # before the loop: whoever appends after its last look wakes us again
+        self._wake_pending = False  # before the loop: whoever appends after its last look wakes us again
         while self._tasks:
             raw = self._raw
             if raw is not None:
@@ -290,15 +292,15 @@ class Connection:
 
     def _connect(self) -> None:
         if not self._closing:
-            self._raw = self._try(self._choice, self._opened, self._lost, glance=self._rounds == 0)
+            self._raw = self._try(self._choice, self._on_opened, self._on_lost, glance=self._rounds == 0)
 
-    def _try(self, choice: int, opened: Any, failed: Any, *, glance: bool) -> GuardedConnection:
+    def _try(self, choice: int, on_opened: Any, on_failed: Any, *, glance: bool) -> GuardedConnection:
         settings = copy(self._choices[choice])
         if glance and len(self._choices) > 1:
             settings.socket_timeout = settings.stack_timeout = GLANCE_S
-        return GuardedConnection(settings, opened, failed, failed, custom_ioloop=self._loop)
+        return GuardedConnection(settings, on_opened, on_failed, on_failed, custom_ioloop=self._loop)
 
-    def _opened(self, raw: GuardedConnection) -> None:
+    def _on_opened(self, raw: GuardedConnection) -> None:
         raw.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
         raw.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
         self._backoff.reset()
@@ -307,38 +309,38 @@ class Connection:
             log.warning("connected to the broker at %s: no better address answers", self.peer)
             self.later(RETURN_S, partial(self._look_for_better, raw))
         raw.read_more_at_once()
-        before, now = self.server.get("cluster_name"), dict(raw.server_properties or {})
-        if before and before != now.get("cluster_name"):
+        previous_cluster, now = self.server.get("cluster_name"), dict(raw.server_properties or {})
+        if previous_cluster and previous_cluster != now.get("cluster_name"):
             log.error(
                 "the broker at %s is another one than before: what waits in the one is not in the other", self.peer
             )
-        with self._changed:
-            self.blocked = False
+        with self._condition:
+            self.is_blocked = False
             self.server = now
             self._open = True
             self.openings += 1
             self._hopeless = None
-            self._changed.notify_all()
+            self._condition.notify_all()
         self._on_open()
 
-    def _set_blocked(self, blocked: bool) -> None:
-        log.warning("broker at %s: publishing is %s", self.peer, "blocked by an alarm" if blocked else "free again")
-        self.blocked = blocked
-        if not blocked:
+    def _set_blocked(self, is_blocked: bool) -> None:
+        log.warning("broker at %s: publishing is %s", self.peer, "blocked by an alarm" if is_blocked else "free again")
+        self.is_blocked = is_blocked
+        if not is_blocked:
             self._on_unblocked()
 
-    def _lost(self, _raw: pika.connection.Connection, reason: BaseException) -> None:
+    def _on_lost(self, _raw: pika.connection.Connection, reason: BaseException) -> None:
         """What was open is lost, or could not be opened."""
         if self._open and not self._closing and not isinstance(reason, ConnectionClosedByClient):
             log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))
         was_open = self._open
-        with self._changed:
+        with self._condition:
             self._open = False
             self._failure = reason
             self._refusals += is_hopeless(reason)
             if self._refusals == len(self._choices) and not self.openings:
                 self._hopeless = reason
-            self._changed.notify_all()
+            self._condition.notify_all()
         self._raw = None
         if self._closing:
             self._loop.stop()
@@ -372,7 +374,7 @@ class Connection:
 
     def _in_use(self) -> bool:
         """(IO) Whether leaving it would have something done twice, or lost."""
-        return self.pinned() or any(holder.unacked for holder in self.holders)
+        return self.is_pinned() or any(holder.unacked for holder in self.holders)
 
     def _stay(self, old: GuardedConnection, _better: object, _reason: BaseException) -> None:
         """(IO) The look has ended."""
@@ -380,9 +382,9 @@ class Connection:
         self.later(RETURN_S, partial(self._look_for_better, old))
 
     def _begin_close(self) -> None:
-        with self._changed:
+        with self._condition:
             self._closing = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         if self._raw is None:
             self._loop.stop()
         else:
@@ -392,10 +394,10 @@ class Connection:
         if self._raw is not None and not self._raw.is_closing and not self._raw.is_closed:
             self._raw.close()
 
-    def _cut(self, why: str, done: threading.Event | None = None) -> None:
+    def _cut(self, reason: str, completion: threading.Event | None = None) -> None:
         if self._raw is not None and not self._raw.is_closed:
-            self._raw.cut(why)
+            self._raw.cut(reason)
         elif self._closing:
             self._loop.stop()
-        if done:
-            done.set()
+        if completion:
+            completion.set()

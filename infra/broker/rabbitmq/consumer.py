@@ -43,9 +43,9 @@ class Subscription(Holder):
         self._prefetch = prefetch
         self._stop_wanted = False
         self._tag = ""
-        self._started = False
+        self._is_started = False
         self.flowing = True  # deliveries may still come
-        channel = connection.raw.channel(on_open_callback=self._opened)
+        channel = connection.raw.channel(on_open_callback=self._on_opened)
         channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
 
     @property
@@ -56,7 +56,7 @@ class Subscription(Holder):
     def stop(self) -> None:
         """Stop the flow; the consumer hears of it through `subscription_stopped`."""
         self._stop_wanted = True
-        if self._started and self.flowing and self.raw is not None and self.raw.is_open:
+        if self._is_started and self.flowing and self.raw is not None and self.raw.is_open:
             self.raw.basic_cancel(self._tag, callback=lambda _answer: self._flow_ended(None))
             let_through(self.raw, self._tag)
 
@@ -65,7 +65,7 @@ class Subscription(Holder):
         self._end(None)
         self.close()
 
-    def _opened(self, channel: pika.channel.Channel) -> None:
+    def _on_opened(self, channel: pika.channel.Channel) -> None:
         self.raw = channel
         # Queue deleted, its leader gone, or (RabbitMQ 4.3) a consumer time-out. What is held can still be acked.
         cancelled = BrokerUnavailable("the broker cancelled the consumer")
@@ -73,26 +73,26 @@ class Subscription(Holder):
         channel.basic_qos(prefetch_count=self._prefetch)
         # Always a fresh tag: a re-used one leaves messages stuck on quorum queues of older brokers.
         self._tag = f"kvasir-{uuid.uuid4().hex}"
-        self._connection.raw.reader.takers[channel.channel_number, self._tag.encode()] = self._taken
+        self._connection.raw.reader.takers[channel.channel_number, self._tag.encode()] = self._on_message
         consumer = self._consumer
         channel.basic_consume(
             consumer.queue,
-            self._delivered,
+            self._on_delivery,
             exclusive=consumer.exclusive,
             consumer_tag=self._tag,
             callback=self._consuming,
         )
 
     def _consuming(self, _answer: Any) -> None:
-        self._started = True
+        self._is_started = True
         self._consumer.subscription_started()
         if self._stop_wanted:
             self.stop()
 
-    def _delivered(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
+    def _on_delivery(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
         self._consumer.deliver(self.hold_raw(self._consumer.queue, method, properties, body))
 
-    def _taken(self, tag: int, message: Message, returns: int) -> None:
+    def _on_message(self, tag: int, message: Message, returns: int) -> None:
         self._consumer.deliver(self.hold(self._consumer.queue, tag, message, returns))
 
     def _acked(self) -> None:
@@ -100,27 +100,27 @@ class Subscription(Holder):
             self._close_if_empty()
             self._consumer.fill()
 
-    def _flow_ended(self, why: KvasirError | None) -> None:
-        """No more deliveries come; `why` is given if we didn't ask for it."""
+    def _flow_ended(self, error: KvasirError | None) -> None:
+        """No more deliveries come; `error` is given if we didn't ask for it."""
         if self.flowing:
             self.flowing = False
             self._close_if_empty()
-            self._consumer.subscription_stopped(why)
+            self._consumer.subscription_stopped(error)
 
     def _close_if_empty(self) -> None:
         if not self.unacked:
             self._connection.later(LINGER_S, self.close)  # nothing can come any more: it stays empty
 
     def _closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
-        if not self.lost:
+        if not self.is_lost:
             self._end(translate(reason, f"reading queue {self._consumer.queue}") if self.flowing else None)
 
-    def _end(self, why: KvasirError | None) -> None:
+    def _end(self, error: KvasirError | None) -> None:
         self.flowing = False
         self.lose()
         if self.raw is not None and self._connection.is_open:
             self._connection.raw.reader.takers.pop((self.raw.channel_number, self._tag.encode()), None)
-        self._consumer.subscription_gone(self, why)
+        self._consumer.subscription_gone(self, error)
 
 
 class RabbitConsumer(Consumer):
@@ -146,11 +146,11 @@ class RabbitConsumer(Consumer):
         self._prefetch = prefetch
         self._connection = connection
         self._on_closed = on_closed
-        self._changed = threading.Condition()  # guards the buffer and the three flags
+        self._condition = threading.Condition()  # guards the buffer and the three flags
         self._buffer: deque[RabbitDelivery] = deque()
-        self._paused = False
+        self._is_paused = False
         self._closed = False
-        self._nudged = False
+        self._is_nudged = False
         self._subscriptions: set[Subscription] = set()  # IO thread only, like the four below
         self._backoff = Backoff()
         self._backing_off = False  # the broker said no a moment ago
@@ -170,18 +170,18 @@ class RabbitConsumer(Consumer):
 
     def receive(self, timeout_s: float) -> Delivery | None:
         """See `Consumer`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._buffer or self._nudged or self._is_over(), timeout_s)
+        with self._condition:
+            self._condition.wait_for(lambda: self._buffer or self._is_nudged or self._is_over(), timeout_s)
             if self._buffer:
                 return self._buffer.popleft()
-            self._nudged = False
+            self._is_nudged = False
             return None
 
     def nudge(self) -> None:
         """See `Consumer`."""
-        with self._changed:
-            self._nudged = True
-            self._changed.notify_all()
+        with self._condition:
+            self._is_nudged = True
+            self._condition.notify_all()
 
     def widen(self, prefetch: int) -> None:
         """See `Consumer`. A subscription's own prefetch can't be changed: a further one takes the difference."""
@@ -191,82 +191,82 @@ class RabbitConsumer(Consumer):
     def pause(self) -> list[Delivery]:
         """See `Consumer`."""
         quiet: Future[None] = Future()
-        with self._changed:
-            self._paused = True
+        with self._condition:
+            self._is_paused = True
         self._connection.submit(partial(self._stop_all, quiet))
         try:
             await_result(quiet, time.monotonic() + PAUSE_S, f"pausing queue {self.queue}")
         except BrokerUnavailable as error:
             log.warning("%s; its channel is closed instead", describe(error))
             self._connection.submit(self._abandon_all)
-        with self._changed:
-            taken: list[Delivery] = [delivery for delivery in self._buffer if not delivery.lost]
+        with self._condition:
+            deliveries: list[Delivery] = [delivery for delivery in self._buffer if not delivery.is_lost]
             self._buffer.clear()
-        return taken
+        return deliveries
 
     def resume(self) -> None:
         """See `Consumer`."""
-        if not self._paused:  # asked with every delivery: nothing for the IO thread to wake up for
+        if not self._is_paused:  # asked with every delivery: nothing for the IO thread to wake up for
             return
-        with self._changed:
-            self._paused = False
+        with self._condition:
+            self._is_paused = False
         self._connection.submit(self.fill)
 
     def close(self) -> list[Delivery]:
         """See `Consumer`."""
         self._closed = True
         self.nudge()
-        taken = self.pause()
+        deliveries = self.pause()
         self._on_closed(self)
-        return taken
+        return deliveries
 
     def fill(self) -> None:
         """(IO) Subscribe for the part of the prefetch that nothing takes up."""
-        if self._paused or self._closed or self._backing_off or not self._connection.is_open:
+        if self._is_paused or self._closed or self._backing_off or not self._connection.is_open:
             return
         free = self._prefetch - sum(subscription.capacity for subscription in self._subscriptions)
-        taken = self.exclusive and any(subscription.flowing for subscription in self._subscriptions)
-        if free > 0 and not taken:
+        is_in_use = self.exclusive and any(subscription.flowing for subscription in self._subscriptions)
+        if free > 0 and not is_in_use:
             self._subscriptions.add(Subscription(self, self._connection, free))
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         """(IO) The connection is up, for the first time or again: what an earlier one was refused says nothing."""
         self._backing_off = False
         self.fill()
 
     def deliver(self, delivery: RabbitDelivery) -> None:
         """(IO) Something came."""
-        with self._changed:
+        with self._condition:
             self._buffer.append(delivery)
-            self._changed.notify()
+            self._condition.notify()
 
     def subscription_started(self) -> None:
         """(IO) The broker accepted."""
         self._backoff.reset()
         settle(self._first)
 
-    def subscription_stopped(self, why: KvasirError | None) -> None:
-        """(IO) No more deliveries come; `why` is given if we didn't ask for it."""
+    def subscription_stopped(self, error: KvasirError | None) -> None:
+        """(IO) No more deliveries come; `error` is given if we didn't ask for it."""
         self._tell_if_quiet()
-        if why:
-            self._again(why)
+        if error:
+            self._resubscribe(error)
 
-    def subscription_gone(self, subscription: Subscription, why: KvasirError | None) -> None:
-        """(IO) Its channel is closed; `why` is given if it was flowing."""
+    def subscription_gone(self, subscription: Subscription, error: KvasirError | None) -> None:
+        """(IO) Its channel is closed; `error` is given if it was flowing."""
         self._subscriptions.discard(subscription)
-        with self._changed:
-            self._buffer = deque(delivery for delivery in self._buffer if not delivery.lost)
+        with self._condition:
+            self._buffer = deque(delivery for delivery in self._buffer if not delivery.is_lost)
         self._tell_if_quiet()
-        if isinstance(why, UsageError):
-            settle(self._first, error=why)  # only who asked first can be told
-        if why:
-            self._again(why)
+        if isinstance(error, UsageError):
+            settle(self._first, error=error)  # only who asked first can be told
+        if error:
+            self._resubscribe(error)
 
-    def _again(self, why: KvasirError) -> None:
+    def _resubscribe(self, error: KvasirError) -> None:
         if self._connection.is_open and not self._is_over():
-            log.warning("queue %s: subscribing again: %s", self.queue, why)
+            log.warning("queue %s: subscribing again: %s", self.queue, error)
             self._backing_off = True
-            self._connection.later(self._backoff.next_s(), self.connected)
+            self._connection.later(self._backoff.next_s(), self.on_connected)
 
     def _is_over(self) -> bool:
         return self._closed or self._connection.is_closed

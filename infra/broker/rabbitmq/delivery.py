@@ -29,9 +29,9 @@ class RabbitDelivery:
         self._acked = False
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """See `Delivery`."""
-        return self._holder.lost and not self._acked
+        return self._holder.is_lost and not self._acked
 
     def ack(self) -> bool:
         """See `Delivery`."""
@@ -47,10 +47,10 @@ class Holder:
         self._on_acked = on_acked
         self._unacked: set[int] = set()  # any thread
         self._acks: deque[int] = deque()  # any thread appends, the IO thread takes
-        self._woken = False
+        self._wake_pending = False
         self._open_tags: dict[int, None] = {}  # (IO) tags whose ack has not been sent, in order
         self.raw: pika.channel.Channel | None = None
-        self.lost = False
+        self.is_lost = False
         connection.holders.add(self)
 
     @property
@@ -71,21 +71,21 @@ class Holder:
 
     def ack(self, tag: int) -> bool:
         """Hand the ack to the IO thread, once; False if the channel is gone."""
-        if self.lost:
+        if self.is_lost:
             return False
         try:
             self._unacked.remove(tag)  # atomic: of two threads that ack the same delivery one comes through
         except KeyError:
-            return not self.lost
+            return not self.is_lost
         self._acks.append(tag)
-        if not self._woken:
-            self._woken = True
+        if not self._wake_pending:
+            self._wake_pending = True
             self._connection.submit(self._send_acks)
         return True
 
     def lose(self) -> None:
         """The channel is gone, and with it the right to ack."""
-        self.lost = True
+        self.is_lost = True
         self._open_tags.clear()
         self._unacked.clear()
 
@@ -95,7 +95,7 @@ class Holder:
             self.raw.close()
 
     def _send_acks(self) -> None:
-        self._woken = False  # before the look: whoever appends after it wakes us again
+        self._wake_pending = False  # before the look: whoever appends after it wakes us again
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:
             self._connection.raw.emit(acks(self.raw.channel_number, tags, self._open_tags))

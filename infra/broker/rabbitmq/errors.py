@@ -66,23 +66,23 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
 }
 
 
-def translate(error: BaseException, doing: str) -> KvasirError:
-    """Our error for one of pika's, the socket's or TLS's; `doing` begins the sentence ("reading queue x")."""
+def translate(error: BaseException, action: str) -> KvasirError:
+    """Our error for one of pika's, the socket's or TLS's; `action` begins the sentence ("reading queue x")."""
     if isinstance(error, KvasirError):
         return error
     if isinstance(error, pika_errors.ChannelClosed):
-        return of_reply(error.reply_code, error.reply_text, doing)
+        return of_reply(error.reply_code, error.reply_text, action)
     if isinstance(_root(error), ssl.SSLCertVerificationError):
-        return ConfigError(f"{doing}: {describe(error)}")
+        return ConfigError(f"{action}: {describe(error)}")
     for cls in type(error).__mro__:
         if cls in BY_CLASS:
-            return BY_CLASS[cls](f"{doing}: {describe(error)}")
-    return BrokerUnavailable(f"{doing}: {describe(error)}")
+            return BY_CLASS[cls](f"{action}: {describe(error)}")
+    return BrokerUnavailable(f"{action}: {describe(error)}")
 
 
-def of_reply(code: int, text: str, doing: str) -> KvasirError:
+def of_reply(code: int, text: str, action: str) -> KvasirError:
     """Our error for a channel that the broker closed with this reply."""
-    sentence = f"{doing}: the broker answered {code} {text}"
+    sentence = f"{action}: the broker answered {code} {text}"
     if code == NOT_FOUND:
         return NoQueue(sentence)
     if code == RESOURCE_LOCKED or (code == ACCESS_REFUSED and "exclusive" in text):
@@ -100,8 +100,8 @@ def is_hopeless(error: BaseException) -> bool:
     root = _root(error)
     if isinstance(root, ssl.SSLCertVerificationError):
         return True
-    refused = any(f"({code})" in _reply_text(root) for code in (ACCESS_REFUSED, NOT_ALLOWED))
-    return refused and isinstance(translate(root, ""), ConfigError)
+    is_refusal = any(f"({code})" in _reply_text(root) for code in (ACCESS_REFUSED, NOT_ALLOWED))
+    return is_refusal and isinstance(translate(root, ""), ConfigError)
 
 
 def describe(error: BaseException) -> str:
@@ -115,8 +115,8 @@ def describe(error: BaseException) -> str:
     if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):  # the latter where it was at least accepted
         return "no answer in time"
     if isinstance(root, ssl.SSLCertVerificationError):
-        why = root.verify_message or str(root)
-        return f"its certificate is not trusted ({why}): set broker_ca_file to the file of the CA that signed it"
+        problem = root.verify_message or str(root)
+        return f"its certificate is not trusted ({problem}): set broker_ca_file to the file of the CA that signed it"
     if isinstance(root, ssl.SSLError | OSError) and root.args:
         return str(root)
     return f"{type(root).__name__} {_reply_text(root)}".strip()

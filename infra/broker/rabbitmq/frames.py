@@ -43,11 +43,14 @@ def publication(channel: int, to: Address, message: Message, kind: str, frame_ma
     than 64 bits, half a surrogate pair.
     """
     parts = [_method(channel, to.exchange, to.key, mandatory), _frame(_HEADER, channel, _header(message, kind))]
-    most = frame_max - _FRAME_BYTES
-    if 0 < len(message.body) <= most:
+    max_payload = frame_max - _FRAME_BYTES
+    if 0 < len(message.body) <= max_payload:
         parts.append(_frame(_BODY, channel, message.body))
     else:
-        parts += (_frame(_BODY, channel, message.body[at : at + most]) for at in range(0, len(message.body), most))
+        parts += (
+            _frame(_BODY, channel, message.body[at : at + max_payload])
+            for at in range(0, len(message.body), max_payload)
+        )
     return b"".join(parts)
 
 
@@ -56,10 +59,10 @@ def acks(channel: int, tags: Iterable[int], unacked: Iterable[int]) -> bytes:
 
     One frame acks everything up to a tag. It saves the broker more than us: to a quorum queue each is a log entry.
     """
-    settled = set(tags)
-    run = list(itertools.takewhile(settled.__contains__, unacked))
+    acked_tags = set(tags)
+    run = list(itertools.takewhile(acked_tags.__contains__, unacked))
     frames = [_ack(channel, run[-1], multiple=True)] if run else []
-    frames += [_ack(channel, tag, multiple=False) for tag in sorted(settled.difference(run))]
+    frames += [_ack(channel, tag, multiple=False) for tag in sorted(acked_tags.difference(run))]
     return b"".join(frames)
 
 
@@ -80,13 +83,17 @@ def _frame(kind: int, channel: int, payload: bytes) -> bytes:
 def _header(message: Message, kind: str) -> bytes:
     """The properties say whose message it is, so that even an unreadable body can be answered."""
     flags = _FLAGS
-    fields = [_known(CONTENT_TYPE), _table(message.headers), _pack_u8(PERSISTENT if message.persistent else TRANSIENT)]
+    fields = [
+        _common_short(CONTENT_TYPE),
+        _table(message.headers),
+        _pack_u8(PERSISTENT if message.persistent else TRANSIENT),
+    ]
     if message.correlation_id:
         flags |= _CORRELATION_ID
-        fields.append(_known(message.correlation_id))
+        fields.append(_common_short(message.correlation_id))
     if message.reply_to:
         flags |= _REPLY_TO
-        fields.append(_known(message.reply_to))
+        fields.append(_common_short(message.reply_to))
     if message.message_id:
         flags |= _MESSAGE_ID
         fields.append(_short(message.message_id))
@@ -110,19 +117,19 @@ def _pair(name: str, value: Header) -> bytes:
 def _value(value: Header) -> bytes:
     """pika reads floats as whole numbers, so a float travels as a small table."""
     if isinstance(value, str):
-        encoded = value.encode()
-        return b"S" + _pack_u32(len(encoded)) + encoded
+        text_bytes = value.encode()
+        return b"S" + _pack_u32(len(text_bytes)) + text_bytes
     if isinstance(value, float):
         return b"F" + _table({"float": repr(value)})
     return b"l" + _pack_i64(value)
 
 
 def _short(text: str) -> bytes:
-    encoded = text.encode()
-    return _pack_u8(len(encoded)) + encoded
+    text_bytes = text.encode()
+    return _pack_u8(len(text_bytes)) + text_bytes
 
 
 @lru_cache(maxsize=256)
-def _known(text: str) -> bytes:
+def _common_short(text: str) -> bytes:
     """A short string that many messages have in common."""
     return _short(text)

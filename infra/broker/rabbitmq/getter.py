@@ -64,21 +64,21 @@ class _GetChannel(Holder):
         self._getter = getter
         self._queue = ""
         self._future: Future[RabbitDelivery | None] = Future()
-        channel = connection.raw.channel(on_open_callback=self._opened)
+        channel = connection.raw.channel(on_open_callback=self._on_opened)
         channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
 
     def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
         """Ask, now or once the channel is open."""
         self._queue, self._future = queue, future
         if self.raw is not None:
-            self.raw.basic_get(queue, self._got)
+            self.raw.basic_get(queue, self._on_message)
 
-    def _opened(self, channel: pika.channel.Channel) -> None:
+    def _on_opened(self, channel: pika.channel.Channel) -> None:
         self.raw = channel
         channel.add_callback(self._empty, [spec.Basic.GetEmpty], one_shot=False)
-        channel.basic_get(self._queue, self._got)
+        channel.basic_get(self._queue, self._on_message)
 
-    def _got(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
+    def _on_message(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
         if not settle(self._future, self.hold_raw(self._queue, method, properties, body)):
             self.close()  # the caller gave up waiting: the broker takes it back
 

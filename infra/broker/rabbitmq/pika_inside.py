@@ -44,29 +44,29 @@ _LOOKS = 8
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
     """pika's connection without these gaps. All of it on the IO thread."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **keywords: Any) -> None:
         self.reader = FrameReader()
-        self._corked: list[bytes] | None = None
-        self._unread = b""
-        super().__init__(*args, **named)
+        self._corked_frames: list[bytes] | None = None
+        self._unread_bytes = b""
+        super().__init__(*args, **keywords)
 
     def cork(self) -> None:
         """Hold frames back."""
-        self._corked = []
+        self._corked_frames = []
 
     def uncork(self) -> None:
         """Send what was held back."""
-        held, self._corked = self._corked, None
-        if held and self._transport is not None:
-            super()._adapter_emit_data(b"".join(held))
+        frames, self._corked_frames = self._corked_frames, None
+        if frames and self._transport is not None:
+            super()._adapter_emit_data(b"".join(frames))
 
     def emit(self, frames: bytes) -> None:
         """Send frames that are made already; held back while it is corked."""
-        if self._corked is None or len(frames) >= _BATCH_BYTES:
+        if self._corked_frames is None or len(frames) >= _BATCH_BYTES:
             self.uncork()
             super()._adapter_emit_data(frames)
         else:
-            self._corked.append(frames)
+            self._corked_frames.append(frames)
 
     _adapter_emit_data = emit
 
@@ -79,26 +79,26 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
         """Once it is open: pika's 4 KiB are a message or two."""
         self._transport._MAX_RECV_BYTES = _READ_BYTES
 
-    def cut(self, why: str) -> None:
+    def cut(self, reason: str) -> None:
         """End it without a word to the broker."""
-        self._terminate_stream(StreamLostError(why))
+        self._terminate_stream(StreamLostError(reason))
 
     def _on_connection_workflow_done(self, conn_or_exc: Any) -> None:
         # Of a broker that accepts and says nothing pika 1.4.4 reports the class of an error, and stumbles over it.
         super()._on_connection_workflow_done(conn_or_exc() if isinstance(conn_or_exc, type) else conn_or_exc)
 
     def _on_data_available(self, data_in: bytes) -> None:
-        self._unread += data_in
-        while self._unread:
-            used, found = self.reader.read(self._unread), None
-            if not used:
-                used, found = _read_frame(self._unread)
-            if not used:
+        self._unread_bytes += data_in
+        while self._unread_bytes:
+            size, next_frame = self.reader.read(self._unread_bytes), None
+            if not size:
+                size, next_frame = _read_frame(self._unread_bytes)
+            if not size:
                 return
-            self.bytes_received += used
-            self._unread = self._unread[used:]
-            if found:
-                self._process_frame(found)
+            self.bytes_received += size
+            self._unread_bytes = self._unread_bytes[size:]
+            if next_frame:
+                self._process_frame(next_frame)
 
     def _create_heartbeat_checker(self) -> PatientListener | None:
         return PatientListener(self, self.params.heartbeat) if self.params.heartbeat else None
@@ -133,10 +133,10 @@ def let_through(channel: pika.channel.Channel, tag: str) -> None:
 def _read_frame(buffer: bytes) -> tuple[int, Any]:
     """The frame at the start of `buffer` and its bytes, 0 if it is cut off; a headers table that is odd is left out."""
     try:
-        found: tuple[int, Any] = frame.decode_frame(buffer)
+        size_and_frame: tuple[int, Any] = frame.decode_frame(buffer)
     except (ValueError, OverflowError, OSError, RecursionError, struct.error, AMQPError):
         header = header_frame(buffer)
         if header is None:
             raise
         return header
-    return found
+    return size_and_frame

@@ -51,17 +51,17 @@ def header_frame(buffer: bytes) -> tuple[int, frame.Header] | None:
     return spec.FRAME_HEADER_SIZE + size + spec.FRAME_END_SIZE, frame.Header(channel, body_size, properties)
 
 
-def _without_table(encoded: bytes) -> bytes:
+def _without_table(property_bytes: bytes) -> bytes:
     """Encoded properties with an empty headers table: flags, then fields in the order of their flags."""
-    (flags,) = struct.unpack_from(">H", encoded)
+    (flags,) = struct.unpack_from(">H", property_bytes)
     at = 2
     for flag in (spec.BasicProperties.FLAG_CONTENT_TYPE, spec.BasicProperties.FLAG_CONTENT_ENCODING):
         if flags & flag:
-            at += 1 + encoded[at]
+            at += 1 + property_bytes[at]
     if not flags & spec.BasicProperties.FLAG_HEADERS:
-        return encoded
-    (length,) = struct.unpack_from(">I", encoded, at)
-    return encoded[:at] + bytes(4) + encoded[at + 4 + length :]
+        return property_bytes
+    (length,) = struct.unpack_from(">I", property_bytes, at)
+    return property_bytes[:at] + bytes(4) + property_bytes[at + 4 + length :]
 
 
 def is_brokers(name: str) -> bool:
@@ -75,14 +75,14 @@ def is_ours(name: str) -> bool:
 
 
 def _readable(headers: Mapping[Any, Any] | None) -> dict[str, Header]:
-    found: dict[str, Header] = {}
+    readable_headers: dict[str, Header] = {}
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not is_ours(name):
             continue
         plain = _plain(value)
         if plain is not None:
-            found[name] = plain
-    return found
+            readable_headers[name] = plain
+    return readable_headers
 
 
 def _plain(value: Any) -> Header | None:

@@ -37,13 +37,13 @@ _WRITE_BYTES = 64 * 1024
 class Outgoing:
     """A message on its way, and the stream that waits for it."""
 
-    __slots__ = ("message", "refusals", "returned", "stream", "to")
+    __slots__ = ("is_returned", "message", "refusals", "stream", "to")
 
     def __init__(self, to: Address, message: Message, stream: Stream) -> None:
         self.to = to
         self.message = message
         self.stream = stream
-        self.returned = False
+        self.is_returned = False
         self.refusals = 0
 
     def describe(self) -> str:
@@ -58,13 +58,13 @@ class Publisher:
     """
 
     def __init__(self, settings: Sequence[pika.URLParameters]) -> None:
-        self.connection = Connection(settings, self._opened, self._drain)
-        self.connection.pinned = lambda: bool(self._unconfirmed or self._backlog)
+        self.connection = Connection(settings, self._on_opened, self._drain)
+        self.connection.is_pinned = lambda: bool(self._in_flight or self._backlog)
         self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
         self._next_tag = 1
-        self._unconfirmed: dict[int, Outgoing] = {}  # by delivery tag, in order
+        self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
         self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
-        self._woken = False
+        self._wake_pending = False
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
@@ -74,8 +74,8 @@ class Publisher:
     def send(self, outgoing: Outgoing) -> None:
         """Publish, now or once there is a connection. The stream hears how it ended."""
         self._backlog.append(outgoing)
-        if not self._woken:
-            self._woken = True
+        if not self._wake_pending:
+            self._wake_pending = True
             self.connection.submit(self._wake)
 
     def send_lossy(self, to: Address, message: Message) -> None:
@@ -88,7 +88,7 @@ class Publisher:
         """Fail whatever is unconfirmed, now and later."""
         self.connection.submit(self._close)
 
-    def _opened(self) -> None:
+    def _on_opened(self) -> None:
         """The connection is up."""
         self._lossy = None
         self._open(self._channel_opened)
@@ -106,14 +106,14 @@ class Publisher:
             if size:
                 self.connection.raw.emit(b"".join(frames))
 
-    def _open(self, opened: Callable[[pika.channel.Channel], None]) -> None:
+    def _open(self, on_opened: Callable[[pika.channel.Channel], None]) -> None:
         if self.connection.is_open and not self._closed:
-            self.connection.raw.channel(on_open_callback=opened)
+            self.connection.raw.channel(on_open_callback=on_opened)
 
     def _channel_opened(self, channel: pika.channel.Channel) -> None:
         channel.add_on_close_callback(self._channel_closed)
-        channel.add_on_return_callback(self._returned)
-        channel.confirm_delivery(self._confirmed, callback=partial(self._ready, channel))
+        channel.add_on_return_callback(self._on_return)
+        channel.confirm_delivery(self._on_confirm, callback=partial(self._ready, channel))
 
     def _ready(self, channel: pika.channel.Channel, _answer: Any) -> None:
         self._channel = channel
@@ -123,7 +123,7 @@ class Publisher:
         self._drain()
 
     def _wake(self) -> None:
-        self._woken = False  # before the look: whoever appends after it wakes us again
+        self._wake_pending = False  # before the look: whoever appends after it wakes us again
         if self._closed:
             self._close()
         else:
@@ -132,41 +132,41 @@ class Publisher:
     def _usable(self) -> pika.channel.Channel | None:
         """The confirming channel, if it may be published on now."""
         channel = self._channel
-        usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.blocked
+        usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.is_blocked
         return channel if usable else None
 
     def _next_frames(self, channel: pika.channel.Channel) -> bytes:
         """Take the next message, which is unconfirmed from now on; b"" if it can't or needn't be published."""
         outgoing = self._backlog.popleft()
-        if outgoing.stream.abandoned:
+        if outgoing.stream.is_abandoned:
             return b""
         try:
             frames = self._frames(channel, outgoing.to, outgoing.message, str(self._next_tag))
         except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
             return b""
-        self._unconfirmed[self._next_tag] = outgoing
+        self._in_flight[self._next_tag] = outgoing
         self._next_tag += 1
         return frames
 
     def _frames(self, channel: pika.channel.Channel, to: Address, message: Message, tag: str = "") -> bytes:
         return publication(channel.channel_number, to, message, tag, self.connection.raw.frame_max, bool(tag))
 
-    def _confirmed(self, frame: Any) -> None:
+    def _on_confirm(self, frame: Any) -> None:
         """basic.ack or basic.nack."""
         answer = frame.method
-        self._acked(answer.delivery_tag, answer.multiple, refused=isinstance(answer, spec.Basic.Nack))
+        self._acked(answer.delivery_tag, answer.multiple, is_refusal=isinstance(answer, spec.Basic.Nack))
 
-    def _acked(self, tag: int, multiple: bool, refused: bool = False) -> None:
+    def _acked(self, tag: int, multiple: bool, is_refusal: bool = False) -> None:
         """Of one message or of all up to one."""
         for outgoing in self._take(tag, multiple):
-            if outgoing.returned:
+            if outgoing.is_returned:
                 self._fail(outgoing, _no_queue(outgoing))
-            elif refused:
+            elif is_refusal:
                 self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: the broker refused it (queue full?)"))
             else:
-                outgoing.stream.done.put((outgoing, None))
-        if refused:
+                outgoing.stream.outcomes.put((outgoing, None))
+        if is_refusal:
             self._renew()
 
     def _renew(self) -> None:
@@ -183,27 +183,27 @@ class Publisher:
         if multiple:
             last = tag or self._next_tag  # tag 0: all
             tags = []
-            for known in self._unconfirmed:
-                if known > last:
+            for open_tag in self._in_flight:
+                if open_tag > last:
                     break
-                tags.append(known)
+                tags.append(open_tag)
         self._backoff.reset()
-        return [self._unconfirmed.pop(each) for each in tags if each in self._unconfirmed]
+        return [self._in_flight.pop(confirmed_tag) for confirmed_tag in tags if confirmed_tag in self._in_flight]
 
-    def _returned(self, _channel: Any, _method: Any, properties: spec.BasicProperties, _body: bytes) -> None:
+    def _on_return(self, _channel: Any, _method: Any, properties: spec.BasicProperties, _body: bytes) -> None:
         """Unroutable. The confirm of the same message follows."""
-        outgoing = self._unconfirmed.get(int(properties.type or 0))
+        outgoing = self._in_flight.get(int(properties.type or 0))
         if outgoing:
-            outgoing.returned = True
+            outgoing.is_returned = True
 
     def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
         """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
         self._channel = None
         if self.connection.is_open:
             self.connection.raw.reader.confirmers.clear()
-        again = [outgoing for outgoing in self._unconfirmed.values() if not self._is_refused(outgoing, reason)]
-        self._unconfirmed.clear()
-        self._backlog.extendleft(reversed(again))
+        retries = [outgoing for outgoing in self._in_flight.values() if not self._is_refused(outgoing, reason)]
+        self._in_flight.clear()
+        self._backlog.extendleft(reversed(retries))
         if self.connection.is_open:
             if isinstance(reason, ChannelClosedByBroker):
                 log.warning("the broker closed the publishing channel: %s", reason)
@@ -211,11 +211,11 @@ class Publisher:
 
     def _is_refused(self, outgoing: Outgoing, reason: BaseException) -> bool:
         """Whether this closing ended the message, too. `outgoing` has then been failed."""
-        missing = _missing_exchange(reason)
-        if outgoing.returned or missing == outgoing.to.exchange:
+        exchange = _missing_exchange(reason)
+        if outgoing.is_returned or exchange == outgoing.to.exchange:
             self._fail(outgoing, _no_queue(outgoing))
             return True
-        if isinstance(reason, ChannelClosedByBroker) and missing is None:
+        if isinstance(reason, ChannelClosedByBroker) and exchange is None:
             outgoing.refusals += 1
         if outgoing.refusals < MAX_REFUSALS:
             return False
@@ -223,7 +223,7 @@ class Publisher:
         return True
 
     def _fail(self, outgoing: Outgoing, error: Exception) -> None:
-        outgoing.stream.done.put((outgoing, error))
+        outgoing.stream.outcomes.put((outgoing, error))
 
     def _lossy_opened(self, channel: pika.channel.Channel) -> None:
         channel.add_on_close_callback(self._lossy_closed)
@@ -241,7 +241,7 @@ class Publisher:
 
     def _send_lossy(self, to: Address, message: Message) -> None:
         self._lossy_backlog -= 1
-        if self._lossy is None or not self._lossy.is_open or self.connection.blocked:
+        if self._lossy is None or not self._lossy.is_open or self.connection.is_blocked:
             return
         try:
             self.connection.raw.emit(self._frames(self._lossy, to, message))
@@ -250,8 +250,8 @@ class Publisher:
 
     def _close(self) -> None:
         self._closed = True
-        self._backlog.extendleft(reversed(self._unconfirmed.values()))
-        self._unconfirmed.clear()
+        self._backlog.extendleft(reversed(self._in_flight.values()))
+        self._in_flight.clear()
         while self._backlog:
             outgoing = self._backlog.popleft()
             self._fail(outgoing, BrokerUnavailable(f"{outgoing.describe()}: closed before it was confirmed"))
@@ -265,16 +265,16 @@ class Stream:
         self._window = max(1, window)
         self._timeout_s = timeout_s
         self._in_flight = 0
-        self._confirmed = 0
+        self._confirm_count = 0
         self._error: Exception | None = None
-        self.done: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
-        self.abandoned = False  # the caller is gone: don't publish again for it
+        self.outcomes: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
+        self.is_abandoned = False  # the caller is gone: don't publish again for it
 
     def run(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
         """Publish all; returns how many were confirmed. Raises the first error once nothing is in flight."""
         try:
             for to, message in sends:
-                self._make_room(on_confirmed)
+                self._wait_for_window(on_confirmed)
                 if self._error:
                     break
                 self._in_flight += 1
@@ -282,23 +282,23 @@ class Stream:
             while self._in_flight:
                 self._settle_one(on_confirmed)
         finally:
-            self.abandoned = True
+            self.is_abandoned = True
         if self._error:
             raise self._error
-        return self._confirmed
+        return self._confirm_count
 
-    def _make_room(self, on_confirmed: Callable[[Message], None]) -> None:
+    def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
             # By a tenth of it: while the caller makes messages, the IO thread hardly gets to write them, and the broker
             # must not run dry meanwhile. One by one the two threads would take turns for each message.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
-        while not self.done.empty():
+        while not self.outcomes.empty():
             self._settle_one(on_confirmed)
 
     def _settle_one(self, on_confirmed: Callable[[Message], None]) -> None:
         try:
-            outgoing, error = self.done.get(timeout=self._timeout_s)
+            outgoing, error = self.outcomes.get(timeout=self._timeout_s)
         except queue.Empty:
             raise BrokerUnavailable(
                 f"no confirm from the broker within {self._timeout_s:g} s; {self._in_flight} messages are unconfirmed"
@@ -307,7 +307,7 @@ class Stream:
         if error:
             self._error = self._error or error
         else:
-            self._confirmed += 1
+            self._confirm_count += 1
             on_confirmed(outgoing.message)
 
 
@@ -315,8 +315,8 @@ def _missing_exchange(reason: BaseException) -> str | None:
     """The exchange for whose lack the broker closed the channel."""
     if not isinstance(reason, ChannelClosedByBroker) or reason.reply_code != NOT_FOUND:
         return None
-    found = re.search(r"no exchange '(.*)' in vhost", reason.reply_text)
-    return found[1] if found else None
+    match = re.search(r"no exchange '(.*)' in vhost", reason.reply_text)
+    return match[1] if match else None
 
 
 def _no_queue(outgoing: Outgoing) -> NoQueue:

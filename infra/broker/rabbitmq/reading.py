@@ -50,11 +50,11 @@ class FrameReader:
         at = 0
         try:
             while True:
-                at = self._one(data, at)
+                at = self._read_next(data, at)
         except (_Unusual, struct.error, IndexError, UnicodeDecodeError):  # or cut off: the rest is to come
             return at
 
-    def _one(self, data: bytes, at: int) -> int:
+    def _read_next(self, data: bytes, at: int) -> int:
         """Read what begins at `at`; returns where it ends."""
         kind, channel, size = _frame(data, at)
         start = at + _FRAME_START
@@ -80,12 +80,12 @@ class FrameReader:
         body_bytes, flags = _content(data, head + 4)  # class and weight come first
         if flags & ~_USUAL:
             raise _Unusual
-        body, after = _payload(data, head_end, _BODY, channel) if body_bytes else (head_end, head_end)
-        if body_bytes and body + body_bytes + 1 != after:  # the first of several
+        body, body_end = _payload(data, head_end, _BODY, channel) if body_bytes else (head_end, head_end)
+        if body_bytes and body + body_bytes + 1 != body_end:  # the first of several
             raise _Unusual
         message, count = _message(data, head + 14, flags, data[body : body + body_bytes])
         taker(tag, message, int(bool(redelivered)) if count is None else count)
-        return after
+        return body_end
 
 
 def _end(data: bytes, start: int, size: int) -> int:
@@ -97,8 +97,8 @@ def _end(data: bytes, start: int, size: int) -> int:
 
 def _payload(data: bytes, at: int, kind: int, channel: int) -> tuple[int, int]:
     """Where the payload of the frame at `at` begins, and where the frame ends."""
-    found, on, size = _frame(data, at)
-    if found != kind or on != channel:
+    frame_kind, on, size = _frame(data, at)
+    if frame_kind != kind or on != channel:
         raise _Unusual
     return at + _FRAME_START, _end(data, at + _FRAME_START, size)
 
@@ -128,7 +128,7 @@ def _table(data: bytes, at: int) -> tuple[dict[str, Header], int | None, int]:
     """Texts and whole numbers that are ours, the count of returns, and where the table ends."""
     end = at + 4 + _u32(data, at)[0]
     at += 4
-    found: dict[str, Header] = {}
+    headers: dict[str, Header] = {}
     count: int | None = None
     while at < end:
         name, at = _short(data, at)
@@ -136,10 +136,10 @@ def _table(data: bytes, at: int) -> tuple[dict[str, Header], int | None, int]:
         if name == "x-delivery-count" and isinstance(value, int):
             count = value
         if is_ours(name):
-            found[name] = value
+            headers[name] = value
     if at != end:
         raise _Unusual
-    return found, count, end
+    return headers, count, end
 
 
 def _value(data: bytes, at: int) -> tuple[Header, int]:

@@ -619,7 +619,7 @@ FAULTS = [
         partial(kill_workers, role="decode"),
     ),
     _killed_at("forked-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_FORKED}"),
-    *[_killed_at(point, "decode", (point,), each=3, of=f"; {_FORKED}") for point in failpoints.FORKED],
+    *[_killed_at(point, "decode", (point,), each=3, of=f"; {_FORKED}") for point in failpoints.PER_ANSWER],
     Fault(
         "hybrid-decode-killed",
         f"SIGKILL of a decode worker, four times; {_HYBRID}",
@@ -722,7 +722,7 @@ _STORE_NODE_ROWS = [fault.name for fault in FAULTS if fault.services.replicas is
 _PLANS = {
     "clock-back": {"environment": {"KVASIR_CLOCK_STEP_S": "-3600"}, "deadline_s": 600.0},
     "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
-    **{name: {"questions": 4} for name in ("forked-decode-killed", "forked-prefill-steps", *failpoints.FORKED)},
+    **{name: {"questions": 4} for name in ("forked-decode-killed", "forked-prefill-steps", *failpoints.PER_ANSWER)},
     **{name: {"weights": load.HYBRID} for name in ("hybrid-decode-killed", "hybrid-prefill-steps")},
     **{name: {"weights": load.BATCHING} for name in ("batched-prefill-killed", "batched-prefill-steps")},
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},

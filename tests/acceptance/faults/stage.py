@@ -29,7 +29,7 @@ from messages.errors import StoreUnavailable
 from tests.acceptance.faults import load
 from tests.acceptance.faults.owner import WAITING
 from tests.acceptance.faults.services import Services, queues_of
-from tests.support.processes import Model, config_text, environment
+from tests.support.processes import ModelEntry, config_text, environment
 from tests.support.servers import Process
 from tests.support.waiting import wait_until
 
@@ -129,7 +129,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        model = Model("simulated", self.plan.weights, context=load.CONTEXT, slots=self.plan.slots)
+        model = ModelEntry("simulated", self.plan.weights, context=load.CONTEXT, slots=self.plan.slots)
         nodes = f"[services]\nbroker_nodes = {self.services.nodes}\n"
         self._config.write_text(config_text({self.model: model}) + nodes, "utf-8")
         broker = RabbitMQBroker(self.services.broker.url, name="stage", nodes=self.services.nodes)

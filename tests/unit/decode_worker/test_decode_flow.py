@@ -16,7 +16,7 @@ from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import LoadedEngine
 from infra.broker.base import Delivery
-from infra.broker.consume import JobSource, Slots
+from infra.broker.consume import JobSource, SlotPool
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.broker.settle import Settler
@@ -64,7 +64,7 @@ class Bench:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.broker = EmbeddedBroker(pipeline.server)
-        self.slots, self.running = Slots(1), RunningJobs()
+        self.slots, self.running = SlotPool(1), RunningJobs()
         self.loaded = LoadedEngine(WatchedEngine())
         model_cache = ModelCache(CachedModel(MODEL, 0, self.loaded))
         choice = QueueChoice(self.broker, pipeline.cluster_state, model_cache, "me", pipeline.observe)
@@ -80,7 +80,7 @@ class Bench:
         attempt = DecodeAttempt([delivery], open_envelope(delivery, "decode", MODEL))
         decode = codec.decode(delivery.message.body, DecodeJob)
         answer = Sampling(max_tokens=max(1, round(expected_s * FIRST_TOKENS_PER_S)))
-        attempt.job, attempt.loaded = replace(decode, job=replace(decode.job, sampling=answer)), self.loaded
+        attempt.job, attempt.loaded_model = replace(decode, job=replace(decode.job, sampling=answer)), self.loaded
         assert self.running.start(attempt)
 
     def take(self) -> Delivery:
@@ -110,7 +110,7 @@ def test_nothing_more_is_held_while_no_slot_is_about_to_free(bench, pipeline):
     bench.run(bench.take(), expected_s=100)
 
     for _ in range(3):
-        bench.flow.full(bench.source.urgent)
+        bench.flow.throttle(bench.source.urgent)
 
     assert pipeline.ready(BULK) == 3
 
@@ -119,12 +119,12 @@ def test_one_job_more_is_held_when_a_slot_is_about_to_free_and_never_two(bench, 
     bench.run(bench.take(), expected_s=0.1)
 
     for _ in range(3):
-        bench.flow.full(bench.source.urgent)
+        bench.flow.throttle(bench.source.urgent)
 
     assert pipeline.ready(BULK) == 2
     second = bench.take()
     assert pipeline.ready(BULK) == 2
-    assert bench.flow.fetched(second).result().cache.num_tokens > 0
+    assert bench.flow.pop_fetch(second).result().cache.num_tokens > 0
 
 
 def test_a_job_that_was_fetched_too_early_goes_back_and_none_takes_its_place_until_a_slot_has_freed(
@@ -133,18 +133,18 @@ def test_a_job_that_was_fetched_too_early_goes_back_and_none_takes_its_place_unt
     monkeypatch.setattr(flow_module, "_HOLD_S", 0.0)
     bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.6))
     bench.run(bench.take(), expected_s=0.1)
-    bench.flow.full(bench.source.urgent)
+    bench.flow.throttle(bench.source.urgent)
     assert pipeline.ready(BULK) == 2
 
-    wait_until(lambda: bench.flow.full(bench.source.urgent) or pipeline.ready(BULK) == 3, "it went back")
+    wait_until(lambda: bench.flow.throttle(bench.source.urgent) or pipeline.ready(BULK) == 3, "it went back")
 
-    bench.flow.full(bench.source.urgent)
+    bench.flow.throttle(bench.source.urgent)
     assert pipeline.ready(BULK) == 3
 
 
 def test_what_is_held_is_handed_back_when_the_worker_leaves(bench, pipeline):
     bench.run(bench.take(), expected_s=0.1)
-    bench.flow.full(bench.source.urgent)
+    bench.flow.throttle(bench.source.urgent)
 
     bench.hand_back(bench.flow.pause())
 
@@ -153,7 +153,7 @@ def test_what_is_held_is_handed_back_when_the_worker_leaves(bench, pipeline):
 
 def test_an_interactive_job_goes_before_the_one_that_is_held(bench, pipeline):
     bench.run(bench.take(), expected_s=0.1)
-    bench.flow.full(bench.source.urgent)
+    bench.flow.throttle(bench.source.urgent)
     urgent = pipeline.job("urgent", lane="now")
     prefill = pipeline.start_prefill()
     pipeline.submit(urgent)
@@ -169,7 +169,7 @@ def test_short_jobs_are_pushed_and_nothing_is_held_ahead(bench, pipeline):
     bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.1))
     bench.run(bench.take(), expected_s=0.0)
 
-    bench.flow.full(bench.source.urgent)
+    bench.flow.throttle(bench.source.urgent)
 
     assert pipeline.ready(BULK) == 3
     assert bench.flow._is_pushed
@@ -189,11 +189,11 @@ def test_the_next_jobs_kv_cache_is_read_while_the_slot_is_still_busy():
         gate.wait()
 
         # When its decode goes on
-        own = {ref for ref in pipeline.refs(second) if not ref.shared}
+        own = {ref for ref in pipeline.refs(second) if not ref.is_shared}
         wait_until(lambda: own <= store.read, "the second one's KV cache has been read")
 
         # Then only the first has been begun; and both are answered from their KV caches
-        assert len(engine.decoded) == 1
+        assert len(engine.decode_calls) == 1
         gate.open()
         results = [pipeline.result(job) for job in (first, second)]
         assert {result.decode.kv_transfer for result in results} == {"verified"}
@@ -202,7 +202,7 @@ def test_the_next_jobs_kv_cache_is_read_while_the_slot_is_still_busy():
 def test_a_kv_cache_that_was_lost_before_it_could_be_fetched_ahead_is_computed_again():
     with Pipeline() as pipeline:
         first, second = prefilled(pipeline, 2)
-        pipeline.kv.delete([ref for ref in pipeline.refs(second) if not ref.shared])
+        pipeline.kv.delete([ref for ref in pipeline.refs(second) if not ref.is_shared])
         engine = WatchedEngine(slots=1)
         engine.before_decode = gate = Gate()
         pipeline.start_decode(engine)
@@ -221,12 +221,12 @@ def test_an_interactive_job_behind_600_waits_for_the_running_prefill_its_own_and
     slots = [Gate(), Gate()]
 
     def hold_the_first_two(tokens, stop):
-        place = decode_engine.decoded.index(tuple(tokens))
+        place = decode_engine.decode_calls.index(tuple(tokens))
         if place < len(slots):
             slots[place](tokens, stop)
 
     decode_engine.before_decode = hold_the_first_two
-    jobs = [pipeline.job(f"student {number} " * 3, shared="") for number in range(600)]
+    jobs = [pipeline.job(f"student {number} " * 3, shared_text="") for number in range(600)]
     pipeline.start_prefill(prefill_engine)
     pipeline.submit(*jobs[:6])
     wait_until(lambda: pipeline.ready(BULK) == 6, "some are prefilled")
@@ -234,24 +234,24 @@ def test_an_interactive_job_behind_600_waits_for_the_running_prefill_its_own_and
     pipeline.start_decode(decode_engine)
     pipeline.submit(*jobs[6:])
     running.wait()
-    wait_until(lambda: len(decode_engine.decoded) == 2, "both slots are busy")
-    begun = len(prefill_engine.prefilled)
+    wait_until(lambda: len(decode_engine.decode_calls) == 2, "both slots are busy")
+    begun = len(prefill_engine.prefill_calls)
 
     # When a job from the app comes
-    urgent = pipeline.job("How many points is this?", shared="", lane="now")
+    urgent = pipeline.job("How many points is this?", shared_text="", lane="now")
     pipeline.submit(urgent)
 
     # Then it is prefilled as soon as the running one is done
     tokens = prefill_engine.tokenize(user_prompt("", "How many points is this?"), 0.0).ids
     time.sleep(LOOK_DUE_S)
     running.open()
-    wait_until(lambda: len(prefill_engine.prefilled) > begun, "the next is prefilled")
-    assert prefill_engine.prefilled[begun] == tokens[:-1]
+    wait_until(lambda: len(prefill_engine.prefill_calls) > begun, "the next is prefilled")
+    assert prefill_engine.prefill_calls[begun] == tokens[:-1]
 
     # and decoded in the first slot that frees, but for a job that was fetched ahead. With two that free at once, their
     # threads decide in which order three jobs of no time begin.
     wait_until(lambda: Step.PASSED_ON in pipeline.steps(urgent), "it waits to be decoded")
     time.sleep(LOOK_DUE_S)
     slots[0].open()
-    wait_until(lambda: tokens in decode_engine.decoded, "it is decoded")
-    assert decode_engine.decoded.index(tokens) in (2, 3)
+    wait_until(lambda: tokens in decode_engine.decode_calls, "it is decoded")
+    assert decode_engine.decode_calls.index(tokens) in (2, 3)

@@ -16,11 +16,11 @@ from messages.workers import ENGINE_AWAY
 from tests.support.pipeline import (
     BATCH,
     SLOW,
-    Died,
     Gate,
     Pipeline,
-    Started,
+    SupervisedWorker,
     WatchedEngine,
+    WorkerDied,
     always_fails,
     fails,
     work,
@@ -37,7 +37,7 @@ def pipeline():
         yield pipeline
 
 
-def prefilled(pipeline, *jobs, prefill: Started | None = None) -> None:
+def prefilled(pipeline, *jobs, prefill: SupervisedWorker | None = None) -> None:
     """Submit jobs and have them prefilled; nobody decodes yet."""
     prefill = prefill or pipeline.start_prefill()
     pipeline.submit(*jobs)
@@ -84,7 +84,7 @@ def test_a_job_that_comes_back_is_not_tokenized_again(pipeline):
     pipeline.start_decode()
 
     assert pipeline.result(job).decode.kv_transfer == "verified"
-    assert (len(prefill.engine.prefilled), prefill.engine.tokenized) == (2, 1)
+    assert (len(prefill.engine.prefill_calls), prefill.engine.tokenize_calls) == (2, 1)
 
 
 def test_a_kv_cache_gone_twice_is_no_longer_waited_for_and_the_result_says_why(pipeline):
@@ -109,12 +109,12 @@ def test_a_kv_cache_gone_twice_is_no_longer_waited_for_and_the_result_says_why(p
     assert "is not in the store" in result.decode.why_none
     assert result.decode.evaluated_tokens == result.decode.prompt_tokens
     assert (result.text, result.attempts) == (pipeline.undisturbed_text(job), 1)
-    assert len(decode.engine.decoded) == 1
+    assert len(decode.engine.decode_calls) == 1
     assert pipeline.steps(job).count(Step.KV_GONE) == 1
 
 
 def test_a_short_prompt_without_its_kv_cache_is_decoded_alone_at_once(pipeline):
-    job = pipeline.job(SHORT, shared="")
+    job = pipeline.job(SHORT, shared_text="")
     prefilled(pipeline, job)
     pipeline.kv.delete(pipeline.refs(job))
 
@@ -143,7 +143,7 @@ def test_a_damaged_record_is_never_used_and_is_computed_again(pipeline, which):
     # Given a prefilled job, one record of which is damaged in the store
     job = pipeline.job()
     prefilled(pipeline, job)
-    damaged = next(ref for ref in pipeline.refs(job) if ref.shared == (which == "shared"))
+    damaged = next(ref for ref in pipeline.refs(job) if ref.is_shared == (which == "shared"))
     pipeline.kv.flip_a_byte(damaged)
 
     # When it is decoded
@@ -171,7 +171,7 @@ def test_a_kv_cache_of_another_model_is_decoded_alone_and_not_prefilled_again(pi
     assert result.decode.kv_transfer == "none"
     assert "this worker's model is" in result.decode.why_none
     assert result.text == pipeline.undisturbed_text(job)
-    assert len(prefill.engine.prefilled) == 1
+    assert len(prefill.engine.prefill_calls) == 1
 
 
 def test_a_kv_cache_of_a_layout_that_is_not_supported_yet_is_not_used(pipeline):
@@ -196,7 +196,7 @@ def test_a_kv_cache_of_a_layout_that_is_not_supported_yet_is_not_used(pipeline):
 def test_a_store_that_is_away_costs_the_decoder_the_kv_transfer_and_not_the_job(pipeline):
     job = pipeline.job()
     prefilled(pipeline, job)
-    pipeline.kv.away = {"get", "delete"}
+    pipeline.kv.failing_calls = {"get", "delete"}
 
     pipeline.start_decode()
 
@@ -250,7 +250,7 @@ def test_of_an_engine_that_goes_away_the_begun_jobs_lose_one_attempt_and_the_oth
     wait_until(lambda: pipeline.ready(work("decode")) == len(jobs), "all jobs wait for whoever is there")
     assert decode.worker.registration().off == ENGINE_AWAY
     assert decode.worker.registration().notes == "its program died"
-    begun = len(engine.decoded)
+    begun = len(engine.decode_calls)
     # Then nothing more was asked of it, and once it is back all are answered
     assert begun <= 8  # those in hand when it went, of quick jobs more than there are slots
     engine.before_decode, engine.outage = fails(), ""
@@ -280,7 +280,7 @@ def test_a_bug_in_an_engine_is_not_run_again_and_leaves_the_worker_alive(pipelin
 
     assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "RuntimeError")
     assert result.error.message == "bug: RuntimeError: index out of range"
-    assert len(decode.engine.decoded) == 1
+    assert len(decode.engine.decode_calls) == 1
     assert [letter.message_id for letter in pipeline.dead_letters()] == [job.job_id]
     assert pipeline.run(pipeline.job("the next")).state == "succeeded"
 
@@ -301,10 +301,10 @@ def test_a_job_published_ten_times_is_decoded_once_and_answered_alike():
             pipeline.results(job, at_least=copies)
 
         # Then it was answered from the stored result, and no copy left blocks behind
-        assert len(decode.engine.decoded) == 1
+        assert len(decode.engine.decode_calls) == 1
         assert len(set(pipeline.results(job))) == 1
-        own = [ref for ref in pipeline.refs(job) if not ref.shared]
-        wait_until(lambda: pipeline.kv.missing(own) == own, "the copies' own blocks are gone")
+        own = [ref for ref in pipeline.refs(job) if not ref.is_shared]
+        wait_until(lambda: pipeline.kv.find_missing(own) == own, "the copies' own blocks are gone")
 
 
 def test_a_redelivery_of_a_running_job_is_adopted_and_both_deliveries_are_acked(pipeline):
@@ -334,7 +334,7 @@ def test_a_redelivery_of_a_running_job_is_adopted_and_both_deliveries_are_acked(
     # Then it is decoded once, answered once, and nothing is left
     assert pipeline.result(job).state == "succeeded"
     pipeline.nothing_is_left()
-    assert len(decode.engine.decoded) == 1
+    assert len(decode.engine.decode_calls) == 1
     assert len(pipeline.results(job)) == 1
 
 
@@ -345,14 +345,14 @@ def test_a_job_claimed_by_another_worker_is_deferred_without_counting_and_runs_a
     _, decode = pipeline.start()
     pipeline.submit(job)
     wait_until(lambda: pipeline.ready(RETRY_1S) == 1, "the job is deferred")
-    assert decode.engine.decoded == []
+    assert decode.engine.decode_calls == []
 
     # When the claim is released
     pipeline.cluster_state.release(job.job_id, 1, "another-worker")
 
     # Then it runs, and the waiting counted for nothing
     assert pipeline.result(job).attempts == 1
-    assert len(decode.engine.decoded) == 1
+    assert len(decode.engine.decode_calls) == 1
 
 
 # Cancelled and expired
@@ -364,7 +364,7 @@ def test_a_cancelled_decode_stops_and_no_copy_of_the_batch_is_answered(pipeline)
     decode = pipeline.start_decode(WatchedEngine(SLOW, slots=1))
     jobs = [pipeline.job(f"number {n} " * 30) for n in range(4)]
     pipeline.submit(*jobs)
-    wait_until(lambda: len(decode.engine.decoded) == 1, "one is running")
+    wait_until(lambda: len(decode.engine.decode_calls) == 1, "one is running")
     wait_until(lambda: pipeline.ready(work("prefill")) == 0, "the others are prefilled")
 
     # When the batch is cancelled
@@ -373,9 +373,9 @@ def test_a_cancelled_decode_stops_and_no_copy_of_the_batch_is_answered(pipeline)
     # Then within two seconds everything is acked, silently, and what only these jobs used is deleted
     wait_until(lambda: not decode.broker.unacked and not pipeline.work_left(), "all is acked", timeout_s=2)
     assert [result for job in jobs for result in pipeline.results_so_far(job)] == []
-    assert len(decode.engine.decoded) == 1
-    own = [ref for job in jobs for ref in pipeline.refs(job) if not ref.shared]
-    wait_until(lambda: pipeline.kv.missing(own) == own, "their own blocks are gone")
+    assert len(decode.engine.decode_calls) == 1
+    own = [ref for job in jobs for ref in pipeline.refs(job) if not ref.is_shared]
+    wait_until(lambda: pipeline.kv.find_missing(own) == own, "their own blocks are gone")
 
 
 def test_cancelling_one_batch_leaves_the_others_running(pipeline):
@@ -383,7 +383,7 @@ def test_cancelling_one_batch_leaves_the_others_running(pipeline):
     decode.engine.before_decode = gate = Gate()
     doomed, other = pipeline.job(batch="doomed"), pipeline.job(batch="other")
     pipeline.submit(doomed, other)
-    wait_until(lambda: len(decode.engine.decoded) == 2, "both run")
+    wait_until(lambda: len(decode.engine.decode_calls) == 2, "both run")
 
     pipeline.client.cancel("doomed")
     wait_until(lambda: decode.worker.holding() == 1, "the cancelled one has stopped")
@@ -400,7 +400,7 @@ def test_a_job_past_its_deadline_is_not_decoded(pipeline):
     decode = pipeline.start_decode()
 
     assert pipeline.result(job).state == "expired"
-    assert decode.engine.decoded == []
+    assert decode.engine.decode_calls == []
 
 
 def test_a_decode_that_runs_past_its_deadline_is_stopped(pipeline):
@@ -410,7 +410,7 @@ def test_a_decode_that_runs_past_its_deadline_is_stopped(pipeline):
     pipeline.submit(job)
 
     assert pipeline.result(job).state == "expired"
-    assert decode.engine.decoded
+    assert decode.engine.decode_calls
     assert pipeline.dead_letters(0) == []
 
 
@@ -431,12 +431,12 @@ def test_a_worker_that_stops_finishes_what_it_decodes_and_hands_back_what_it_has
     # When it is told to leave
     decode.stop()
     gate.open()
-    decode.left()
+    decode.wait_until_left()
     pipeline.workers.remove(decode)
 
     # Then the first is answered and the second is back in its queue, no return counted
     assert pipeline.result(first).state == "succeeded"
-    assert decode.engine.decoded[1:] == []
+    assert decode.engine.decode_calls[1:] == []
     broker = pipeline.new_broker()
     envelope = open_envelope(broker.get(work("decode")), "decode", second.model)
     assert (envelope.job_id, envelope.returns) == (second.job_id, 0)
@@ -451,7 +451,7 @@ def test_a_worker_that_aborts_hands_its_running_job_back_and_another_gives_the_s
     job = pipeline.job()
     prefilled(pipeline, job)
     slow = pipeline.start_decode(WatchedEngine(SLOW))
-    wait_until(lambda: slow.engine.decoded, "it is running")
+    wait_until(lambda: slow.engine.decode_calls, "it is running")
 
     # When its worker is told to leave at once
     pipeline.leave(slow, abort=True)
@@ -468,7 +468,7 @@ def test_a_job_that_begins_while_its_worker_aborts_is_handed_back_too(pipeline):
     prefilled(pipeline, job)
     slow = pipeline.start_decode(WatchedEngine(SLOW))
     slow.worker.stop(abort=True)  # before, while or after the job is given a slot
-    slow.left()
+    slow.wait_until_left()
     pipeline.workers.remove(slow)
 
     pipeline.start_decode()
@@ -486,7 +486,7 @@ def test_a_job_that_kills_its_worker_ends_as_poison_and_its_neighbours_succeed()
         decode = pipeline.start_decode()
         decode.engine.before_decode = decode.dies_of("poison")
         neighbours = [pipeline.job(f"neighbour {number}") for number in range(4)]
-        poison = pipeline.job("poison", shared="")
+        poison = pipeline.job("poison", shared_text="")
 
         # When all are submitted
         pipeline.submit(*neighbours[:2], poison, *neighbours[2:])
@@ -495,7 +495,7 @@ def test_a_job_that_kills_its_worker_ends_as_poison_and_its_neighbours_succeed()
         result = pipeline.result(poison)
         assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "Poison")
         runs = WatchedEngine().tokenize(user_prompt("", "poison"), 0.0).ids
-        assert decode.engine.decoded.count(runs) == 5
+        assert decode.engine.decode_calls.count(runs) == 5
         assert Step.ISOLATED in pipeline.steps(poison)
         (letter,) = pipeline.dead_letters()
         assert (letter.message_id, letter.headers["kvasir-error"]) == (poison.job_id, "Poison")
@@ -509,10 +509,10 @@ def test_a_delivery_whose_slot_died_is_left_to_the_broker() -> None:
     with Pipeline(unseen_copies=True) as pipeline:
         # Given a job in whose decode a slot dies, its channel still open
         _, decode = pipeline.start()
-        decode.engine.before_decode = fails(Died())
+        decode.engine.before_decode = fails(WorkerDied())
         job = pipeline.job()
         pipeline.submit(job)
-        wait_until(lambda: decode.engine.decoded and not decode.worker.holding(), "the slot has died")
+        wait_until(lambda: decode.engine.decode_calls and not decode.worker.holding(), "the slot has died")
 
         # When the channel closes, then the broker hands the job out again
         decode.broker.drop()
@@ -540,7 +540,7 @@ def test_a_suspect_runs_while_nothing_else_does():
         wait_until(lambda: pipeline.ready(work("decode")) == 3, "the bulk waits in its queue, in nobody's hands")
 
         # Then nothing of it was begun before the suspect is answered
-        assert len(engine.decoded) == 1
+        assert len(engine.decode_calls) == 1
         gate.open()
         assert pipeline.result(suspect).state == "succeeded"
         assert [pipeline.result(job).state for job in bulk] == ["succeeded"] * 3
@@ -586,9 +586,9 @@ def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline)
     pipeline.nothing_is_left()
 
     # and nothing of its own is kept in the store
-    own = [ref for ref in pipeline.refs(job) if not ref.shared]
+    own = [ref for ref in pipeline.refs(job) if not ref.is_shared]
     assert own
-    wait_until(lambda: pipeline.kv.missing(own) == own, "its own blocks are gone")
+    wait_until(lambda: pipeline.kv.find_missing(own) == own, "its own blocks are gone")
 
 
 def test_several_answers_come_from_one_prefill_and_one_transfer(pipeline):
@@ -599,8 +599,8 @@ def test_several_answers_come_from_one_prefill_and_one_transfer(pipeline):
 
     texts = [result.text, *result.more_texts]
     assert len(texts) == len(set(texts)) == 3
-    assert len(prefill.engine.prefilled) == 1
-    assert len(decode.engine.decoded) == 3
+    assert len(prefill.engine.prefill_calls) == 1
+    assert len(decode.engine.decode_calls) == 3
     assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
     # And the second of them is what its seed alone would have given
     alone = pipeline.run(pipeline.job(sampling=Sampling(20, temperature=1.0, seed=8)))

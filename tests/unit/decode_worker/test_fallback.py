@@ -42,7 +42,7 @@ def test_the_decode_worker_does_the_prompt_itself_and_the_result_says_why(pipeli
     assert result.text == pipeline.undisturbed_text(job)
     assert (result.decode.kv_transfer, result.decode.why_none) == ("none", "no prefill worker serves this model")
     assert Step.PASSED_ON in pipeline.steps(job)
-    assert len(decode.engine.decoded) == 1
+    assert len(decode.engine.decode_calls) == 1
     pipeline.nothing_is_left()
 
 

@@ -47,7 +47,7 @@ class Desk:
         """Give it that many at once; returns when all are settled."""
         deliveries = [delivery for _ in range(count) if (delivery := self.broker.get(self._queue))]
         assert len(deliveries) == count
-        self.worker.take(deliveries)
+        self.worker.accept(deliveries)
         self.worker.finish()
         return deliveries
 
@@ -71,7 +71,7 @@ def prefiller(pipeline: Pipeline) -> Iterator[Desk]:
 
 def waiting(pipeline: Pipeline, count: int) -> list[PrefillJob]:
     """Jobs that wait to be decoded."""
-    jobs = [pipeline.job(f"student {number}", shared="") for number in range(count)]
+    jobs = [pipeline.job(f"student {number}", shared_text="") for number in range(count)]
     prefill = pipeline.start_prefill()
     pipeline.submit(*jobs)
     wait_until(lambda: pipeline.ready(work("decode")) == count, "all wait to be decoded")
@@ -83,7 +83,7 @@ def test_all_are_decoded_each_to_its_own_text_and_nothing_is_left(pipeline: Pipe
     jobs = waiting(pipeline, 5)
     decoder.take(5)
     assert [pipeline.result(job).text for job in jobs] == [pipeline.undisturbed_text(job) for job in jobs]
-    assert len(decoder.engine.decoded) == decoder.worker.registration().done == 5
+    assert len(decoder.engine.decode_calls) == decoder.worker.registration().done == 5
     pipeline.nothing_is_left()
 
 
@@ -112,7 +112,7 @@ def test_what_has_its_result_is_answered_with_it_and_what_another_worker_holds_i
     jobs = waiting(pipeline, 3)
     pipeline.cluster_state.claim(jobs[1].job_id, 1, "somebody-else", ttl_s=60)
     decoder.take(3)
-    assert len(decoder.engine.decoded) == 2
+    assert len(decoder.engine.decode_calls) == 2
     assert pipeline.result(jobs[0]).state == pipeline.result(jobs[2]).state == "succeeded"
     assert pipeline.results_so_far(jobs[1]) == []
 
@@ -154,7 +154,7 @@ def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipelin
     waiting(pipeline, 3)
     decoder.engine.before_decode = gate = Gate()
     deliveries = [delivery for _ in range(3) if (delivery := decoder.broker.get(work("decode")))]
-    decoder.worker.take(deliveries)
+    decoder.worker.accept(deliveries)
     gate.wait()
     # When their batch is cancelled
     decoder.worker.on_cancel(deliveries[0].message.correlation_id)
@@ -169,15 +169,15 @@ def test_prompts_behind_a_slow_one_go_back_too(
     pipeline: Pipeline, prefiller: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill_module, "GROUP_PATIENCE_S", 0.0)
-    pipeline.submit(*(pipeline.job(f"student {number}", shared="") for number in range(3)))
+    pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(3)))
     prefiller.take(3)
     assert (pipeline.ready(work("decode")), pipeline.ready(work("prefill"))) == (1, 2)
 
 
 def test_short_prompts_do_not_wait_for_a_large_one_behind_them(pipeline: Pipeline, prefiller: Desk) -> None:
     # Given two short prompts and a large one in one go
-    jobs = [pipeline.job(f"student {number}", shared="") for number in range(2)]
-    pipeline.submit(*jobs, pipeline.job("large " * 2700, shared=""))
+    jobs = [pipeline.job(f"student {number}", shared_text="") for number in range(2)]
+    pipeline.submit(*jobs, pipeline.job("large " * 2700, shared_text=""))
     gate = Gate()
     prefiller.engine.before_prefill = lambda tokens, stop: gate(tokens, stop) if len(tokens) > 1000 else None
     going = threading.Thread(target=prefiller.take, args=(3,))
@@ -192,7 +192,7 @@ def test_short_prompts_do_not_wait_for_a_large_one_behind_them(pipeline: Pipelin
 
 
 def test_a_prompt_that_fails_costs_its_neighbours_nothing(pipeline: Pipeline, prefiller: Desk) -> None:
-    jobs = [pipeline.job(f"student {number}", shared="") for number in range(3)]
+    jobs = [pipeline.job(f"student {number}", shared_text="") for number in range(3)]
     pipeline.submit(*jobs)
     prefiller.engine.before_prefill = fails(ContextExceeded("for good"))
     prefiller.take(3)
@@ -216,7 +216,7 @@ def test_more_is_held_the_quicker_the_jobs_are_and_a_level_is_left_later_than_it
 
 @pytest.mark.parametrize(("mean_s", "together"), [(0.0001, HELD_IF_QUICK), (0.004, 4), (0.015, 1), (5.0, 1)])
 def test_as_many_go_together_as_are_done_in_one_go(pipeline: Pipeline, mean_s: float, together: int) -> None:
-    pipeline.submit(*(pipeline.job(f"student {number}", shared="") for number in range(40)))
+    pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(40)))
     broker = EmbeddedBroker(pipeline.server)
     consumer = broker.consume(work("prefill"), prefetch=64)
     first = consumer.receive(1)
@@ -230,22 +230,22 @@ def test_while_the_engine_is_away_a_job_goes_back_before_anything_is_done_for_it
 ) -> None:
     # Given a job for each stage
     (prefilled,) = waiting(pipeline, 1)
-    unprefilled = pipeline.job("student 2", shared="")
+    unprefilled = pipeline.job("student 2", shared_text="")
     pipeline.submit(unprefilled)
 
     # When they come to workers whose engines are away
     prefiller.engine.outage = decoder.engine.outage = "its program died"
-    pipeline.kv.away = {"get", "put", "missing"}  # whoever asks the store finds out, and goes on without
+    pipeline.kv.failing_calls = {"get", "put", "missing"}  # whoever asks the store finds out, and goes on without
     prefiller.take(1)
     decoder.take(1)
 
     # Then they wait for somebody else, and nothing was tokenized, fetched or counted
     assert (pipeline.ready(work("prefill")), pipeline.ready(work("decode"))) == (1, 1)
-    assert (prefiller.engine.tokenized, decoder.engine.decoded, pipeline.kv.refused) == (0, [], 0)
+    assert (prefiller.engine.tokenize_calls, decoder.engine.decode_calls, pipeline.kv.refusals) == (0, [], 0)
     assert Step.PREFILL_STARTED not in pipeline.steps(unprefilled)
     assert Step.DECODE_STARTED not in pipeline.steps(prefilled)
 
     # and are answered once somebody is there
-    pipeline.kv.away = set()
+    pipeline.kv.failing_calls = set()
     pipeline.start()
     assert {pipeline.result(job).attempts for job in (unprefilled, prefilled)} == {1}

@@ -39,7 +39,7 @@ def test_the_first_job_is_checked_and_then_one_in_so_many(pipeline: Pipeline) ->
     checked = []
     for number in range(9):
         assert decoded(pipeline, 1, number) == ["verified"]
-        checked.append(decode.engine.checked)
+        checked.append(decode.engine.cache_checks)
 
     assert checked == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert sum(event.step is Step.KV_CHECKED for event in pipeline.events) == 3
@@ -50,7 +50,7 @@ def test_none_is_checked_if_nobody_wants_it(pipeline: Pipeline) -> None:
     decode = pipeline.start_decode(kv_check_every=0)
 
     assert decoded(pipeline, 3) == ["verified"] * 3
-    assert decode.engine.checked == 0
+    assert decode.engine.cache_checks == 0
 
 
 def test_a_kv_cache_that_misleads_is_not_used_even_once_and_its_producer_s_never_again(pipeline: Pipeline) -> None:
@@ -58,13 +58,13 @@ def test_a_kv_cache_that_misleads_is_not_used_even_once_and_its_producer_s_never
     same = a_sketch()
     pipeline.start_prefill(sketch=same)
     decode = pipeline.start_decode(kv_check_every=3, sketch=same)
-    decode.engine.misled = 3 * MAX_GAP
+    decode.engine.bias_nats = 3 * MAX_GAP
 
     # When jobs come
     assert decoded(pipeline, 4) == ["none"] * 4
 
     # Then the first was compared, all were prefilled by the decoder, and each result says why
-    assert decode.engine.checked == 1
+    assert decode.engine.cache_checks == 1
     job = pipeline.job("one more")
     pipeline.submit(job)
     why = pipeline.result(job).decode.why_none
@@ -77,7 +77,7 @@ def test_a_kv_cache_that_misleads_is_not_used_even_once_and_its_producer_s_never
 def test_what_rounding_does_is_let_through(pipeline: Pipeline) -> None:
     pipeline.start_prefill()
     decode = pipeline.start_decode(kv_check_every=3)
-    decode.engine.misled = 0.9 * MAX_GAP
+    decode.engine.bias_nats = 0.9 * MAX_GAP
 
     assert decoded(pipeline, 2) == ["verified"] * 2
 
@@ -86,7 +86,7 @@ def test_one_that_goes_astray_later_is_found_by_the_next_check(pipeline: Pipelin
     pipeline.start_prefill()
     decode = pipeline.start_decode(kv_check_every=3)
     assert decoded(pipeline, 1) == ["verified"]
-    decode.engine.misled = 3 * MAX_GAP
+    decode.engine.bias_nats = 3 * MAX_GAP
 
     assert decoded(pipeline, 4, 1) == ["verified"] * 2 + ["none"] * 2
 
@@ -97,7 +97,7 @@ def test_jobs_that_come_together_wait_for_no_verdict_of_another(pipeline: Pipeli
     jobs = [pipeline.job("one"), pipeline.job("another")]
     pipeline.submit(*jobs)
     engine = WatchedEngine()
-    engine.misled = 3 * MAX_GAP
+    engine.bias_nats = 3 * MAX_GAP
     engine.before_check = threading.Barrier(2, timeout=10).wait
 
     # When both are decoded at once, then neither is answered from its KV cache

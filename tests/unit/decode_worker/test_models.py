@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from decode_worker.stealing.models import CachedModel, Holding, LoadedModel, ModelCache, NotLoaded, Stealable, victims
+from decode_worker.stealing.models import CachedModel, LoadedModel, ModelCache, NotLoaded, Resident, Stealable, victims
 from engines.base import LoadedEngine
 from messages.errors import ConfigError
 from tests.support.pipeline import WatchedEngine
 from tests.support.waiting import wait_until
 
 
-def holding(model: str, size: int = 10, waiting_s: float = 0, used_at: float = 0, in_use: bool = False) -> Holding:
-    return Holding(model, size, waiting_s, used_at, in_use)
+def holding(model: str, size: int = 10, waiting_s: float = 0, used_at: float = 0, in_use: bool = False) -> Resident:
+    return Resident(model, size, waiting_s, used_at, in_use)
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,27 @@ from dataclasses import replace
 import pytest
 
 from decode_worker import fallback
-from decode_worker.answers import Answers, Given
+from decode_worker.answers import Answers, ScoredAnswer
 from engines.base import Answer, TokenizedPrompt
 from engines.questions import tokenize_job
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
-from infra.broker.consume import Slots
+from infra.broker.consume import SlotPool
 from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import JobResult, Part, PrefillJob, Question, Sampling
 from messages.lifecycle import Step
-from tests.support.pipeline import INSTANT, OWN, SHARED, Died, Gate, Pipeline, WatchedEngine, fails, work
+from tests.support.pipeline import (
+    INSTANT,
+    OWN_TEXT,
+    SHARED_TEXT,
+    Gate,
+    Pipeline,
+    WatchedEngine,
+    WorkerDied,
+    fails,
+    work,
+)
 from tests.support.waiting import wait_until
 
 TEXTS = ("\nIs it named?", "\nIs it right, and why?", "\nIs there a test?")
@@ -63,8 +73,8 @@ def test_questions_and_samples_are_answered_from_one_prefill_and_one_import(pipe
     assert (result.text, result.finish_reason, result.more_texts) == ("", "", ())
     # The prompt was computed once, its KV cache imported once, and each answer proves that it used it
     ids = asked(job)
-    assert (len(prefill.engine.prefilled), decode.engine.imports, len(decode.engine.decoded)) == (1, 1, 9)
-    assert prefill.engine.prefilled[0] == ids.tokens
+    assert (len(prefill.engine.prefill_calls), decode.engine.imports, len(decode.engine.decode_calls)) == (1, 1, 9)
+    assert prefill.engine.prefill_calls[0] == ids.tokens
     assert [answer.evaluated_tokens for answer in result.answers] == [
         len(one.tokens) for one in ids.questions for _ in range(3)
     ]
@@ -76,9 +86,9 @@ def test_questions_and_samples_are_answered_from_one_prefill_and_one_import(pipe
     # and nothing of it is left in the store but the class's part
     pipeline.nothing_is_left()
     wait_until(lambda: not pipeline.cluster_state.noted_answers(job.job_id, job.run), "its noted answers are gone")
-    own = [ref for ref in pipeline.kv.stored if not ref.shared]
+    own = [ref for ref in pipeline.kv.stored_refs if not ref.is_shared]
     assert own
-    wait_until(lambda: pipeline.kv.missing(own) == own, "its own blocks are gone")
+    wait_until(lambda: pipeline.kv.find_missing(own) == own, "its own blocks are gone")
 
 
 def test_several_samples_of_a_plain_prompt_take_the_same_path(pipeline):
@@ -89,7 +99,7 @@ def test_several_samples_of_a_plain_prompt_take_the_same_path(pipeline):
 
     assert [result.text, *result.more_texts] == alone(job)
     assert result.answers == ()
-    assert (decode.engine.imports, len(prefill.engine.prefilled)) == (1, 1)
+    assert (decode.engine.imports, len(prefill.engine.prefill_calls)) == (1, 1)
     assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
 
 
@@ -124,7 +134,7 @@ def test_a_neighbours_job_waits_for_no_more_than_the_answer_in_hand(pipeline):
     decode = pipeline.start_decode(WatchedEngine(STEPPED))
     many = pipeline.job(questions=questions(32, TEXTS[:2]))
     pipeline.submit(many)
-    wait_until(lambda: len(decode.engine.decoded) >= 4, "both slots are at work")
+    wait_until(lambda: len(decode.engine.decode_calls) >= 4, "both slots are at work")
     # When another job comes
     neighbour = pipeline.run(pipeline.job("a neighbour's work"))
     # Then it is answered before the other has all of its answers, which take two and a half seconds
@@ -141,7 +151,7 @@ def test_without_a_prefill_worker_they_are_tokenized_and_answered_without_a_kv_c
     result = pipeline.run(job)
 
     assert texts_of(result) == alone(job)
-    assert (result.decode.kv_transfer, result.decode.why_none) == ("none", fallback.WHY)
+    assert (result.decode.kv_transfer, result.decode.why_none) == ("none", fallback.REASON)
     assert {answer.evaluated_tokens for answer in result.answers} == {len(ask.tokens) for ask in asked(job).asks()}
 
 
@@ -181,9 +191,9 @@ def test_a_crash_in_the_middle_redoes_only_what_is_unanswered(pipeline):
     decode = pipeline.start_decode(WatchedEngine(slots=1))
 
     def dies(_tokens, _stop):
-        if len(decode.engine.decoded) == 6:
+        if len(decode.engine.decode_calls) == 6:
             decode.broker.drop()
-            raise Died
+            raise WorkerDied
 
     decode.engine.before_decode = dies
     job = pipeline.job(questions=questions(3))
@@ -191,7 +201,7 @@ def test_a_crash_in_the_middle_redoes_only_what_is_unanswered(pipeline):
     result = pipeline.run(job)
     # Then the job has all of its answers, and only the last four were given twice or later
     assert texts_of(result) == alone(job)
-    assert len(decode.engine.decoded) == 5 + 1 + 4
+    assert len(decode.engine.decode_calls) == 5 + 1 + 4
     assert result.decode.kv_transfer == "verified"
     assert {answer.evaluated_tokens for answer in result.answers} == {len(one.tokens) for one in asked(job).questions}
     wait_until(lambda: not pipeline.cluster_state.noted_answers(job.job_id, job.run), "its noted answers are gone")
@@ -206,7 +216,7 @@ def test_a_transient_error_of_one_answer_costs_no_other(pipeline):
     result = pipeline.run(job)
 
     assert (texts_of(result), result.attempts) == (alone(job), 2)
-    assert len(decode.engine.decoded) == 1 + 6
+    assert len(decode.engine.decode_calls) == 1 + 6
 
 
 def test_a_schema_that_is_refused_fails_the_job_and_leaves_no_answers_behind(pipeline):
@@ -229,7 +239,7 @@ def test_a_question_that_does_not_fit_the_context_fails_the_job_before_anything_
     result = pipeline.run(job)
 
     assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "ContextExceeded")
-    assert prefill.engine.prefilled == []
+    assert prefill.engine.prefill_calls == []
 
 
 def test_cancelling_the_batch_ends_all_answers_at_once(pipeline):
@@ -245,43 +255,45 @@ def test_cancelling_the_batch_ends_all_answers_at_once(pipeline):
     pipeline.nothing_is_left()
     wait_until(lambda: Step.CANCELLED in pipeline.steps(job) or not decode.worker.holding(), "its slots are free")
     assert pipeline.results_so_far(job) == []
-    assert len(decode.engine.decoded) <= 2
+    assert len(decode.engine.decode_calls) <= 2
 
 
 def test_of_a_kv_cache_that_is_gone_the_noted_answers_stay(pipeline):
     # Given a job of which four answers are noted when its worker dies, and its blocks are lost
     pipeline.start_prefill()
     decode = pipeline.start_decode(WatchedEngine(slots=1))
-    job = pipeline.job(OWN, SHARED, questions=questions(2))
+    job = pipeline.job(OWN_TEXT, SHARED_TEXT, questions=questions(2))
 
     def dies(_tokens, _stop):
-        if len(decode.engine.decoded) == 5:
-            pipeline.kv.delete([ref for ref in pipeline.kv.stored if not ref.shared])
+        if len(decode.engine.decode_calls) == 5:
+            pipeline.kv.delete([ref for ref in pipeline.kv.stored_refs if not ref.is_shared])
             decode.broker.drop()
-            raise Died
+            raise WorkerDied
 
     decode.engine.before_decode = dies
     result = pipeline.run(job)
     # Then its prompt is computed again, and the other two questions are answered
     assert texts_of(result) == alone(job)
-    assert len(decode.engine.decoded) == 4 + 1 + 2
+    assert len(decode.engine.decode_calls) == 4 + 1 + 2
     assert pipeline.steps(job).count(Step.KV_GONE) == 1
     assert pipeline.ready(work("decode")) == 0
 
 
 def test_what_a_crashed_worker_has_noted_is_taken_over_whole():
-    state, slots = MemoryClusterState(), Slots(1)
+    state, slots = MemoryClusterState(), SlotPool(1)
     job = PrefillJob("j", "b", "i", "m:1b", (Part("user", "x"),), Sampling(16, answers=2))
-    one = Given(Answer("yes", (7,), 1, "stop", 3, 0.25, 0.5), (0.25, 0.75))
+    one = ScoredAnswer(Answer("yes", (7,), 1, "stop", 3, 0.25, 0.5), (0.25, 0.75))
 
-    def dies(number: int) -> Given:
+    def dies(number: int) -> ScoredAnswer:
         if number:
-            raise Died
+            raise WorkerDied
         return one
 
-    with pytest.raises(Died):
-        Answers(job, 2, dies, slots, state).all()
-    again = Answers(job, 2, lambda number: Given(Answer("no", (), 1, "stop", 3, 0.0, 0.0)), slots, state).all()
+    with pytest.raises(WorkerDied):
+        Answers(job, 2, dies, slots, state).collect()
+    again = Answers(
+        job, 2, lambda number: ScoredAnswer(Answer("no", (), 1, "stop", 3, 0.0, 0.0)), slots, state
+    ).collect()
 
     # Its ids are not kept: nobody goes on from a noted answer.
     assert again[0] == replace(one, answer=replace(one.answer, tokens=()))

@@ -80,13 +80,13 @@ def test_a_producer_whom_every_decoder_refuses_computes_nothing_until_one_comes_
     first, second, third = pipeline.job(), pipeline.job("another"), pipeline.job("a third one")
     why = pipeline.run(first).decode.why_none
     wait_until(lambda: of(pipeline, "prefill").notes == why, "it learns of it, and says so")
-    computed = len(prefill.engine.prefilled)
+    computed = len(prefill.engine.prefill_calls)
 
     # When the next job comes, then it goes on at once, and its result has the decoder's own words
     result = pipeline.run(second)
     assert (result.state, result.decode.kv_transfer, result.decode.why_none) == ("succeeded", "none", why)
     assert result.prefill.put_bytes == 0
-    assert len(prefill.engine.prefilled) == computed
+    assert len(prefill.engine.prefill_calls) == computed
     assert of(pipeline, "decode").refuses == (OTHER.name,)
 
     # When a decoder has come that computes the same, then there is somebody to compute for
@@ -94,7 +94,7 @@ def test_a_producer_whom_every_decoder_refuses_computes_nothing_until_one_comes_
     wait_until(lambda: of(pipeline, "prefill").notes == "", "it learns of that, too")
     pipeline.leave(decode)
     assert pipeline.run(third).decode.kv_transfer == "verified"
-    assert len(prefill.engine.prefilled) == computed + 1
+    assert len(prefill.engine.prefill_calls) == computed + 1
 
 
 def test_a_producer_whose_sketch_is_lost_is_believed_again_once_it_is_back(pipeline: Pipeline) -> None:
@@ -140,7 +140,7 @@ def test_a_prefill_worker_goes_on_from_a_class_part_of_those_alone_who_compute_j
     # Given a class's part, stored by a worker that has left
     shared = "What the whole class is asked. " * 40
     prefill = pipeline.start_prefill(sketch=OURS)
-    first, other = pipeline.job(shared=shared), pipeline.job("another", shared=shared)
+    first, other = pipeline.job(shared_text=shared), pipeline.job("another", shared_text=shared)
     pipeline.submit(first)
     wait_until(lambda: pipeline.ready(work("decode")) == 1, "the first is prefilled")
     pipeline.leave(prefill)

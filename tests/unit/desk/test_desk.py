@@ -27,7 +27,7 @@ from grading.rubric.rubric import parse_rubric
 from messages.errors import BatchError, RubricError
 from producers.batch.batch import Batch
 from producers.words import names_in
-from tests.support.desk import answer, plan, planned, request_for, request_of
+from tests.support.desk import answer, plan, plan_tiny_class, request_for, request_of
 from tests.support.homework import RUBRIC, tiny_class
 
 
@@ -81,7 +81,7 @@ def test_a_line_that_is_no_object_is_an_error_only_where_that_is_asked_for(tmp_p
 
 
 def test_a_view_follows_a_batch_that_another_process_owns(tmp_path: Path) -> None:
-    out, assignment = planned(tmp_path)
+    out, assignment = plan_tiny_class(tmp_path)
     view = BatchView(out, request_of).refresh()
     assert [grade.state for grade in view.grades] == ["waiting"] * 3
 
@@ -90,12 +90,12 @@ def test_a_view_follows_a_batch_that_another_process_owns(tmp_path: Path) -> Non
     assert view.refresh().problem == ""
     assert [grade.state for grade in view.grades] == ["waiting", "graded", "waiting"]
     assert [grade.points for grade in view.grades] == [None, 4, None]
-    assert (view.counts().done, view.counts().open) == (2, 4)
+    assert (view.counts().finished_jobs, view.counts().open) == (2, 4)
 
 
 def test_a_view_shows_of_two_successes_the_one_that_counts_for_the_batch(tmp_path: Path) -> None:
     # Given a submission that was graded, and graded again with another answer
-    out, assignment = planned(tmp_path, 1)
+    out, assignment = plan_tiny_class(tmp_path, 1)
     answer(out, assignment, [0], points=1)
     view = BatchView(out, request_of).refresh()
     assert [grade.points for grade in view.grades] == [2]
@@ -117,7 +117,7 @@ def test_a_view_shows_of_two_successes_the_one_that_counts_for_the_batch(tmp_pat
 
 
 def test_a_view_says_in_a_sentence_what_is_wrong_and_recovers(tmp_path: Path) -> None:
-    out, _ = planned(tmp_path)
+    out, _ = plan_tiny_class(tmp_path)
     rubric = tmp_path / "rubric.yaml"
     rubric.rename(tmp_path / "elsewhere")
     view = BatchView(out, request_of).refresh()
@@ -133,7 +133,7 @@ def test_a_view_says_in_a_sentence_what_is_wrong_and_recovers(tmp_path: Path) ->
 
 
 def decided_class(folder: Path, points: int = 2) -> tuple[Path, BatchView, Decisions]:
-    out, assignment = planned(folder)
+    out, assignment = plan_tiny_class(folder)
     answer(out, assignment, [0, 1, 2], points)
     return out, BatchView(out, request_of).refresh(), Decisions(out)
 
@@ -224,7 +224,7 @@ def test_a_file_that_can_not_be_read_is_called_unreadable_as_in_the_terminal(tmp
 
 
 def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> None:
-    out, assignment = planned(tmp_path, 4)
+    out, assignment = plan_tiny_class(tmp_path, 4)
     answer(out, assignment, [1], points=1)
     answer(out, assignment, [2], points=2)
     found = make_rows(BatchView(out, request_of).refresh(), {})
@@ -315,7 +315,7 @@ def test_an_assignment_is_kept_and_found_again(tmp_path: Path) -> None:
 
 
 def test_a_batch_from_the_command_line_is_an_assignment_too(tmp_path: Path) -> None:
-    out, _ = planned(tmp_path)
+    out, _ = plan_tiny_class(tmp_path)
 
     inputs = assignments.read_inputs(out)
 

@@ -9,7 +9,7 @@ from desk.pictures import BY_MODEL, NOW, draw_class, draw_criteria
 from desk.rows import make_rows
 from desk.view import BatchView
 from grading.reviews import Override, append_override
-from tests.support.desk import answer, planned, request_of
+from tests.support.desk import answer, plan_tiny_class, request_of
 
 
 def drawn(folder: Path) -> tuple[list[str], list[str]]:
@@ -22,13 +22,13 @@ def drawn(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def test_nothing_is_drawn_before_there_are_grades(tmp_path: Path) -> None:
-    folder, _ = planned(tmp_path, 2)
+    folder, _ = plan_tiny_class(tmp_path, 2)
 
     assert drawn(folder) == ([], [])
 
 
 def test_a_decision_moves_one_submission_and_shows_as_a_difference(tmp_path: Path) -> None:
-    folder, assignment = planned(tmp_path, 3)
+    folder, assignment = plan_tiny_class(tmp_path, 3)
     answer(folder, assignment, range(3))
     before, _ = drawn(folder)
     assert len(before) == 1

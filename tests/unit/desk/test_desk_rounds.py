@@ -15,7 +15,7 @@ from grading.report.graded import load_graded
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from tests.support.desk import answer, plan, planned, request_for, request_of
+from tests.support.desk import answer, plan, plan_tiny_class, request_for, request_of
 from tests.support.homework import RUBRIC
 from tests.support.waiting import wait_until
 
@@ -32,7 +32,7 @@ class Program:
 
 def graded(folder: Path) -> tuple[Path, BatchView, Path]:
     """(batch folder, its view, another rubric)."""
-    out, assignment = planned(folder)
+    out, assignment = plan_tiny_class(folder)
     answer(out, assignment, [0, 1, 2])
     rubric = folder / "stricter.yaml"
     rubric.write_text(RUBRIC.replace("One point for", "Half a point for"), "utf-8")
@@ -99,7 +99,7 @@ def test_a_round_that_ended_with_an_error_goes_on_in_its_place_with_whom_it_was_
 
 
 def test_a_class_that_is_not_done_is_not_regraded(tmp_path: Path) -> None:
-    out, _ = planned(tmp_path)
+    out, _ = plan_tiny_class(tmp_path)
 
     with pytest.raises(InputError, match="6 jobs have no result yet"):
         start_round(Program(), out, BatchView(out, request_of).refresh(), tmp_path / "rubric.yaml")  # type: ignore[arg-type]

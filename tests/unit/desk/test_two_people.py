@@ -19,7 +19,7 @@ from grading.export import export_canvas, export_csv, export_feedback, export_mo
 from grading.report.graded import save_graded
 from grading.reviews import Override, append_override, current_decisions, read_overrides, undo_override
 from messages.errors import BatchError
-from tests.support.desk import answer, planned, request_of
+from tests.support.desk import answer, plan_tiny_class, request_of
 
 ITEM = "item"
 NAME = "Ada Lovelace"
@@ -99,7 +99,7 @@ def test_lines_of_before_are_read_and_new_ones_say_by_whom(tmp_path: Path) -> No
 
 def graded(folder: Path, doubtful: int = 0, size: int = 3) -> tuple[Path, BatchView, Decisions]:
     """A class with four points for everybody, the first `doubtful` without evidence."""
-    out, assignment = planned(folder, size)
+    out, assignment = plan_tiny_class(folder, size)
     answer(out, assignment, range(doubtful, size))
     answer(out, assignment, range(doubtful), evidence="nowhere to be found")
     return out, BatchView(out, request_of).refresh(), Decisions(out)
@@ -126,7 +126,7 @@ def test_looking_at_a_grade_leaves_the_summary_that_somebody_wrote(tmp_path: Pat
 
 
 def test_feedback_without_points_is_a_change(tmp_path: Path) -> None:
-    out, assignment = planned(tmp_path)
+    out, assignment = plan_tiny_class(tmp_path)
     answer(out, assignment, [0], evidence="")
     view = BatchView(out, request_of).refresh()
     grade = view.grades[1]
@@ -138,7 +138,7 @@ def test_feedback_without_points_is_a_change(tmp_path: Path) -> None:
 
 def test_a_round_replaces_what_rounds_gave_and_never_what_a_person_decided(tmp_path: Path) -> None:
     _, old, decisions = graded(tmp_path / "old")
-    out, assignment = planned(tmp_path / "new")
+    out, assignment = plan_tiny_class(tmp_path / "new")
     answer(out, assignment, [0, 1, 2], points=1)
     new = BatchView(out, request_of).refresh()
     decisions.add(*make_overrides(old.grades[0], {}, {"works": 3}, {}, old.grades[0].summary, "I ran it", NAME))

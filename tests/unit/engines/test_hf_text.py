@@ -118,9 +118,9 @@ def test_a_model_is_seen_to_have_channels_by_its_tokenizer(tmp_path: Path) -> No
     channel = final_channel(prompt)
     assert channel is not None
     for number in (tokenizer.token_to_id("<|channel|>"), *prompt.plain_ids("final")):
-        channel.see(number)
+        channel.observe(number)
     assert not channel.is_open
-    channel.see(tokenizer.token_to_id("<|message|>"))
+    channel.observe(tokenizer.token_to_id("<|message|>"))
     # Then it is seen; the demo model has none
     assert channel.is_open
     assert final_channel(HFPrompt(DEMO)) is None

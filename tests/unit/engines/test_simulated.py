@@ -11,7 +11,7 @@ from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, open_engine
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, Sampling, user_prompt
-from messages.kv import Block, KVCache, Record, Window, gathered, is_finite
+from messages.kv import Block, KVCache, Record, Window, assemble_cache, is_finite
 
 FAST = "sim:scale=0"
 
@@ -24,7 +24,7 @@ def prefilled(machine: SimulatedEngine, tokens: tuple[int, ...]) -> KVCache:
     records: list[Record] = []
     machine.prefill(tokens, records.append)
     assert machine.info.layout is not None
-    return gathered(machine.info.layout, records)
+    return assemble_cache(machine.info.layout, records)
 
 
 def test_settings_left_out_have_defaults_and_the_option_wins_over_the_context() -> None:

@@ -17,7 +17,7 @@ from engines.llamacpp.slotfile import (
     to_window,
 )
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window, cast, cut_into_blocks, gathered
+from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window, cast, cut_into_blocks, assemble_cache
 
 
 def shape_of(layers: int, dtype: DType = "f16", interleaved: bool = False, window: int = 0) -> SlotShape:
@@ -210,7 +210,7 @@ def hybrid_cache(layout: KVLayout, num_tokens: int, seed: int = 0) -> KVCache:
         RecurrentState(num_tokens, layer, source.standard_normal(layout.state_size).astype(np.float32))
         for layer in layout.state_layers
     ]
-    return gathered(layout, [*cut_into_blocks(layout, [(kv[0], kv[1])]), *states])
+    return assemble_cache(layout, [*cut_into_blocks(layout, [(kv[0], kv[1])]), *states])
 
 
 @pytest.mark.parametrize("mrope", [True, False])

@@ -135,16 +135,16 @@ def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeyp
     monkeypatch.setenv(environment.VARIABLE, sys.executable)
     with pytest.raises(ConfigError, match="has no vLLM: kvasir engines install vllm"):
         environment.find()
-    assert cli.run(["engines", "install", "vllm"]) == 2  # somebody named it, so it is not ours to mend
+    assert cli.run_command(["engines", "install", "vllm"]) == 2  # somebody named it, so it is not ours to mend
 
 
 def test_another_release_than_the_tested_one_is_said(a_release: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = environment.find()
     assert (found.release, found.cpu) == ("0.31.7", True)
-    assert cli.run(["engines", "install", "vllm"]) == 0
+    assert cli.run_command(["engines", "install", "vllm"]) == 0
     said = capsys.readouterr()
     assert f"{environment.TESTED_RELEASE} was" in said.out + said.err
-    assert cli.run(["engines", "install", "mlx"]) == 2
+    assert cli.run_command(["engines", "install", "mlx"]) == 2
 
 
 def test_the_host_gets_no_secret_and_tells_nobody_anything() -> None:

@@ -168,7 +168,7 @@ def test_doctor_asks_the_server_and_wants_no_vllm_here(
 
     def found(url: str) -> str:
         config.write_text(f'[models.small]\nengine = "vllm"\nweights = {{ vllm = "{url}?shared={tmp_path}" }}\n')
-        cli.run(["--config", str(config), "doctor", "--json"])
+        cli.run_command(["--config", str(config), "doctor", "--json"])
         (finding,) = [one for one in json.loads(capsys.readouterr().out) if one["subject"] == "small"]
         return f"{finding['level']}: {finding['what']}"
 
@@ -273,7 +273,7 @@ def test_the_connector_s_files_import_nothing_but_numpy_and_what_vllm_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Given what the command writes
-    assert cli.run(["engines", "connector", str(tmp_path)]) == 0
+    assert cli.run_command(["engines", "connector", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert f"PYTHONPATH={tmp_path} vllm serve" in said.out + said.err
     files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
@@ -290,7 +290,7 @@ def test_the_connector_s_files_import_nothing_but_numpy_and_what_vllm_is(
                 assert {str(top).split(".")[0] for top in tops} <= sys.stdlib_module_names | {"numpy", "torch", "vllm"}
     # And flags that somebody changed stay
     (tmp_path / environment.FLAGS).write_text("max-logprobs: 128\n")
-    assert cli.run(["engines", "connector", str(tmp_path)]) == 0
+    assert cli.run_command(["engines", "connector", str(tmp_path)]) == 0
     assert (tmp_path / environment.FLAGS).read_text() == "max-logprobs: 128\n"
     said = capsys.readouterr()
     assert "was left as it is" in said.out + said.err

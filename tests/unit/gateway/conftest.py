@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import Pipeline
 
 
@@ -18,16 +18,16 @@ def pipeline() -> Iterator[Pipeline]:
 
 
 @pytest.fixture
-def served(pipeline: Pipeline, tmp_path: Path) -> Iterator[Served]:
+def served(pipeline: Pipeline, tmp_path: Path) -> Iterator[ServedGateway]:
     """Nobody works yet: start workers in the pipeline."""
-    with Served(pipeline.client, tmp_path) as served:
+    with ServedGateway(pipeline.client, tmp_path) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
     """With workers, for tests that leave no trace in it."""
     with Pipeline() as pipeline:
         pipeline.start()
-        with Served(pipeline.client, tmp_path_factory.mktemp("home")) as served:
+        with ServedGateway(pipeline.client, tmp_path_factory.mktemp("home")) as served:
             yield served

@@ -25,7 +25,7 @@ from infra.config.types import ModelSettings
 from messages.errors import ConfigError
 from messages.jobs import Sampling, conversation
 from producers.batch import prompt_lines
-from tests.support.gateway import Served, nothing_unknown, validated
+from tests.support.gateway import ServedGateway, nothing_unknown, validate
 from tests.support.pipeline import MODEL, Pipeline
 from tests.support.waiting import wait_until
 
@@ -35,13 +35,13 @@ MODELS = {name: ModelSettings(name=name, max_tokens=16, temperature=0.0) for nam
 
 
 @contextmanager
-def client_of(served: Served, key: str = "x") -> Iterator[openai.OpenAI]:
+def client_of(served: ServedGateway, key: str = "x") -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: ServedGateway) -> Iterator[openai.OpenAI]:
     with client_of(served) as client:
         yield client
 
@@ -110,7 +110,7 @@ def test_files_are_kept_listed_in_pages_fetched_and_deleted(client: openai.OpenA
     assert refused.value.param == "after"
 
 
-def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Served, pipeline: Pipeline) -> None:
+def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
     said = [("system", "Be brief."), ("user", "Hi."), ("assistant", "Yes?"), ("user", "What is a queue?")]
     messages = [{"role": role, "content": text} for role, text in said]
@@ -118,8 +118,8 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Ser
 
     batch = ended(client, begin(client, file, metadata={"course": "101"}))
 
-    validated(Batch, httpx.get(f"{served.url}/v1/batches/{batch.id}").json())
-    validated(FileObject, httpx.get(f"{served.url}/v1/files/{batch.output_file_id}").json())
+    validate(Batch, httpx.get(f"{served.url}/v1/batches/{batch.id}").json())
+    validate(FileObject, httpx.get(f"{served.url}/v1/files/{batch.output_file_id}").json())
     assert batch.status == "completed"
     assert counted(batch) == (4, 2, 2)
     assert batch.metadata == {"course": "101"}
@@ -130,7 +130,7 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Ser
     for row in answers:
         assert row["error"] is None
         assert row["response"]["status_code"] == 200
-        validated(ChatCompletion, row["response"]["body"])
+        validate(ChatCompletion, row["response"]["body"])
     assert len(answers[1]["response"]["body"]["choices"]) == 2
     job = pipeline.client.new_job(
         "b", "i", MODEL, conversation(said, "class", "own"), Sampling(max_tokens=16, temperature=0)
@@ -169,7 +169,7 @@ def test_a_line_and_a_request_say_the_same_of_what_was_cached(client: openai.Ope
     assert answered.usage.prompt_tokens_details == asked.usage.prompt_tokens_details
 
 
-def test_the_async_client_sends_waits_and_fetches(served: Served, pipeline: Pipeline) -> None:
+def test_the_async_client_sends_waits_and_fetches(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
 
     async def both() -> list[str]:
@@ -271,17 +271,17 @@ def test_what_nobody_answers_in_the_window_expires(client: openai.OpenAI, monkey
 def test_stopped_in_the_middle_the_next_gateway_goes_on(pipeline: Pipeline, tmp_path: Path) -> None:
     pipeline.start(PACED)
     names = [f"line {number}" for number in range(12)]
-    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, tmp_path) as served, client_of(served) as client:
         batch = begin(client, send(client, *(line(name, name) for name in names)))
         wait_until(lambda: counted(client.batches.retrieve(batch.id))[1] >= 2, "two are answered")
 
-    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, tmp_path) as served, client_of(served) as client:
         over = ended(client, batch)
         assert over.status == "completed"
         assert (over.id, over.created_at, over.expires_at) == (batch.id, batch.created_at, batch.expires_at)
         assert counted(over) == (12, 12, 0)
         assert [row["custom_id"] for row in rows(client, over.output_file_id)] == names
-    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, tmp_path) as served, client_of(served) as client:
         assert client.batches.retrieve(batch.id) == over
         assert len(list(client.files.list())) == 2
     # What is kept of it now are its files and its description
@@ -289,11 +289,11 @@ def test_stopped_in_the_middle_the_next_gateway_goes_on(pipeline: Pipeline, tmp_
 
 
 def test_cancelled_before_the_kill_it_is_cancelled_after(pipeline: Pipeline, tmp_path: Path) -> None:
-    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, tmp_path) as served, client_of(served) as client:
         batch = begin(client, send(client, line("a"), "no json"))
         served.batches.close()  # as if it were killed right after the answer to what follows
         assert client.batches.cancel(batch.id).status == client.batches.cancel(batch.id).status == "cancelling"
-    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, tmp_path) as served, client_of(served) as client:
         over = ended(client, batch)
         assert (over.status, counted(over)) == ("cancelled", (2, 0, 2))
 
@@ -301,12 +301,12 @@ def test_cancelled_before_the_kill_it_is_cancelled_after(pipeline: Pipeline, tmp
 def test_a_line_that_can_not_be_used_is_told_after_a_crash_that_came_before_its_reason(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, tmp_path) as served, client_of(served) as client:
         batch = begin(client, send(client, line("a"), "no json"))
         wait_until(lambda: client.batches.retrieve(batch.id).status == "in_progress", "its lines are read")
     (tmp_path / "batches" / batch.id / "results.jsonl").unlink()
     pipeline.start()
-    with Served(pipeline.client, tmp_path) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, tmp_path) as served, client_of(served) as client:
         over = ended(client, batch)
         assert (over.status, counted(over)) == ("completed", (2, 1, 1))
         assert "not JSON" in rows(client, over.error_file_id)[0]["error"]["message"]
@@ -362,7 +362,7 @@ def test_one_keys_files_and_batches_are_invisible_to_another(
     ada, bob = (add_key(file_in(tmp_path), name, [MODEL]) for name in ("ada", "bob"))
     pipeline.start()
     with (
-        Served(pipeline.client, tmp_path, MODELS) as served,
+        ServedGateway(pipeline.client, tmp_path, MODELS) as served,
         client_of(served, ada) as hers,
         client_of(served, bob) as his,
     ):
@@ -394,7 +394,7 @@ def test_one_keys_files_and_batches_are_invisible_to_another(
         ({"purpose": "batch"}, "file"),
     ],
 )
-def test_what_is_not_kept_is_refused_by_name(standing: Served, fields: dict[str, str], param: str) -> None:
+def test_what_is_not_kept_is_refused_by_name(standing: ServedGateway, fields: dict[str, str], param: str) -> None:
     files = {} if param == "file" else {"file": ("p.jsonl", b"{}\n")}
     answer = httpx.post(f"{standing.url}/v1/files", data=fields, files=files or {"purpose": (None, "batch")})
     assert answer.status_code == 400
@@ -412,7 +412,7 @@ def test_what_is_not_kept_is_refused_by_name(standing: Served, fields: dict[str,
         ({"priority": 1}, "priority"),
     ],
 )
-def test_what_a_batch_can_not_have_is_refused_by_name(standing: Served, fields: dict[str, Any], param: str) -> None:
+def test_what_a_batch_can_not_have_is_refused_by_name(standing: ServedGateway, fields: dict[str, Any], param: str) -> None:
     body = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"} | fields
     answer = httpx.post(f"{standing.url}/v1/batches", json=body)
     assert answer.status_code == 400
@@ -421,7 +421,7 @@ def test_what_a_batch_can_not_have_is_refused_by_name(standing: Served, fields: 
 
 
 def test_a_file_is_bounded_before_and_after_it_is_read(
-    standing: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    standing: ServedGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def sent(data: bytes) -> httpx.Response:
         return httpx.post(f"{standing.url}/v1/files", data={"purpose": "batch"}, files={"file": ("p.jsonl", data)})
@@ -440,7 +440,7 @@ def test_a_file_is_bounded_before_and_after_it_is_read(
 def test_what_lies_in_the_folder_is_for_its_owner_alone_and_for_one_gateway(pipeline: Pipeline, tmp_path: Path) -> None:
     pipeline.start()
     folder = tmp_path / "state"
-    with Served(pipeline.client, folder) as served, client_of(served) as client:
+    with ServedGateway(pipeline.client, folder) as served, client_of(served) as client:
         ended(client, begin(client, send(client, line("a"))))
         for path in (folder, *folder.rglob("*")):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.continued import Continued, Diverged
+from gateway.continued import AnswerDiverged, AnswerText
 from messages.jobs import TokenEvent
 
 
@@ -18,26 +18,26 @@ def pieces(text: str, delivery: str = "a", size: int = 3) -> list[TokenEvent]:
 
 
 def test_in_order_each_piece_is_passed_on_at_once() -> None:
-    text = Continued()
+    text = AnswerText()
     assert [text.feed(event) for event in pieces("abcdefg")] == ["abc", "def", "g", ""]
     assert text.rest("abcdefg") == ""
 
 
 def test_after_a_gap_all_is_held_back_and_comes_from_the_result() -> None:
-    text = Continued()
+    text = AnswerText()
     first, _lost, *others = pieces("abcdefghijk")
     assert [text.feed(event) for event in (first, *others)] == ["abc", "", "", ""]
     assert text.rest("abcdefghijk") == "defghijk"
 
 
 def test_a_late_piece_closes_the_gap() -> None:
-    text = Continued()
+    text = AnswerText()
     first, second, third, _end = pieces("abcdefgh")
     assert [text.feed(event) for event in (first, third, second, second)] == ["abc", "", "defgh", ""]
 
 
 def test_decoded_again_to_the_same_text_goes_on_without_a_repeat() -> None:
-    text = Continued()
+    text = AnswerText()
     for event in pieces("abcdefghi")[:2]:
         text.feed(event)
     again = [text.feed(event) for event in pieces("abcdefghi", "b", size=2)]
@@ -46,16 +46,16 @@ def test_decoded_again_to_the_same_text_goes_on_without_a_repeat() -> None:
 
 
 def test_decoded_again_to_another_text_passes_on_nothing_and_says_so() -> None:
-    text = Continued()
+    text = AnswerText()
     for event in pieces("abcdefghi")[:2]:
         text.feed(event)
     assert [text.feed(event) for event in pieces("abcXefghi", "b")] == ["", "", "", ""]
-    with pytest.raises(Diverged):
+    with pytest.raises(AnswerDiverged):
         text.rest("abcXefghi")
 
 
 def test_a_slow_first_decode_may_still_be_the_one_that_counts() -> None:
-    text = Continued()
+    text = AnswerText()
     first = pieces("abcdefghi")
     text.feed(first[0])
     text.feed(pieces("abX", "b")[0])
@@ -73,7 +73,7 @@ def test_whatever_happens_nothing_is_repeated_left_out_or_glued(one: str, other:
         if source.random() < 0.8
     ]
     source.shuffle(events)
-    text, passed = Continued(), ""
+    text, passed = AnswerText(), ""
     for event in events[: source.randint(0, len(events))]:
         passed += text.feed(event)
 
@@ -82,5 +82,5 @@ def test_whatever_happens_nothing_is_repeated_left_out_or_glued(one: str, other:
         if result.startswith(passed):
             assert passed + text.rest(result) == result
         else:
-            with pytest.raises(Diverged):
+            with pytest.raises(AnswerDiverged):
                 text.rest(result)

@@ -29,7 +29,7 @@ from openai.types.chat import (
 )
 
 from gateway import batches_api, ollama_api, openai_api
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL
 from tests.support.processes import ROOT
 
@@ -104,7 +104,7 @@ def each(refused: Mapping[str, tuple[Any, ...]], theirs: Iterable[str]) -> list[
 
 @pytest.mark.parametrize(("name", "neutral"), each(openai_api.NOT_SERVED, CHAT))
 def test_a_field_of_openais_that_is_not_served_is_refused_by_name_or_says_nothing(
-    standing: Served, name: str, neutral: tuple[Any, ...]
+    standing: ServedGateway, name: str, neutral: tuple[Any, ...]
 ) -> None:
     url = f"{standing.url}/v1/chat/completions"
     error = httpx.post(url, json=ASK | {name: "something"}).json()["error"]
@@ -115,7 +115,7 @@ def test_a_field_of_openais_that_is_not_served_is_refused_by_name_or_says_nothin
 
 @pytest.mark.parametrize(("name", "neutral"), each(ollama_api.NOT_SERVED, OLLAMA_CHAT | OLLAMA_GENERATE))
 def test_a_field_of_ollamas_that_is_not_served_is_refused_by_name_or_says_nothing(
-    standing: Served, name: str, neutral: tuple[Any, ...]
+    standing: ServedGateway, name: str, neutral: tuple[Any, ...]
 ) -> None:
     url = f"{standing.url}/api/generate"
     ask = {"model": MODEL, "prompt": "x", "stream": False}
@@ -126,7 +126,7 @@ def test_a_field_of_ollamas_that_is_not_served_is_refused_by_name_or_says_nothin
 
 @pytest.mark.parametrize(("name", "neutral"), each(ollama_api.NOT_AN_OPTION, OPTIONS))
 def test_an_option_of_ollamas_that_is_not_served_is_refused_by_name_or_says_nothing(
-    standing: Served, name: str, neutral: tuple[Any, ...]
+    standing: ServedGateway, name: str, neutral: tuple[Any, ...]
 ) -> None:
     url = f"{standing.url}/api/chat"
     error = httpx.post(url, json=ASK | {"options": {name: "something"}}).json()["error"]

@@ -20,7 +20,7 @@ from gateway.keys import KeyRing, add_key, file_in, read_keys, revoke_key
 from gateway.server import check_host
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError, UsageError
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL, Pipeline
 from tests.support.waiting import wait_until
 
@@ -33,7 +33,7 @@ def with_key(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def connected(served: Served) -> socket.socket:
+def connected(served: ServedGateway) -> socket.socket:
     host, port = served.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=10)
 
@@ -70,7 +70,7 @@ def test_a_damaged_file_is_one_sentence_and_lets_nobody_in(
     assert ring.find(secret) is None
     path.unlink()
     assert ring.find(secret) is None
-    assert ring.needed
+    assert ring.is_required
     path.write_bytes(content.encode("latin-1") or b"[]]")
     with pytest.raises(ConfigError, match=r"keys\.json"):
         KeyRing(path)
@@ -90,7 +90,7 @@ def test_a_key_opens_its_models_and_no_others(
     monkeypatch.setattr(keys, "_LOOK_S", 0.0)
     one, all_models = add_key(file_in(tmp_path), "one", [OTHER]), add_key(file_in(tmp_path), "all", [])
     pipeline.start()
-    with Served(pipeline.client, tmp_path, MODELS) as served, httpx.Client(base_url=served.url) as http:
+    with ServedGateway(pipeline.client, tmp_path, MODELS) as served, httpx.Client(base_url=served.url) as http:
         for header in ({}, with_key("kv-wrong"), {"Authorization": f"Basic {one}"}):
             for path in ("/v1/models", "/api/tags", "/metrics", "/v1/nothing"):
                 refused = http.get(path, headers=header)
@@ -118,7 +118,7 @@ def test_with_keys_each_finds_what_it_has_sent_itself_and_nobody_what_others_hav
     ada, bob = (add_key(file_in(tmp_path), name, []) for name in ("ada", "bob"))
     pipeline.start()
     body = ASK | {"messages": [{"role": "system", "content": "A rule. " * 200}, *ASK["messages"]]}
-    with Served(pipeline.client, tmp_path) as served:
+    with ServedGateway(pipeline.client, tmp_path) as served:
         cached = [
             httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=with_key(secret)).json()["usage"][
                 "prompt_tokens_details"
@@ -154,14 +154,14 @@ def test_without_keys_it_listens_on_loopback_only(tmp_path: Path, host: str, fin
         {"Origin": "http://[x"},
     ],
 )
-def test_without_keys_pages_from_elsewhere_are_not_answered(standing: Served, headers: dict[str, str]) -> None:
+def test_without_keys_pages_from_elsewhere_are_not_answered(standing: ServedGateway, headers: dict[str, str]) -> None:
     assert httpx.get(f"{standing.url}/v1/models", headers=headers).status_code == 403
     assert httpx.get(f"{standing.url}/v1/models", headers={"Origin": "http://localhost:3000"}).status_code == 200
 
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(
-    standing: Served, monkeypatch: pytest.MonkeyPatch, announced: bool
+    standing: ServedGateway, monkeypatch: pytest.MonkeyPatch, announced: bool
 ) -> None:
     monkeypatch.setattr(guard, "MAX_BODY_BYTES", 1 << 20)
     content = b"x" * (2 << 20)
@@ -171,20 +171,20 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(
     assert answer.json()["error"]["code"] == "body_too_large"
 
 
-def test_a_body_that_never_ends_is_given_up(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_never_ends_is_given_up(standing: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "BODY_S", 0.2)
     with connected(standing) as connection:
         connection.sendall(b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
         assert b" 408 " in connection.recv(100)
 
 
-def test_headers_are_bounded(standing: Served) -> None:
+def test_headers_are_bounded(standing: ServedGateway) -> None:
     with connected(standing) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: " + b"y" * (66 << 10))
         assert b" 400 " in connection.recv(100)
 
 
-def test_headers_that_never_end_are_given_up(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_never_end_are_given_up(standing: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEADERS_S", 0.5)
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     with connected(standing) as silent, connected(standing) as slow, connected(standing) as fine:
@@ -203,7 +203,7 @@ def test_headers_that_never_end_are_given_up(standing: Served, monkeypatch: pyte
     assert httpx.get(f"{standing.url}/health").status_code == 200
 
 
-def test_a_client_that_takes_nothing_is_cut_off(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_takes_nothing_is_cut_off(standing: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TAKE_S", 0.5)
     content = (json.dumps({"custom_id": "a", "body": "x" * (1 << 20)}) + "\n").encode() * 16
     form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("p.jsonl", content)}}
@@ -217,7 +217,7 @@ def test_a_client_that_takes_nothing_is_cut_off(standing: Served, monkeypatch: p
     httpx.delete(standing.url + path.removesuffix("/content"))
 
 
-def test_open_requests_are_bounded(standing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_requests_are_bounded(standing: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "MAX_OPEN", 0)
     refused = httpx.post(f"{standing.url}/v1/chat/completions", json=ASK)
     assert refused.status_code == 429
@@ -226,7 +226,7 @@ def test_open_requests_are_bounded(standing: Served, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"null", b"\xff", b'{"model": ' + b"[" * 100_000, b""])
-def test_nonsense_is_a_bad_request_in_the_apis_form(standing: Served, body: bytes) -> None:
+def test_nonsense_is_a_bad_request_in_the_apis_form(standing: ServedGateway, body: bytes) -> None:
     answer = httpx.post(f"{standing.url}/v1/chat/completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -245,7 +245,7 @@ def test_nonsense_is_a_bad_request_in_the_apis_form(standing: Served, body: byte
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/batches", "/api/chat", "/api/show"])
-def test_a_body_that_can_not_be_decoded_is_no_json(standing: Served, path: str, body: bytes, said: str) -> None:
+def test_a_body_that_can_not_be_decoded_is_no_json(standing: ServedGateway, path: str, body: bytes, said: str) -> None:
     answer = httpx.post(standing.url + path, content=body, headers={"Content-Encoding": "gzip"})
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -256,12 +256,12 @@ def test_a_body_that_can_not_be_decoded_is_no_json(standing: Served, path: str, 
     assert said in error
 
 
-def test_half_characters_are_refused(standing: Served) -> None:
+def test_half_characters_are_refused(standing: ServedGateway) -> None:
     content = json.dumps(ASK | {"messages": [{"role": "user", "content": "\ud800"}]})
     assert httpx.post(f"{standing.url}/v1/chat/completions", content=content).status_code == 400
 
 
-def test_other_addresses_are_not_served_in_the_apis_form(standing: Served) -> None:
+def test_other_addresses_are_not_served_in_the_apis_form(standing: ServedGateway) -> None:
     answer = httpx.post(f"{standing.url}/v1/embeddings", json={})
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unknown_url"
@@ -269,7 +269,7 @@ def test_other_addresses_are_not_served_in_the_apis_form(standing: Served) -> No
     assert httpx.get(standing.url).text == "Kvasir is running"
 
 
-def test_the_page_of_both_apis_has_every_route_and_field_and_nothing_from_elsewhere(standing: Served) -> None:
+def test_the_page_of_both_apis_has_every_route_and_field_and_nothing_from_elsewhere(standing: ServedGateway) -> None:
     page, api = httpx.get(f"{standing.url}/docs"), httpx.get(f"{standing.url}/openapi.json").json()
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]

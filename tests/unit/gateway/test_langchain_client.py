@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL, Pipeline
 
 SAID = [
@@ -32,13 +32,13 @@ class Grade(BaseModel):
     points: int
 
 
-def chat(served: Served, **options: Any) -> ChatOpenAI:
+def chat(served: ServedGateway, **options: Any) -> ChatOpenAI:
     """As its user makes it, with nothing but another URL."""
     asked: dict[str, Any] = {"base_url": f"{served.url}/v1", "api_key": SecretStr("x"), "model": MODEL}
     return ChatOpenAI(**asked, max_retries=0, **options)
 
 
-def test_a_conversation_is_answered_whole_and_in_pieces(served: Served, pipeline: Pipeline) -> None:
+def test_a_conversation_is_answered_whole_and_in_pieces(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start(PACED)
     model = chat(served, temperature=0, seed=7, max_tokens=12)
 
@@ -59,7 +59,7 @@ def test_a_conversation_is_answered_whole_and_in_pieces(served: Served, pipeline
     assert together.response_metadata["finish_reason"] == whole.response_metadata["finish_reason"]
 
 
-def test_a_batch_has_its_answers_in_the_order_of_its_questions(served: Served, pipeline: Pipeline) -> None:
+def test_a_batch_has_its_answers_in_the_order_of_its_questions(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
     model = chat(served, temperature=0, seed=7, max_tokens=12)
     questions = [f"What is {name}?" for name in ("a queue", "a stack", "a heap", "a tree")]
@@ -71,7 +71,7 @@ def test_a_batch_has_its_answers_in_the_order_of_its_questions(served: Served, p
 
 
 @pytest.mark.parametrize("method", ["json_schema", "json_mode"])
-def test_structured_output_is_of_its_class(served: Served, pipeline: Pipeline, method: Any) -> None:
+def test_structured_output_is_of_its_class(served: ServedGateway, pipeline: Pipeline, method: Any) -> None:
     pipeline.start()
     if method == "json_schema":
         made: Any = chat(served, max_tokens=40).with_structured_output(Grade, method=method).invoke("Grade this.")
@@ -81,7 +81,7 @@ def test_structured_output_is_of_its_class(served: Served, pipeline: Pipeline, m
         assert isinstance(made, dict)
 
 
-def test_tools_are_refused_by_name(served: Served, pipeline: Pipeline) -> None:
+def test_tools_are_refused_by_name(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
     with pytest.raises(openai.BadRequestError) as refused:
         chat(served).with_structured_output(Grade, method="function_calling").invoke("Grade this.")

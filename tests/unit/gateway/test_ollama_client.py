@@ -12,7 +12,7 @@ import ollama
 import pytest
 from pydantic import BaseModel
 
-from tests.support.gateway import Served, validated
+from tests.support.gateway import ServedGateway, validate
 from tests.support.pipeline import MODEL, Pipeline
 
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a queue?"}]
@@ -20,7 +20,7 @@ ALL = {"temperature": 0.5, "top_p": 0.8, "top_k": 40, "seed": 5, "num_predict": 
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[ollama.Client]:
+def client(served: ServedGateway) -> Iterator[ollama.Client]:
     with ollama.Client(host=served.url, timeout=30) as client:
         yield client
 
@@ -59,7 +59,7 @@ def test_a_format_is_kept(client: ollama.Client, pipeline: Pipeline) -> None:
     assert isinstance(json.loads(client.generate(MODEL, "x", format="json").response), dict)
 
 
-def test_the_async_client(served: Served, pipeline: Pipeline) -> None:
+def test_the_async_client(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
 
     async def ask() -> str:
@@ -86,7 +86,7 @@ def test_once_a_worker_is_there_its_context_is_known(client: ollama.Client, pipe
     assert loaded.done_reason == "load"
 
 
-def test_ollamas_own_program_sends_fields_that_are_empty(standing: Served) -> None:
+def test_ollamas_own_program_sends_fields_that_are_empty(standing: ServedGateway) -> None:
     """Go's `encoding/json` writes what has no `omitempty`: this is what api/types.go of Ollama makes of a name."""
     show = {"model": MODEL, "system": "", "template": "", "verbose": False, "options": None, "name": ""}
     empty: Any = {"model": MODEL, "prompt": "", "suffix": "", "system": "", "template": "", "options": {}}
@@ -98,22 +98,22 @@ def test_ollamas_own_program_sends_fields_that_are_empty(standing: Served) -> No
         assert json.loads(http.post("/chat", json=ask).text.splitlines()[-1])["done"]
 
 
-def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipeline) -> None:
+def test_raw_answers_have_what_the_models_require(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
     with httpx.Client(base_url=f"{served.url}/api", timeout=30) as http:
         chat: Any = {"model": MODEL, "messages": ASK}
-        validated(ollama.ChatResponse, http.post("/chat", json=chat | {"stream": False}).json())
+        validate(ollama.ChatResponse, http.post("/chat", json=chat | {"stream": False}).json())
         generate = {"model": MODEL, "prompt": "x", "stream": False}
-        validated(ollama.GenerateResponse, http.post("/generate", json=generate).json())
+        validate(ollama.GenerateResponse, http.post("/generate", json=generate).json())
         streamed = http.post("/chat", json=chat)
         assert streamed.headers["content-type"] == "application/x-ndjson"
         for line in streamed.text.splitlines():
-            validated(ollama.ChatResponse, json.loads(line))
-        validated(ollama.ProcessResponse, http.get("/ps").json())
-        validated(ollama.ShowResponse, http.post("/show", json={"model": MODEL}).json())
+            validate(ollama.ChatResponse, json.loads(line))
+        validate(ollama.ProcessResponse, http.get("/ps").json())
+        validate(ollama.ShowResponse, http.post("/show", json={"model": MODEL}).json())
         listed = http.get("/tags").json()
         assert [model.pop("name") for model in listed["models"]] == [MODEL]  # the API has it, the SDK drops it
-        validated(ollama.ListResponse, listed)
+        validate(ollama.ListResponse, listed)
         assert http.get("/version").json()["version"]
 
 
@@ -136,7 +136,7 @@ def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipe
         ({"model": "llama3"}, "'llama3' not found"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(standing: Served, fields: dict[str, Any], said: str) -> None:
+def test_what_is_not_served_is_refused_by_name(standing: ServedGateway, fields: dict[str, Any], said: str) -> None:
     answer = httpx.post(f"{standing.url}/api/chat", json={"model": MODEL, "messages": ASK} | fields)
     assert answer.status_code == (404 if "model" in fields else 400)
     assert list(answer.json()) == ["error"]
@@ -148,7 +148,7 @@ def test_what_is_not_served_is_refused_by_name(standing: Served, fields: dict[st
     [("POST", "embed"), ("POST", "embeddings"), ("POST", "pull"), ("POST", "push"), ("POST", "create"),
      ("POST", "copy"), ("DELETE", "delete"), ("HEAD", "blobs/sha256:00")],
 )  # fmt: skip
-def test_the_rest_is_not_served_and_says_so(standing: Served, method: str, path: str) -> None:
+def test_the_rest_is_not_served_and_says_so(standing: ServedGateway, method: str, path: str) -> None:
     answer = httpx.request(method, f"{standing.url}/api/{path}")
     assert answer.status_code == 501
     if method != "HEAD":

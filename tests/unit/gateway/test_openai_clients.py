@@ -18,20 +18,20 @@ from gateway import gateway as gateway_module
 from gateway.gateway import prompt_of
 from messages.errors import ConfigError
 from messages.jobs import Sampling
-from tests.support.gateway import Served, nothing_unknown, validated
-from tests.support.pipeline import MODEL, SHARED, Pipeline
+from tests.support.gateway import ServedGateway, nothing_unknown, validate
+from tests.support.pipeline import MODEL, SHARED_TEXT, Pipeline
 
 ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a queue?"}]
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: ServedGateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none is needed", max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
-def standing_client(standing: Served) -> Iterator[openai.OpenAI]:
+def standing_client(standing: ServedGateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{standing.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
         yield client
 
@@ -61,7 +61,7 @@ def test_an_answer_is_the_engines_with_its_own_figures(client: openai.OpenAI, pi
     assert made.choices[0].finish_reason in ("stop", "length")
     assert made.service_tier == "default"
     assert made.usage
-    (tokens,) = decode.engine.decoded
+    (tokens,) = decode.engine.decode_calls
     assert made.usage.prompt_tokens == len(tokens)
     assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
 
@@ -104,7 +104,7 @@ def test_all_that_is_served_at_once(client: openai.OpenAI, pipeline: Pipeline) -
 
 def test_what_many_have_in_common_is_cached_and_said_to_be(client: openai.OpenAI, pipeline: Pipeline) -> None:
     pipeline.start()
-    system = {"role": "system", "content": SHARED}
+    system = {"role": "system", "content": SHARED_TEXT}
 
     first, second = (
         client.chat.completions.create(model=MODEL, messages=[system, {"role": "user", "content": text}])
@@ -171,7 +171,7 @@ def test_a_stream_has_the_same_text_and_the_usage_last(client: openai.OpenAI, pi
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_the_async_client_streams_too(served: Served, pipeline: Pipeline) -> None:
+def test_the_async_client_streams_too(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
 
     async def both() -> tuple[str, str]:
@@ -187,16 +187,16 @@ def test_the_async_client_streams_too(served: Served, pipeline: Pipeline) -> Non
     assert whole == streamed == alone(pipeline, seed=3)
 
 
-def test_raw_answers_have_what_the_models_require(served: Served, pipeline: Pipeline) -> None:
+def test_raw_answers_have_what_the_models_require(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
     body = {"model": MODEL, "messages": ASK}
     with httpx.Client(base_url=served.url, timeout=30) as http:
-        validated(Model, http.get(f"/v1/models/{MODEL}").json())
-        validated(ChatCompletion, http.post("/v1/chat/completions", json=body).json())
+        validate(Model, http.get(f"/v1/models/{MODEL}").json())
+        validate(ChatCompletion, http.post("/v1/chat/completions", json=body).json())
         lines = http.post("/v1/chat/completions", json=body | {"stream": True}).text.split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     for line in lines[:-2]:
-        validated(ChatCompletionChunk, json.loads(line.removeprefix("data: ")))
+        validate(ChatCompletionChunk, json.loads(line.removeprefix("data: ")))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_job_that_its_own_request_spoils_is_a_bad_request(client: openai.OpenA
 
 
 def test_a_completion_is_the_answer_to_a_text_whole_and_in_pieces(
-    client: openai.OpenAI, served: Served, pipeline: Pipeline
+    client: openai.OpenAI, served: ServedGateway, pipeline: Pipeline
 ) -> None:
     pipeline.start()
     ask: Any = {"model": MODEL, "prompt": "What is a queue?", "seed": 7, "n": 2}
@@ -296,7 +296,7 @@ def test_a_completion_is_the_answer_to_a_text_whole_and_in_pieces(
     raw = httpx.post(f"{served.url}/v1/completions", json=ask).json()
 
     nothing_unknown(made)
-    validated(Completion, raw)
+    validate(Completion, raw)
     said = [{"role": "user", "content": ask["prompt"]}]
     expected = [alone(pipeline, said, seed=seed) for seed in (7, 8)]
     assert [choice.text for choice in made.choices] == [choice["text"] for choice in raw["choices"]] == expected

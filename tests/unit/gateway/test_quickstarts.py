@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL
 from tests.support.processes import ROOT
 from tests.support.waiting import wait_until
@@ -24,19 +24,19 @@ pytestmark = [
 PAGE = (ROOT / "docs" / "gateway.md").read_text("utf-8")
 
 
-def block(language: str, mark: str, served: Served) -> str:
+def block(language: str, mark: str, served: ServedGateway) -> str:
     """The page's only block of this language with this mark."""
     (found,) = (text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if mark in text)
     return str(found).replace("http://127.0.0.1:8000", served.url).replace("kvasir-demo", MODEL)
 
 
 @pytest.mark.parametrize("mark", ["for chunk in client", "from ollama", "from langchain_openai"])
-def test_a_client_prints_the_answer(mark: str, standing: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_client_prints_the_answer(mark: str, standing: ServedGateway, capsys: pytest.CaptureFixture[str]) -> None:
     exec(block("python", mark, standing), {})
     assert len(capsys.readouterr().out.strip()) > 10
 
 
-def test_curl_gets_the_answer(standing: Served) -> None:
+def test_curl_gets_the_answer(standing: ServedGateway) -> None:
     program = shutil.which("sh")
     assert program
     done = subprocess.run([program, "-c", block("", "What is a queue?", standing)], capture_output=True, timeout=30)
@@ -44,7 +44,7 @@ def test_curl_gets_the_answer(standing: Served) -> None:
 
 
 def test_a_batch_is_sent_and_its_answers_fetched(
-    standing: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    standing: ServedGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from openai import OpenAI
 

@@ -23,14 +23,14 @@ from infra.broker.base import Address, Message
 from messages import codec
 from messages.errors import EngineUnavailable
 from messages.jobs import Part, Sampling, TokenEvent
-from tests.support.gateway import Served
+from tests.support.gateway import ServedGateway
 from tests.support.pipeline import INSTANT, MODEL, SLOW, Gate, Pipeline, WatchedEngine
 from tests.support.waiting import wait_until
 
 ASK: Any = [{"role": "user", "content": "What is a queue?"}]
 
 
-def client(served: Served) -> openai.OpenAI:
+def client(served: ServedGateway) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0, timeout=30)
 
 
@@ -59,7 +59,7 @@ class Lossy:
         monkeypatch.setattr(pipeline.server, "publish", changed)
 
 
-def test_lost_pieces_come_from_the_result(served: Served, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_pieces_come_from_the_result(served: ServedGateway, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.start()
     Lossy(pipeline, monkeypatch, lambda event: [] if event.index in (0, 2, 3) else [event])
     whole = client(served).chat.completions.create(model=MODEL, messages=ASK, seed=1)
@@ -91,7 +91,7 @@ class FailingEngine(WatchedEngine):
         return super().decode(tokens, cache, sampling, on_piece, stop)
 
 
-def test_a_job_decoded_again_goes_on_where_the_stream_stopped(served: Served, pipeline: Pipeline) -> None:
+def test_a_job_decoded_again_goes_on_where_the_stream_stopped(served: ServedGateway, pipeline: Pipeline) -> None:
     engine = FailingEngine(other=0)
     pipeline.start_prefill()
     pipeline.start_decode(engine)
@@ -102,7 +102,7 @@ def test_a_job_decoded_again_goes_on_where_the_stream_stopped(served: Served, pi
     assert engine.failed
 
 
-def test_another_answer_is_not_glued_to_the_first(served: Served, pipeline: Pipeline) -> None:
+def test_another_answer_is_not_glued_to_the_first(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start_prefill()
     pipeline.start_decode(FailingEngine(other=1))
     passed: list[str] = []
@@ -117,7 +117,7 @@ def test_another_answer_is_not_glued_to_the_first(served: Served, pipeline: Pipe
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_cancels_its_job_within_a_second(served: Served, pipeline: Pipeline, stream: bool) -> None:
+def test_a_client_that_leaves_cancels_its_job_within_a_second(served: ServedGateway, pipeline: Pipeline, stream: bool) -> None:
     pipeline.start(SLOW)
     engine = pipeline.workers[1].engine
     with pytest.raises(httpx.TimeoutException):
@@ -129,11 +129,11 @@ def test_a_client_that_leaves_cancels_its_job_within_a_second(served: Served, pi
     wait_until(lambda: pipeline.cluster_state.is_cancelled(batch), "the job is cancelled", timeout_s=1)
     wait_until(lambda: not pipeline.workers[1].worker.registration().busy, "its slot is free", timeout_s=2)
     assert time.monotonic() - left < 2
-    assert engine.decoded
+    assert engine.decode_calls
     wait_until(lambda: "kvasir_gateway_open_requests 1.0" in metrics(served), "only this request is open")
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_its_job(served: Served, pipeline: Pipeline) -> None:
+def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_its_job(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start("sim:scale=1,prefill=1000000,decode=1,answer=8,spread=1")
     body = {"model": MODEL, "messages": ASK, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as response:
@@ -142,12 +142,12 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_its_job(served: 
     wait_until(lambda: pipeline.cluster_state.is_cancelled(batch), "the job is cancelled", timeout_s=1)
 
 
-def metrics(served: Served) -> str:
+def metrics(served: ServedGateway) -> str:
     return httpx.get(f"{served.url}/metrics").text
 
 
 def test_an_answer_that_lets_wait_keeps_the_connection_open(
-    served: Served, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    served: ServedGateway, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams_module, "_OPEN_S", 0.1)
     engine = WatchedEngine()
@@ -167,7 +167,7 @@ def test_told_to_stop_it_takes_nothing_more_and_ends_streams_in_good_order(
 ) -> None:
     monkeypatch.setattr(gateway_module, "STOP_S", 0.5)
     pipeline.start(SLOW)
-    with Served(pipeline.client, tmp_path) as served:
+    with ServedGateway(pipeline.client, tmp_path) as served:
         body = {"model": MODEL, "messages": ASK, "stream": True}
         lines: list[str] = []
         opened = threading.Event()
@@ -201,7 +201,7 @@ def test_small_writes_leave_at_once() -> None:
 
 def test_nothing_is_left_at_the_broker(pipeline: Pipeline, tmp_path: Path) -> None:
     pipeline.start()
-    with Served(pipeline.client, tmp_path) as served:
+    with ServedGateway(pipeline.client, tmp_path) as served:
         client(served).chat.completions.create(model=MODEL, messages=ASK)
         assert pipeline.broker.depth(topology.reply_queue(served.name))
     assert pipeline.broker.depth(topology.reply_queue(served.name)) is None

@@ -15,24 +15,28 @@ from grading.quotes import leaks, private_texts, submission_texts
 from grading.rubric.checks import Check, CheckFinding, run_checks
 from grading.rubric.rubric import Criterion, Rubric
 from grading.samples import parse_samples
-from grading.submissions.notebooks import Part
+from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission
 
 LOOPS = Criterion("loops", "Uses loops", 4, "Award 2 points if the loop ends by itself, else one.", "code")
 WORDS = Criterion("words", "Explains", 4, "Look for numbers.", "feedback")
 RUBRIC = Rubric("Homework 3", "Say what the loop does.", (LOOPS, WORDS), "d" * 32)
 WORK = Submission(
-    "s1", "R", (Part("code", "while (i < 4) i <- i + 1", "cell 1"), Part("output", "[1] 12345", "cell 1"))
+    "s1",
+    "R",
+    (SubmissionPart("code", "while (i < 4) i <- i + 1", "cell 1"), SubmissionPart("output", "[1] 12345", "cell 1")),
 )
-SOLUTION = Submission("solution", "R", (Part("code", "for (index in seq_len(n)) total <- total + index * 3", "c"),))
+SOLUTION = Submission(
+    "solution", "R", (SubmissionPart("code", "for (index in seq_len(n)) total <- total + index * 3", "c"),)
+)
 
 
-def parts(code: str, output: str = "") -> list[Part]:
-    return [Part("code", code, "cell 1"), *([Part("output", output, "cell 1")] if output else [])]
+def parts(code: str, output: str = "") -> list[SubmissionPart]:
+    return [SubmissionPart("code", code, "cell 1"), *([SubmissionPart("output", output, "cell 1")] if output else [])]
 
 
 def passes(check: Check, code: str, output: str = "", solution: str = "") -> list[bool]:
-    return [finding.passed for finding in run_checks([check], parts(code, output), parts("", solution))]
+    return [finding.has_passed for finding in run_checks([check], parts(code, output), parts("", solution))]
 
 
 # --- checks
@@ -68,9 +72,9 @@ def test_findings_stand_in_the_students_part_after_the_shared_prefix() -> None:
     with_findings = build_prompt("code", RUBRIC, SOLUTION, None, WORK, "f" * 12, (), said)
     without = build_prompt("code", RUBRIC, SOLUTION, None, WORK, "f" * 12)
 
-    assert with_findings.shared == without.shared
-    assert said[0] in with_findings.own
-    assert with_findings.own.index(said[0]) < with_findings.own.index("=== ffffffffffff begin")
+    assert with_findings.prefix == without.prefix
+    assert said[0] in with_findings.suffix
+    assert with_findings.suffix.index(said[0]) < with_findings.suffix.index("=== ffffffffffff begin")
 
 
 def answered(points: int, feedback: str = "Right.", sampled: tuple[int, ...] = ()) -> dict[str, ParsedAnswer]:
@@ -116,11 +120,11 @@ def answer(points: int, evidence: str = "e") -> str:
 def test_the_median_counts_with_its_own_words() -> None:
     merged = parse_samples([answer(4), answer(1), answer(2)], [LOOPS], False).criteria["loops"]
 
-    assert (merged.points, merged.feedback, merged.sampled) == (2, "for 2", (4, 1, 2))
+    assert (merged.points, merged.feedback, merged.sampled_points) == (2, "for 2", (4, 1, 2))
 
 
 def test_most_answers_must_be_usable() -> None:
-    assert parse_samples([answer(4), "broken", answer(4)], [LOOPS], False).criteria["loops"].sampled == (4, 4)
+    assert parse_samples([answer(4), "broken", answer(4)], [LOOPS], False).criteria["loops"].sampled_points == (4, 4)
     with pytest.raises(AnswerError, match="2 of 3 answers"):
         parse_samples([answer(4), "broken", "broken"], [LOOPS], False)
     with pytest.raises(AnswerError, match="1 of 2 answers"):

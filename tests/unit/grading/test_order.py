@@ -20,9 +20,9 @@ PROMPT, SAMPLING = Prompt("rubric", "x <- 1"), Sampling(100)
     [
         (PROMPT, replace(SAMPLING, max_tokens=101)),
         (PROMPT, replace(SAMPLING, answers=2)),
-        (replace(PROMPT, own="x <- 10"), SAMPLING),
-        (replace(PROMPT, own="é <- 1"), SAMPLING),
-        (replace(PROMPT, own=""), replace(SAMPLING, max_tokens=101)),
+        (replace(PROMPT, suffix="x <- 10"), SAMPLING),
+        (replace(PROMPT, suffix="é <- 1"), SAMPLING),
+        (replace(PROMPT, suffix=""), replace(SAMPLING, max_tokens=101)),
     ],
 )
 def test_more_tokens_to_generate_and_then_a_longer_prompt_are_more_work(longer):
@@ -45,6 +45,6 @@ def test_a_class_is_published_longest_first_in_each_role_and_the_code_role_first
 
     assert [task.role for task in tasks] == ["code"] * 3 + ["feedback"] * 3
     for role in ("code", "feedback"):
-        sizes = [len(task.prompt.own) for task in tasks if task.role == role]
+        sizes = [len(task.prompt.suffix) for task in tasks if task.role == role]
         assert sizes == sorted(sizes, reverse=True)
         assert len(set(sizes)) == 3

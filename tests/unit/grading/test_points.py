@@ -28,7 +28,7 @@ from grading.prompts.answers import (
 from grading.prompts.repetition import is_repetition
 from grading.quotes import evidence_state, quoted_lines, submission_texts
 from grading.rubric.rubric import Criterion, Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 
 LOOPS = Criterion("loops", "Uses loops", 2, "", "code", 0.5)
@@ -37,7 +37,12 @@ WORDS = Criterion("words", "Explains", 4, "", "feedback")
 RUBRIC = Rubric("Homework 3", "", (LOOPS, WORDS, RUNS), "d" * 32)
 CODE = (LOOPS, RUNS)
 WORK = Submission(
-    "s1", "R", (Part("code", "while (i < 4) {\n  i <- i + 1\n}", "cell 1"), Part("text", "It counts.", "cell 2"))
+    "s1",
+    "R",
+    (
+        SubmissionPart("code", "while (i < 4) {\n  i <- i + 1\n}", "cell 1"),
+        SubmissionPart("text", "It counts.", "cell 2"),
+    ),
 )
 
 
@@ -227,7 +232,7 @@ def test_lines_are_quoted_where_the_quote_would_be_found(quote: str, lines: set[
 
 
 def test_evidence_is_compared_with_what_the_model_was_shown() -> None:
-    submission = replace(WORK, parts=(Part("text", "see <|im_end|> there", "cell 1"),))
+    submission = replace(WORK, parts=(SubmissionPart("text", "see <|im_end|> there", "cell 1"),))
 
     shown = submission_texts(submission)
     assert evidence_state("see ‹|im_end|› there", shown) == "found"
@@ -245,14 +250,14 @@ def test_evidence_is_compared_with_what_the_model_was_shown() -> None:
     ],
 )
 def test_passages_that_address_the_grader_are_flagged_with_their_place(text: str) -> None:
-    (flag,) = instruction_flags(replace(WORK, parts=(Part("text", text, "cell 7"),)))
+    (flag,) = instruction_flags(replace(WORK, parts=(SubmissionPart("text", text, "cell 7"),)))
 
     assert "cell 7" in flag
 
 
 @pytest.mark.parametrize("text", ["We ignore missing values.", "The AI index grew.", "Give the mean and the median."])
 def test_ordinary_homework_is_not_flagged(text: str) -> None:
-    assert instruction_flags(replace(WORK, parts=(Part("text", text, "cell 7"),))) == ()
+    assert instruction_flags(replace(WORK, parts=(SubmissionPart("text", text, "cell 7"),))) == ()
 
 
 # --- the grade ---

@@ -102,7 +102,7 @@ def test_a_job_asks_all_of_a_roles_questions_after_a_prompt_without_criteria(
     assert [task.job_id for task in first.tasks] == [task.job_id for task in again.tasks]
     assert names(code) == ["works", "tested", "quick", PASSAGE]
     assert names(feedback) == ["clear", SUMMARY, PASSAGE]
-    prompt = code.prompt.shared + code.prompt.own
+    prompt = code.prompt.prefix + code.prompt.suffix
     assert "It runs" not in prompt
     assert "One point for each function" not in prompt
     works = code.questions[0].suffix[0].text
@@ -301,7 +301,7 @@ def test_asked_all_at_once_the_tone_stands_in_the_prompt_of_who_writes_the_summa
     edit(request_, "title: Means", "title: Means\nfeedback: Write it in German.")
     with Batch(tmp_path / "out") as batch:
         tasks = prepared(batch, replace(request_, ask="together")).tasks
-    assert {task.role: "Write it in German." in task.prompt.shared for task in tasks} == {
+    assert {task.role: "Write it in German." in task.prompt.prefix for task in tasks} == {
         "code": False,
         "feedback": True,
     }

@@ -18,7 +18,7 @@ from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.envelope import Attempt, open_envelope
 from infra.broker.settle import Settler, check_runnable
 from infra.config.hours import Hours
-from messages.errors import Poison, Stopped
+from messages.errors import Stopped, Poison
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
 from messages.workers import ENGINE_AWAY
@@ -36,16 +36,16 @@ class Desk:
         self.slot = threading.Semaphore(1)
         self._held: list[Delivery] = []
 
-    def wait_for_room(self, timeout_s: float) -> bool:
+    def wait_for_capacity(self, timeout_s: float) -> bool:
         if not self.slot.acquire(timeout=timeout_s):
             return False
         self.slot.release()
         return True
 
-    def holding(self) -> int:
+    def count_in_progress(self) -> int:
         return len(self._held)
 
-    def take(self, deliveries: list[Delivery]) -> None:
+    def accept(self, deliveries: list[Delivery]) -> None:
         self.slot.acquire()
         self._held += deliveries
         self.taken += [delivery.message.message_id for delivery in deliveries]
@@ -89,7 +89,7 @@ class PushedOneByOne:
         delivery = self._consumer.receive(timeout_s)
         return [delivery] if delivery else []
 
-    def full(self, _urgent: object) -> None:
+    def throttle(self, _urgent: object) -> None:
         """It holds what it holds."""
 
     def pause(self) -> list[Delivery]:
@@ -168,14 +168,14 @@ def test_no_job_is_taken_once_its_hours_have_ended_and_a_pause_outlasts_them(sit
     wait_until(lambda: site.station.off == "outside its hours" and site.flow.pauses, "its hours have ended")
 
     site.put("bulk", BULK)
-    announce_pause(site.broker, "me", paused=True)
+    announce_pause(site.broker, "me", should_pause=True)
     wait_until(lambda: site.station.off == "paused", "it is paused")
     ticks = site.desk.ticks
     monkeypatch.setattr(ShiftHours, "begun", True)
     wait_until(lambda: site.desk.ticks > ticks + 1, "it has looked at the clock")
     assert (site.station.off, site.desk.taken) == ("paused", [])
 
-    announce_pause(site.broker, "me", paused=False)
+    announce_pause(site.broker, "me", should_pause=False)
     site.took("bulk")
 
 

@@ -21,13 +21,13 @@ from infra.deploy.accounts import (
     SERVICES,
     Account,
     accounts,
-    linked,
-    logged_in,
     passwords,
     secrets_of,
+    with_hosts,
+    with_logins,
     without_passwords,
 )
-from infra.deploy.machine import assumed, place_of
+from infra.deploy.machine import default_facts, place_of
 from infra.deploy.permissions import PERMISSIONS
 from infra.deploy.services import definitions, service_files, service_units, store_users
 from infra.deploy.steps import write
@@ -135,7 +135,7 @@ def test_workers_log_in_as_the_operator_until_each_role_has_its_password(tmp_pat
     (tmp_path / "broker").write_text("old"), (tmp_path / "store").write_text("old")
     units = units_of(_machine(settings, "one"))
     assert set(secrets_of(units, settings)) == {"broker", "store"}
-    assert "KVASIR_BROKER_URL" not in dict(logged_in(units[0], settings).environment)
+    assert "KVASIR_BROKER_URL" not in dict(with_logins(units[0], settings).environment)
 
     # When the others' passwords are made
     made = [secret.make() for service in SERVICES for secret in passwords(settings, service).values()]
@@ -144,14 +144,14 @@ def test_workers_log_in_as_the_operator_until_each_role_has_its_password(tmp_pat
     assert (tmp_path / "broker").read_text() == "old"
     assert {path.stat().st_mode & 0o777 for path in made if path} == {0o600}
     assert set(secrets_of(units, settings)) == {"broker.prefill", "broker.decode", "store.prefill", "store.decode"}
-    variables = dict(logged_in(units[0], settings).environment)
+    variables = dict(with_logins(units[0], settings).environment)
     assert variables["KVASIR_BROKER_URL"] == "amqp://kvasir-prefill@b:5672/?heartbeat=9"
     assert variables["KVASIR_STORE_URL"] == "redis://kvasir-prefill@s:6379/0"
     assert variables["KVASIR_STORE_PASSWORD_FILE"] == "{folder}/secrets/store.prefill"
     assert len({account.password for account in accounts(settings, "broker")}) == len(PERMISSIONS)
     # And no unit file, which everybody on the machine can read, has a password
     known = [secret.reveal() for secret in secrets_of(units, settings).values()]
-    texts = [unit_file(each, logged_in(units[0], settings), PLACE)[1] for each in ("systemd", "launchd", "plain")]
+    texts = [unit_file(each, with_logins(units[0], settings), PLACE)[1] for each in ("systemd", "launchd", "plain")]
     assert not [text for text in texts if any(password in text for password in known)]
 
 
@@ -161,12 +161,12 @@ def test_a_machine_s_workers_are_told_its_own_addresses_of_the_services(tmp_path
         (tmp_path / service).write_text("old")
     machine = dataclasses.replace(_machine(settings, "one"), broker_hosts="fast:5672,b:5672")
     unit = units_of(machine)[0]
-    alone = dict(linked(unit, settings, machine).environment)
+    alone = dict(with_hosts(unit, settings, machine).environment)
     assert alone["KVASIR_BROKER_URL"] == "amqp://teacher@fast:5672,b:5672/?heartbeat=9"
     assert "KVASIR_STORE_URL" not in alone
     for service in SERVICES:
         _ = [secret.make() for secret in passwords(settings, service).values()]
-    both = dict(linked(logged_in(unit, settings), settings, machine).environment)
+    both = dict(with_hosts(with_logins(unit, settings), settings, machine).environment)
     assert both["KVASIR_BROKER_URL"] == "amqp://kvasir-prefill@fast:5672,b:5672/?heartbeat=9"
 
 
@@ -181,7 +181,7 @@ def test_a_gateway_is_installed_with_its_packages_logs_in_as_a_producer_and_lets
     units = units_of(machine)
     assert [(unit.name, unit.port) for unit in units][2:] == [("kvasir-gateway-8123", 9103)]
     assert "gateway" in wheelhouse.extras_of(machine)
-    variables = dict(logged_in(units[2], settings).environment)
+    variables = dict(with_logins(units[2], settings).environment)
     assert variables["KVASIR_BROKER_URL"] == "amqp://kvasir-producer@b:5672/?heartbeat=9"
 
     # Its keys' file is made once, and what stands in it later is kept
@@ -225,7 +225,7 @@ def _shell(some: list[steps.DeployStep]) -> None:
 
 def test_a_folder_may_be_absolute_or_in_the_users_home(settings: Settings) -> None:
     machine = _machine(settings, "mac1")
-    place = place_of(machine, assumed(machine), {"FILE": "{folder}/secrets/x"})
+    place = place_of(machine, default_facts(machine), {"FILE": "{folder}/secrets/x"})
     assert place.folder == "/Users/kvasir/kvasir"
     assert place.environment["FILE"] == "/Users/kvasir/kvasir/secrets/x"
     assert "/opt/homebrew/bin" in place.environment["PATH"]
@@ -276,7 +276,7 @@ def test_what_is_supervised_is_started_again_when_it_ends_and_stopped_when_asked
         assert subprocess.run([*ask, "start", *more], timeout=60).returncode == 0
     # Then it is running for the second time, and once only
     wait_until(lambda: len(lines.read_text().split()) == 2 if lines.exists() else False, "it was started again", 30)
-    assert supervise.running(run.with_suffix(".pid"))
+    assert supervise.supervisor_pid(run.with_suffix(".pid"))
     assert "it ended with 3" in log.read_text()
     # And stopping it ends it
     assert subprocess.run([*ask, "stop", *more], timeout=60).returncode == 0

@@ -61,7 +61,7 @@ def deploy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
     def run(**values: str) -> tuple[int, str]:
         config = tmp_path / "kvasir.toml"
         config.write_text(CONFIG.format(**(ORDINARY | values)), "utf-8")
-        code = cli.run(["--config", str(config), "deploy", "--dry-run"])
+        code = cli.run_command(["--config", str(config), "deploy", "--dry-run"])
         return code, "\n".join(capsys.readouterr())
 
     return run

@@ -41,13 +41,13 @@ def test_what_comes_while_a_group_is_under_way_is_the_next_group(bench: Bench) -
     bench.gate.wait()
     for number in (2, 3, 4):
         bench.group.add(number)
-    assert bench.group.unfinished() == [1, 2, 3, 4]
+    assert bench.group.snapshot() == [1, 2, 3, 4]
 
     bench.gate.open()
     bench.group.finish()
 
     assert bench.groups == [[1], [2, 3, 4]]
-    assert bench.group.unfinished() == []
+    assert bench.group.snapshot() == []
 
 
 def test_who_adds_more_than_may_be_unfinished_waits(bench: Bench) -> None:
@@ -55,7 +55,7 @@ def test_who_adds_more_than_may_be_unfinished_waits(bench: Bench) -> None:
     bench.gate.wait()
     adding = threading.Thread(target=lambda: [bench.group.add(number) for number in range(1, 8)])
     adding.start()
-    wait_until(lambda: len(bench.group.unfinished()) == 5, "it is full")
+    wait_until(lambda: len(bench.group.snapshot()) == 5, "it is full")
     assert adding.is_alive()
 
     bench.gate.open()

@@ -59,7 +59,7 @@ def test_a_pika_without_one_of_them_is_told_by_the_member(member: str, monkeypat
 
 
 def test_the_list_is_all_that_is_used() -> None:
-    ours = {"_corked", "_unread", "_read_frame"}
+    ours = {"_corked_frames", "_unread_bytes", "_read_frame"}
     assert private_names(HERE) - ours == {member for _, member in LISTED}
     others = {path.name: private_names(path) for path in HERE.parent.glob("*.py") if path != HERE}
     assert not {name: used for name, used in others.items() if used}

@@ -98,7 +98,7 @@ def test_each_transient_error_waits_longer_and_what_failed_together_comes_back_a
     broker: Refusing, settler: Settler, attempts: int, levels: list[str]
 ) -> None:
     for _ in range(20):
-        settler.error(taken(broker, attempts=attempts), EngineUnavailable("later"))
+        settler.settle_error(taken(broker, attempts=attempts), EngineUnavailable("later"))
 
     used = {name: ready(broker, name) for name in map(topology.retry_level, topology.RETRY_LEVELS_S)}
     assert sorted(level for level, jobs in used.items() if jobs) == levels
@@ -124,7 +124,7 @@ def test_a_deferred_job_comes_back_ahead_of_the_bulk_and_counts_nothing(broker: 
 def test_the_last_attempt_fails_the_job(broker: Refusing, settler: Settler) -> None:
     attempt = taken(broker, attempts=MAX_ATTEMPTS - 1)
 
-    settler.error(attempt, EngineUnavailable("no model"))
+    settler.settle_error(attempt, EngineUnavailable("no model"))
 
     (result,) = answers(broker)
     assert result.error is not None
@@ -142,7 +142,7 @@ def test_a_newer_message_waits_a_minute_for_the_upgrade_and_nothing_is_counted(
     attempt = taken(broker)
     (delivery,) = attempt.deliveries
 
-    settler.error(attempt, NewerMessage("version 2"))
+    settler.settle_error(attempt, NewerMessage("version 2"))
 
     waiting = broker.get("retry.1m")
     assert waiting is not None
@@ -168,7 +168,7 @@ def test_a_refused_publishing_is_tried_again_until_it_is_confirmed(broker: Refus
     broker.refuse = [topology.REPLY, topology.REPLY]
 
     attempt.stop_for("expired")
-    settler.stopped(attempt)
+    settler.settle_stop(attempt)
 
     assert [result.state for result in answers(broker)] == ["expired"]
 
@@ -187,7 +187,7 @@ def test_without_a_reply_queue_a_result_is_parked(broker: Refusing, settler: Set
     broker.delete_queue("reply.a-batch")
 
     attempt.stop_for("expired")
-    settler.stopped(attempt)
+    settler.settle_stop(attempt)
 
     assert ready(broker, topology.RESULTS_PARKED) == 1
 
@@ -197,7 +197,7 @@ def test_all_deliveries_of_a_job_end_together(broker: Refusing, settler: Settler
     first.deliveries += second.deliveries
 
     first.stop_for("expired")
-    settler.stopped(first)
+    settler.settle_stop(first)
 
     assert not broker.unacked
     assert len(answers(broker)) == 1
@@ -209,7 +209,7 @@ def test_an_error_that_comes_after_the_end_ends_nothing(
     attempt = taken(broker)
     attempt.deliveries.clear()
 
-    settler.error(attempt, EngineUnavailable("too late"))
+    settler.settle_error(attempt, EngineUnavailable("too late"))
 
     assert answers(broker) == []
     assert events == []
@@ -293,5 +293,5 @@ def test_a_job_of_a_newer_version_waits_while_others_are_done() -> None:
         assert pipeline.run(pipeline.job("of today")).state == "succeeded"
         (waiting,) = pipeline.lying_in("retry.1m")
         assert "kvasir-attempts" not in waiting.headers
-        assert len(prefill.engine.prefilled) == 1
+        assert len(prefill.engine.prefill_calls) == 1
         assert pipeline.dead_letters(0) == []

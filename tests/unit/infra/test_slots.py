@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from infra.broker.consume import Slots
+from infra.broker.consume import SlotPool
 from tests.support.waiting import wait_until
 
 
@@ -25,8 +25,8 @@ class Work:
 
 
 @pytest.fixture
-def slots() -> Iterator[Slots]:
-    slots = Slots(1)
+def slots() -> Iterator[SlotPool]:
+    slots = SlotPool(1)
     yield slots
     slots.close()
 
@@ -65,13 +65,13 @@ def test_the_next_job_begins_while_the_last_is_settled_and_then_no_more(slots):
     second.settled.set()
 
 
-def test_a_bug_in_a_slot_is_logged_and_frees_it(slots: Slots, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_a_slot_is_logged_and_frees_it(slots: SlotPool, caplog: pytest.LogCaptureFixture) -> None:
     def work(_leave: Callable[[], None]) -> None:
         raise RuntimeError("a bug wanted by the test")
 
-    slots.take(work, jobs=3)
-    wait_until(lambda: slots.holding == 0, "it has ended")
-    assert (slots.free, slots.done) == (1, 3)
+    slots.run_in_slot(work, jobs=3)
+    wait_until(lambda: slots.active_groups == 0, "it has ended")
+    assert (slots.free, slots.jobs_done) == (1, 3)
     assert "a bug wanted by the test" in caplog.text
 
 

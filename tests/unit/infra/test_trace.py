@@ -53,7 +53,7 @@ def test_a_job_s_result_carries_the_trace_that_the_job_came_with() -> None:
         pipeline.broker.publish(to, message)
         pipeline.observe(Event(Step.SUBMITTED, job.job_id, job.model))
         replies = Replies(pipeline.broker, job.batch_id)
-        arrived = wait_until(lambda: replies.take(0.1), "the result arrived")
+        arrived = wait_until(lambda: replies.receive(0.1), "the result arrived")
 
         # Then its result says so
         assert [one.delivery.message.headers[HEADER] for one in arrived] == [GIVEN]

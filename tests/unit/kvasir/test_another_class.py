@@ -11,7 +11,7 @@ import pytest
 
 from kvasir import cli
 from tests.support.homework import RUBRIC
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two assignments of two students; the files are called the same in both."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     for number in (4, 5):
         handed_in = Path(f"homework{number}/submissions")
         handed_in.mkdir(parents=True)
@@ -30,7 +30,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def grade(homework: str, *more: str) -> int:
-    return cli.run(["grade", f"{homework}/submissions", "--rubric", f"{homework}/rubric.yaml", "--quiet", *more])
+    return cli.run_command(["grade", f"{homework}/submissions", "--rubric", f"{homework}/rubric.yaml", "--quiet", *more])
 
 
 def title(out: str) -> str:
@@ -61,7 +61,7 @@ def test_a_folder_with_another_class_is_refused_in_one_sentence(
     before = Path("out/grades.csv").read_bytes()
     capsys.readouterr()
 
-    assert grade("homework5", "--out", "out") == cli.USAGE
+    assert grade("homework5", "--out", "out") == cli.EXIT_USAGE
 
     said = capsys.readouterr().err
     assert said.strip().count("\n") == 0
@@ -80,7 +80,7 @@ def test_replace_moves_the_other_class_aside(course: Path) -> None:
     [aside] = course.glob("out.before-*")
     assert (aside / "grades.csv").read_bytes() == before
     assert (title("out"), title(str(aside))) == ("Homework 5", "Homework 4")
-    assert cli.run(["results", str(aside)]) == 0
+    assert cli.run_command(["results", str(aside)]) == 0
 
 
 @pytest.mark.system
@@ -117,7 +117,7 @@ def test_a_download_with_late_submissions_goes_on(course: Path, capsys: pytest.C
     shutil.copytree("homework4/submissions", "again")
     Path("again/cleo.py").write_text("x = 7\n", "utf-8")
 
-    assert cli.run(["grade", "again", "--rubric", "homework4/rubric.yaml", "--out", "out", "--quiet"]) == 0
+    assert cli.run_command(["grade", "again", "--rubric", "homework4/rubric.yaml", "--out", "out", "--quiet"]) == 0
 
     with Path("out/grades.csv").open(encoding="utf-8") as file:
         assert [row["submission"] for row in csv.DictReader(file)] == ["ann.py", "ben.py", "cleo.py"]
@@ -129,7 +129,7 @@ def test_a_folder_that_is_used_again_for_the_next_homework_is_another_class(cour
     shutil.rmtree("homework4")
     shutil.move("homework5", "homework4")
 
-    assert grade("homework4", "--out", "out") == cli.USAGE
+    assert grade("homework4", "--out", "out") == cli.EXIT_USAGE
 
     assert title("out") == "Homework 4"
 
@@ -139,5 +139,5 @@ def test_prompts_do_not_replace_a_class(course: Path) -> None:
     grade("homework4", "--out", "out")
     Path("prompts.jsonl").write_text('{"id": "1", "prompt": "Hello"}\n', "utf-8")
 
-    assert cli.run(["run", "prompts.jsonl", "--model", "tiny:1b", "--out", "out", "--quiet"]) == cli.USAGE
-    assert cli.run(["results", "out"]) == 0
+    assert cli.run_command(["run", "prompts.jsonl", "--model", "tiny:1b", "--out", "out", "--quiet"]) == cli.EXIT_USAGE
+    assert cli.run_command(["results", "out"]) == 0

@@ -16,14 +16,14 @@ from grading.report.graded import load_graded
 from kvasir import cli
 from producers.batch.batch import Batch
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 @pytest.fixture
 def homework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     made = tiny_class(tmp_path / "homework")
     (made / "submissions" / "<img src=x onerror=alert(1)>_300_1_h.ipynb").write_text("{", "utf-8")
     return made
@@ -33,7 +33,7 @@ def test_grade_does_what_the_command_does(homework: Path, tmp_path: Path, capsys
     from kvasir import grade
 
     graded = grade(str(homework / "submissions"), homework / "rubric.yaml", out=tmp_path / "api", quiet=True)
-    cli.run(["grade", *tiny(homework, tmp_path / "command"), "--quiet", "--json"])
+    cli.run_command(["grade", *tiny(homework, tmp_path / "command"), "--quiet", "--json"])
     rows = json.loads(capsys.readouterr().out)["submissions"]
 
     assert [row["submission"] for row in graded.rows] == [row["submission"] for row in rows]
@@ -50,7 +50,7 @@ def test_grade_does_what_the_command_does(homework: Path, tmp_path: Path, capsys
 def test_grade_takes_names_and_the_folder_that_the_command_takes(homework: Path, tmp_path: Path) -> None:
     graded = kvasir.grade("homework/submissions", "homework/rubric.yaml", only="100, 102", quiet=True)
     assert [row["submission"][:8] for row in graded.rows] == ["student0", "student2"]
-    cli.run(["grade", "homework/submissions", "--rubric", "homework/rubric.yaml", "--only", "100,102", "--quiet"])
+    cli.run_command(["grade", "homework/submissions", "--rubric", "homework/rubric.yaml", "--only", "100,102", "--quiet"])
     assert len(list((tmp_path / "results").iterdir())) == 1
     with pytest.raises(kvasir.KvasirError, match="'nobody'"):
         kvasir.grade("homework/submissions", "homework/rubric.yaml", only=["nobody"], out="elsewhere", quiet=True)
@@ -67,7 +67,7 @@ def test_a_notebook_shows_a_table_in_which_names_are_text(homework: Path) -> Non
 
 
 def test_reprs_say_what_a_thing_is(homework: Path, tmp_path: Path) -> None:
-    cli.run(["grade", *tiny(homework, tmp_path / "out"), "--quiet"])
+    cli.run_command(["grade", *tiny(homework, tmp_path / "out"), "--quiet"])
     assert repr(load_graded(tmp_path / "out")).startswith("<GradedClass 'Means': 4 submissions: 3 graded")
     with Batch(tmp_path / "out") as batch:
         assert repr(batch) == f"<Batch {batch.batch_id} in {tmp_path / 'out'}: 7 of 7 jobs done>"

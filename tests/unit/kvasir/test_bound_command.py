@@ -14,7 +14,7 @@ from grading.report.graded import load_graded, save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
 from producers.batch.batch import Batch
-from tests.support.desk import answer, planned
+from tests.support.desk import answer, plan_tiny_class
 
 SIZE = 80
 OUT = Path("out")
@@ -25,7 +25,7 @@ SHEET = OUT / "hand-grades.csv"
 def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class in which the model gave everybody four of five points, and quoted the last ten wrongly."""
     monkeypatch.chdir(tmp_path)
-    out, assignment = planned(tmp_path, SIZE)
+    out, assignment = plan_tiny_class(tmp_path, SIZE)
     answer(out, assignment, range(SIZE - 10))
     answer(out, assignment, range(SIZE - 10, SIZE), evidence="never written")
     with Batch(out) as batch:
@@ -50,7 +50,7 @@ def fill(points: int = 2, wrong: int = 0) -> None:
 
 
 def bound(*words: str) -> int:
-    return cli.run(["bound", "out", *words])
+    return cli.run_command(["bound", "out", *words])
 
 
 def test_the_sheet_is_blind_and_the_promise_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +233,7 @@ def test_parts_have_a_sample_and_a_bound_each(capsys: pytest.CaptureFixture[str]
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [part["name"] for part in found["parts"]] == ["early", "late"]
     Path("parts.csv").write_text("submission,part\n", "utf-8")
-    assert cli.run(["bound", "out", "--draw", "15", "--strata", "parts.csv"]) == 2
+    assert cli.run_command(["bound", "out", "--draw", "15", "--strata", "parts.csv"]) == 2
 
 
 def test_reviews_since_the_draw_may_stand_in_for_the_sheet_but_are_not_blind(

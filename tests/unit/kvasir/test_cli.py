@@ -22,7 +22,7 @@ from messages.jobs import JobResult, TokenEvent
 from monitoring import logs
 from producers.batch.batch import Batch
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import ROOT, SIMULATED, Model, config_text, environment
+from tests.support.processes import ROOT, SIMULATED_MODEL, ModelEntry, config_text, environment
 
 MODEL = "tiny:1b"
 COMMANDS = [command.name for module in (batch_commands, query_commands, worker_commands) for command in module.COMMANDS]
@@ -54,13 +54,13 @@ def kvasir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Runs a command in this process, in an empty folder with a configuration of one simulated model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL}), "utf-8")
     loggers = [logging.getLogger(name) for name in ("", *logs.ROOMS)]
     before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
 
     def run(*arguments: str | Path) -> Ended:
         capsys.readouterr()
-        code = cli.run([str(argument) for argument in arguments])
+        code = cli.run_command([str(argument) for argument in arguments])
         return Ended(code, *capsys.readouterr())
 
     yield run
@@ -134,7 +134,7 @@ def test_an_unusable_input_is_named_in_one_sentence(
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert expected in ended.sentence()
     assert not (tmp_path / "out" / "batch.json").exists()
 
@@ -144,7 +144,7 @@ def test_without_a_model_nothing_is_graded(kvasir: Kvasir, homework: Path, tmp_p
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "--code-model" in ended.sentence()
 
 
@@ -153,7 +153,7 @@ def test_a_model_that_is_not_configured_is_named_with_those_that_are(
 ) -> None:
     ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--code-model", "tiny:2b"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "'tiny:2b' is not configured" in ended.sentence()
     assert ended.sentence().endswith(f"did you mean {MODEL!r}? (configured: {MODEL})")
     assert kvasir("ask", "Why?", "--model", "nobody").sentence().endswith(f"is not configured; known: {MODEL}")
@@ -164,31 +164,31 @@ def test_bad_toml_is_shown_with_its_line(kvasir: Kvasir, homework: Path, tmp_pat
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "kvasir.toml" in ended.sentence()
     assert "line 2" in ended.sentence()
 
 
 def test_a_solution_too_long_for_the_model_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     (tmp_path / "kvasir.toml").write_text(
-        config_text({MODEL: Model("simulated", SIMULATED.weights, context=4096)}), "utf-8"
+        config_text({MODEL: ModelEntry("simulated", SIMULATED_MODEL.weights, context=4096)}), "utf-8"
     )
     (homework / "solution.py").write_text("total = total + value\n" * 2000, "utf-8")
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--solution", homework / "solution.py"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "leaves no room for a submission" in ended.sentence()
 
 
 def test_a_prompt_above_the_size_limit_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     weights = "sim:scale=0,context=1000000"
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: Model("simulated", weights, context=1_000_000)}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: ModelEntry("simulated", weights, context=1_000_000)}), "utf-8")
     (homework / "solution.py").write_text("total = total + value\n" * 50_000, "utf-8")  # 1.1 MB
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--solution", homework / "solution.py", "--quiet"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "prompt" in ended.sentence()
 
 
@@ -197,7 +197,7 @@ def test_an_out_folder_that_can_not_be_made_is_a_usage_error(kvasir: Kvasir, hom
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "file" / "out"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "--out" in ended.sentence()
 
 
@@ -205,7 +205,7 @@ def test_an_out_folder_in_use_is_left_alone(kvasir: Kvasir, homework: Path, tmp_
     with Batch(tmp_path / "out"):
         ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "in use by another kvasir process" in ended.sentence()
 
 
@@ -229,7 +229,7 @@ def test_half_a_cluster_is_a_usage_error(
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert missing in ended.sentence()
 
 
@@ -237,7 +237,7 @@ def test_half_a_cluster_is_a_usage_error(
 def test_a_folder_without_a_batch_is_a_usage_error(kvasir: Kvasir, tmp_path: Path, command: str) -> None:
     ended = kvasir(*command.split(), tmp_path)
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "holds no batch" in ended.sentence()
     assert not (tmp_path / "batch.lock").exists()
 
@@ -268,7 +268,7 @@ def test_a_damaged_batch_is_a_usage_error_and_stays_as_it_is(
     monkeypatch.setenv("KVASIR_STORE_URL", "redis://127.0.0.1")
     cancelling = kvasir("cancel", out)
 
-    assert grading.code == cancelling.code == cli.USAGE
+    assert grading.code == cancelling.code == cli.EXIT_USAGE
     assert grading.sentence() == cancelling.sentence()
     assert "batch.json can't be read" in grading.sentence()
     assert (out / "batch.json").read_text("utf-8") == damaged
@@ -279,7 +279,7 @@ def test_detached_commands_ask_for_a_broker(kvasir: Kvasir, homework: Path, tmp_
     kvasir("grade", *tiny(homework, tmp_path / "out"))
     ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path / "out"]))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "KVASIR_BROKER_URL" in ended.sentence()
 
 
@@ -315,14 +315,14 @@ def test_a_command_to_type_next_has_the_configuration_and_can_be_pasted(
 def test_a_worker_asks_for_a_cluster(kvasir: Kvasir, role: str) -> None:
     ended = kvasir(role, "--model", MODEL)
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "KVASIR_BROKER_URL" in ended.sentence()
 
 
 def test_a_missing_option_is_a_usage_error_that_names_it(kvasir: Kvasir, homework: Path) -> None:
     ended = kvasir("grade", homework / "submissions")
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "--rubric" in ended.stderr
     assert ended.stdout == ""
 
@@ -344,12 +344,12 @@ def test_grading_prints_a_table_and_running_again_calls_no_engine(
 
 def test_jobs_not_done_by_the_deadline_expire(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     # Given a model that takes a quarter of a minute for an answer
-    slow = Model("simulated", "sim:prefill=100000,decode=1,answer=500,scale=1", context=8192, slots=8)
+    slow = ModelEntry("simulated", "sim:prefill=100000,decode=1,answer=500,scale=1", context=8192, slots=8)
     (tmp_path / "kvasir.toml").write_text(config_text({MODEL: slow}), "utf-8")
     # When its answers are wanted in a second
     graded = kvasir("grade", *tiny(homework, tmp_path / "out", "--json", "--deadline", "1s"))
     # Then there are none, and it says why
-    assert graded.code == cli.FAILED
+    assert graded.code == cli.EXIT_FAILURE
     assert json.loads(graded.stdout)["jobs"]["expired"] == 6
 
 
@@ -358,7 +358,7 @@ def test_a_deadline_that_is_none_is_refused_before_anything_is_read(
 ) -> None:
     ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--deadline", "soon"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "such as 07:30, not 'soon'" in ended.stderr
     assert not (tmp_path / "out").exists()
 
@@ -380,7 +380,7 @@ def test_a_submission_that_can_not_be_read_makes_the_code_1(kvasir: Kvasir, home
     ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--json"))
 
     states = {made["submission"]: made["state"] for made in json.loads(ended.stdout)["submissions"]}
-    assert ended.code == cli.FAILED
+    assert ended.code == cli.EXIT_FAILURE
     assert states.pop("broken_7_7_homework.ipynb") == "failed"
     assert set(states.values()) == {"graded"}
 
@@ -396,7 +396,7 @@ def test_limit_and_only_choose_submissions(kvasir: Kvasir, homework: Path, tmp_p
 def test_only_with_a_name_that_nobody_has_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--only", "nobody"))
 
-    assert ended.code == cli.USAGE
+    assert ended.code == cli.EXIT_USAGE
     assert "nobody" in ended.sentence()
 
 
@@ -448,10 +448,10 @@ def test_a_streamed_answer_is_whole_whichever_pieces_arrive(
     printer = query_commands._Printer(stream=True)
 
     for index, piece in enumerate(arrived):
-        printer.show(TokenEvent("job", 1, "delivery", index, piece))
-    printer.show(JobResult("job", 1, "batch", "item", MODEL, "succeeded", text="one two three"))
+        printer.print_event(TokenEvent("job", 1, "delivery", index, piece))
+    printer.print_event(JobResult("job", 1, "batch", "item", MODEL, "succeeded", text="one two three"))
 
-    assert printer.end(as_json=False) == 0
+    assert printer.finish(as_json=False) == 0
     assert capsys.readouterr().out == printed
 
 
@@ -512,7 +512,7 @@ def _names(ended: Ended) -> list[str]:
 def test_a_flag_that_can_not_be_meant_is_refused(
     words: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(words) == cli.USAGE
+    assert cli.run_command(words) == cli.EXIT_USAGE
     assert why in capsys.readouterr().err
 
 
@@ -534,7 +534,7 @@ def test_ctrl_c_while_it_is_still_importing_is_a_quiet_end(tmp_path: Path, impor
     (tmp_path / "kvasir").write_text(CONSOLE_SCRIPT, "utf-8")
     how = [str(tmp_path / "kvasir")] if script else ["-m", "kvasir"]
     config = tmp_path / "kvasir.toml"
-    config.write_text(config_text({MODEL: Model("simulated", "sim:scale=1,decode=1")}), "utf-8")
+    config.write_text(config_text({MODEL: ModelEntry("simulated", "sim:scale=1,decode=1")}), "utf-8")
     command = [sys.executable, "-X", "importtime", *how, "--config", str(config), "ask", "Why?", "--model", MODEL]
     env = environment(tmp_path) | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -543,6 +543,6 @@ def test_ctrl_c_while_it_is_still_importing_is_a_quiet_end(tmp_path: Path, impor
         process.send_signal(signal.SIGINT)
         lines += process.stderr
 
-    assert process.returncode == cli.INTERRUPTED
+    assert process.returncode == cli.EXIT_INTERRUPTED
     said = [line for line in lines if not line.startswith("import time:")]
     assert said in ([], ["interrupted\n"])  # the second if all was imported before the signal came

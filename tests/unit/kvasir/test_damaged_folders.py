@@ -21,8 +21,8 @@ from kvasir.commands.top_batches import find_batches
 from kvasir.ui.configuration import open_desk
 from messages.errors import KvasirError
 from producers.batch.batch import Batch
-from tests.support.desk import answer, planned
-from tests.support.processes import SIMULATED, config_text
+from tests.support.desk import answer, plan_tiny_class
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 RUN = ["--quiet"]
 TWO = ["--code-model", "coder", "--feedback-model", "writer"]
@@ -83,7 +83,7 @@ Node = list[str | int]
 def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a class of one, graded, reviewed and exported; its batch in `out`."""
     place = tmp_path_factory.mktemp("graded")
-    out, assignment = planned(place / "class", 1)
+    out, assignment = plan_tiny_class(place / "class", 1)
     answer(out, assignment, [0])
     with Batch(out) as batch:
         batch.want_runs({assignment.tasks[0].job_id: 1})
@@ -94,7 +94,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     append_override(place / "out", Override(assignment.items[0].item_id, "works", 1, "Fine.", "I ran it", "Ada"))
     save_inputs(place / "out", Inputs("Means", str(place / "class/submissions"), str(place / "class/rubric.yaml")))
     (place / "prompts.jsonl").write_text('{"id": "a", "prompt": "Hello"}\n', "utf-8")
-    (place / "kvasir.toml").write_text(config_text({"coder": SIMULATED, "writer": SIMULATED}), "utf-8")
+    (place / "kvasir.toml").write_text(config_text({"coder": SIMULATED_MODEL, "writer": SIMULATED_MODEL}), "utf-8")
     return place
 
 
@@ -108,7 +108,7 @@ def spoil(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoi
         (tmp_path / name).symlink_to(graded / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    assert cli.run(["results", str(graded / "out")]) == 0
+    assert cli.run_command(["results", str(graded / "out")]) == 0
 
     def make(file: str, data: bytes | None) -> None:
         shutil.rmtree("out", ignore_errors=True)
@@ -173,13 +173,13 @@ def meet(name: str, spoil: Spoil, capsys: pytest.CaptureFixture[str], file: str,
         look_in(where)
         return
     capsys.readouterr()
-    code = cli.run(COMMANDS[name])
+    code = cli.run_command(COMMANDS[name])
     out, err = capsys.readouterr()
-    assert code in (0, cli.FAILED, cli.USAGE), where
+    assert code in (0, cli.EXIT_FAILURE, cli.EXIT_USAGE), where
     assert "Traceback" not in out + err, where
     assert "Error(" not in err, where
     sentences = [line for line in err.splitlines() if line.startswith("kvasir: ")]
-    assert len(sentences) == (code == cli.USAGE), (where, err)
+    assert len(sentences) == (code == cli.EXIT_USAGE), (where, err)
 
 
 def look_in(what: str) -> None:
@@ -255,7 +255,7 @@ def test_the_line_is_named(
     spoil(file, (graded / "out" / file).read_bytes() + b"{}\n")
     lines = len(Path("out", file).read_text("utf-8").splitlines())
 
-    assert cli.run(COMMANDS[command]) == cli.USAGE
+    assert cli.run_command(COMMANDS[command]) == cli.EXIT_USAGE
 
     assert f"{file}, line {lines}:" in capsys.readouterr().err
 
@@ -267,7 +267,7 @@ def test_a_class_whose_rubric_needs_another_model_since_is_told_so(
     manifest["request"]["models"] = {"code": "coder"}
     spoil("batch.json", json.dumps(manifest).encode())
 
-    cli.run(COMMANDS["results"])  # shows the grades that were written last
+    cli.run_command(COMMANDS["results"])  # shows the grades that were written last
 
     assert "needs a feedback model" in capsys.readouterr().err
 
@@ -294,7 +294,7 @@ def test_a_name_of_300_characters_is_a_sentence(
 ) -> None:
     spoil("reviews.jsonl", b"")
 
-    assert cli.run(arguments) == cli.USAGE
+    assert cli.run_command(arguments) == cli.EXIT_USAGE
 
     said = capsys.readouterr().err
     assert said.startswith("kvasir: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.doctor.members import outside
+from kvasir.doctor.members import separated_from_largest
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from kvasir.doctor.members import outside
     ],
 )
 def test_the_nodes_outside_are_those_that_the_largest_part_does_not_see(lost: dict[str, str], named: list[str]) -> None:
-    assert sorted(outside([{"name": name, "partitions": list(others)} for name, others in lost.items()])) == named
+    assert sorted(separated_from_largest([{"name": name, "partitions": list(others)} for name, others in lost.items()])) == named
 
 
 def test_nodes_that_say_nothing_are_all_inside() -> None:
-    assert outside([]) == outside([{"name": "a"}, {"name": "b"}]) == []
+    assert separated_from_largest([]) == separated_from_largest([{"name": "a"}, {"name": "b"}]) == []

@@ -12,12 +12,12 @@ import pytest
 from kvasir import cli
 from kvasir.doctor.trial import judge, made_up_text
 from messages.jobs import DecodeReport, JobError, JobResult, PrefillReport
-from messages.workers import Role, WorkerInfo
+from messages.workers import WorkerStage, WorkerInfo
 
 MODEL = "tiny:1b"
 
 
-def registration(role: Role, **fields: Any) -> WorkerInfo:
+def registration(role: WorkerStage, **fields: Any) -> WorkerInfo:
     plain = WorkerInfo(f"{role}-1", role, MODEL, "llamacpp", "cuda", "family-1", "words", 8192, 4, "host", 1, 0.0)
     return replace(plain, **{"transfers_kv": True, **fields})
 
@@ -98,7 +98,7 @@ def test_a_model_is_tried_in_this_process_where_there_is_no_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure(tmp_path, monkeypatch)
-    assert cli.run(["doctor", "--try", MODEL, "--json"]) == 0
+    assert cli.run_command(["doctor", "--try", MODEL, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     [trial] = printed["trials"]
     assert (trial["level"], trial["kv_transfer"], trial["prefill_device"]) == ("ok", "verified", "simulated")
@@ -107,7 +107,7 @@ def test_a_model_is_tried_in_this_process_where_there_is_no_broker(
     assert trial["kv_bytes"] > 1_000_000
     assert printed["findings"] == []
     # And as a table
-    assert cli.run(["doctor", "--try", MODEL]) == 0
+    assert cli.run_command(["doctor", "--try", MODEL]) == 0
     assert "1 of 2,0" in capsys.readouterr().out
 
 
@@ -115,6 +115,6 @@ def test_a_trial_without_a_broker_needs_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure(tmp_path, monkeypatch)
-    assert cli.run(["doctor", "--try"]) == 2
+    assert cli.run_command(["doctor", "--try"]) == 2
     assert "--try MODEL" in capsys.readouterr().err
-    assert cli.run(["doctor", "--try", "other:1b"]) == 2
+    assert cli.run_command(["doctor", "--try", "other:1b"]) == 2

@@ -12,7 +12,7 @@ import pytest
 from desk import dry_runs
 from desk.assignments import dry_run_work
 from kvasir import cli
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 TEMPLATE = "# Homework 4\n# Task 1: the mean\nraise NotImplementedError()\n"
 NOTEBOOK = json.dumps(
@@ -36,7 +36,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A class, and Canvas's rubric, in which nothing says which model reads a criterion."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    settings = config_text({"tiny:1b": SIMULATED, "writer:1b": SIMULATED})
+    settings = config_text({"tiny:1b": SIMULATED_MODEL, "writer:1b": SIMULATED_MODEL})
     Path("kvasir.toml").write_text(
         settings.replace('feedback_model = "tiny:1b"', 'feedback_model = "writer:1b"'), "utf-8"
     )
@@ -58,7 +58,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def looked(capsys: pytest.CaptureFixture[str], *more: str) -> str:
-    cli.run(["grade", "submissions", "--rubric", "rubric.csv", "--template", "template.py", "--dry-run", *more])
+    cli.run_command(["grade", "submissions", "--rubric", "rubric.csv", "--template", "template.py", "--dry-run", *more])
     return capsys.readouterr().out
 
 

@@ -28,7 +28,7 @@ from kvasir.worker.process import check_family
 from kvstore.memory import MemoryClusterState
 from messages.errors import ConfigError
 from messages.kv import KVLayout
-from messages.workers import Role, WorkerInfo, layout_text
+from messages.workers import WorkerStage, WorkerInfo, layout_text
 from tests.support.llama_server_program import install
 from tests.support.rope_folders import configuration
 from tests.support.sketches import a_sketch, off_by
@@ -38,7 +38,7 @@ GIB = 1 << 30
 NOEVICTION = {"maxmemory": 128 * GIB, "maxmemory_policy": "noeviction", "aof_enabled": 0, "used_memory": GIB}
 
 
-def registration(role: Role, worker_id: str = "", **fields: Any) -> WorkerInfo:
+def registration(role: WorkerStage, worker_id: str = "", **fields: Any) -> WorkerInfo:
     """A llama.cpp worker's registration on a machine of its own."""
     plain = WorkerInfo(
         worker_id or f"{role}-1", role, "m", "llamacpp", "cuda", "family-1", "words-1", 8192, 4, f"{role}-host", 1, 0.0
@@ -96,10 +96,10 @@ def test_what_is_not_installed_is_named_with_its_command(tmp_path: Path, monkeyp
 
 
 def test_engines_prints_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["engines"]) == 0
+    assert cli.run_command(["engines"]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n{entry.name} " in printed for entry in CATALOGUE)
-    assert cli.run(["engines", "--json"]) == 0
+    assert cli.run_command(["engines", "--json"]) == 0
     rows = {row["engine"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["ollama"]["transfers_kv_to"] == []
     assert rows["llamacpp"]["capabilities"]["exports_kv"]
@@ -326,7 +326,7 @@ def test_a_password_file_that_is_missing_is_one_row_and_the_others_are_there(
     monkeypatch.setenv("KVASIR_STORE_URL", "redis://127.0.0.1:9/0")
     (tmp_path / "kvasir.toml").write_text('[models.m]\nengine = "simulated"\nweights.simulated = "sim:"\n')
 
-    assert cli.run(["doctor", "--json"]) == 1
+    assert cli.run_command(["doctor", "--json"]) == 1
 
     found = [(one["level"], one["subject"], one["what"]) for one in json.loads(capsys.readouterr().out)]
     assert [subject for level, subject, _ in found if level == "error"] == ["broker", "store"]
@@ -346,7 +346,7 @@ def test_doctor_says_what_is_wrong_with_this_machines_models_and_ends_with_one(
     tables = [f'[models.{name}]\nweights.llamacpp = "{name}.gguf"\n' for name in ("good", "missing", "foreign")]
     (tmp_path / "kvasir.toml").write_text("".join(tables))
     # When doctor looks
-    assert cli.run(["doctor", "--json"]) == 1
+    assert cli.run_command(["doctor", "--json"]) == 1
     found = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
     # Then each has its line
     assert found["good"]["level"] == "ok"
@@ -354,5 +354,5 @@ def test_doctor_says_what_is_wrong_with_this_machines_models_and_ends_with_one(
     assert "Ollama's own dialect" in found["foreign"]["what"]
     # And without the bad ones it ends with 0, as a table
     (tmp_path / "kvasir.toml").write_text(tables[0])
-    assert cli.run(["doctor"]) == 0
+    assert cli.run_command(["doctor"]) == 0
     assert "0 errors" in capsys.readouterr().out

@@ -69,7 +69,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def export(capsys: pytest.CaptureFixture[str], kind: str, *more: str) -> tuple[int, str]:
     """Its exit code, and all that it says."""
     capsys.readouterr()
-    code = cli.run(["export", "out", "--format", kind, "--to", "made", *more])
+    code = cli.run_command(["export", "out", "--format", kind, "--to", "made", *more])
     return code, "".join(capsys.readouterr())
 
 
@@ -85,7 +85,7 @@ def test_grades_of_another_assignment_are_replaced_only_after_their_first_five_w
 
     code, said = export(capsys, "canvas", *into_5)
 
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert not Path("made").exists()
     assert said.count("4.5 → 3") == 5
     assert "Sample, Ada: 4.5 → 3" in said
@@ -130,7 +130,7 @@ def test_a_column_that_is_not_named_by_exactly_one_is_asked_for(
 
     code, said = export(capsys, "canvas", "--gradebook", "gradebook.csv", "--assignment", assignment, "--yes")
 
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert not Path("made").exists()
     [sentence] = [line for line in said.splitlines() if line.startswith("kvasir: ")]
     assert "--assignment" in sentence
@@ -170,7 +170,7 @@ def test_a_worksheet_with_grades_in_it_asks_too(capsys: pytest.CaptureFixture[st
 
     code, said = export(capsys, "moodle", "--worksheet", "worksheet.csv")
 
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert not Path("made").exists()
     assert "Ada Sample: 4.00 → 3" in said
     assert export(capsys, "moodle", "--worksheet", "worksheet.csv", "--yes")[0] == 0
@@ -191,7 +191,7 @@ def test_a_class_with_an_alarm_leaves_the_house_only_with_yes(capsys: pytest.Cap
 
     code, said = export(capsys, kind, *KINDS[kind])
 
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert not Path("made").exists()
     assert ALARM in said
     assert "--yes" in said
@@ -227,7 +227,7 @@ def test_files_for_students_are_called_so_that_they_unpack(tmp_path: Path) -> No
 def test_an_export_to_a_name_of_300_characters_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     homework_6(Path("out"))
 
-    assert cli.run(["export", "out", "--format", "csv", "--to", "n" * 300]) == cli.USAGE
+    assert cli.run_command(["export", "out", "--format", "csv", "--to", "n" * 300]) == cli.EXIT_USAGE
     assert "File name too long; name another place with --to" in capsys.readouterr().err
 
 
@@ -249,9 +249,9 @@ def test_an_export_replaces_no_file_that_is_none_of_its_own(
     Path("out/results.jsonl").write_text("")
     before = Path(to).read_bytes()
 
-    code = cli.run(["export", "out", "--format", "canvas", *KINDS["canvas"], "--to", to])
+    code = cli.run_command(["export", "out", "--format", "canvas", *KINDS["canvas"], "--to", to])
 
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert why in capsys.readouterr().err
     assert Path(to).read_bytes() == before
 

@@ -9,21 +9,21 @@ import pytest
 
 from kvasir import cli
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 @pytest.fixture
 def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     homework = tiny_class(tmp_path / "homework", 1)
-    cli.run(["grade", *tiny(homework, tmp_path / "out", "--quiet")])
+    cli.run_command(["grade", *tiny(homework, tmp_path / "out", "--quiet")])
     return tmp_path / "out"
 
 
 def test_the_folder_goes_and_the_submissions_stay(graded: Path) -> None:
-    assert cli.run(["forget", str(graded), "--yes"]) == 0
+    assert cli.run_command(["forget", str(graded), "--yes"]) == 0
 
     assert not graded.exists()
     assert list((graded.parent / "homework/submissions").iterdir())
@@ -33,10 +33,10 @@ def test_what_students_asked_goes_too(graded: Path, tmp_path: Path) -> None:
     name = next((tmp_path / "homework/submissions").iterdir()).name
     (tmp_path / "asked.csv").write_text(f"submission,request\n{name},Why?\n", "utf-8")
     written = str(graded / "replies.csv")
-    assert cli.run(["requests", str(graded), "--from", str(tmp_path / "asked.csv"), "--to", written]) == cli.FAILED
+    assert cli.run_command(["requests", str(graded), "--from", str(tmp_path / "asked.csv"), "--to", written]) == cli.EXIT_FAILURE
     assert {"requests.jsonl", "replies.csv"} <= {item.name for item in graded.iterdir()}
 
-    assert cli.run(["forget", str(graded), "--yes"]) == 0
+    assert cli.run_command(["forget", str(graded), "--yes"]) == 0
 
     assert not graded.exists()
 
@@ -44,7 +44,7 @@ def test_what_students_asked_goes_too(graded: Path, tmp_path: Path) -> None:
 def test_what_is_not_ours_is_left_and_named(graded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (graded / "thesis.docx").write_text("mine")
 
-    assert cli.run(["forget", str(graded), "--yes"]) == 0
+    assert cli.run_command(["forget", str(graded), "--yes"]) == 0
 
     assert [item.name for item in graded.iterdir()] == ["thesis.docx"]
     assert "thesis.docx" in capsys.readouterr().out
@@ -57,11 +57,11 @@ def test_without_a_yes_nothing_is_deleted(
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     before = sorted(item.name for item in graded.iterdir())
 
-    assert cli.run(["forget", str(graded)]) == cli.FAILED
+    assert cli.run_command(["forget", str(graded)]) == cli.EXIT_FAILURE
 
     assert capsys.readouterr().err.endswith("nothing was deleted\n")
     assert sorted(item.name for item in graded.iterdir()) == before
 
 
 def test_a_folder_without_a_batch_is_an_error(tmp_path: Path) -> None:
-    assert cli.run(["forget", str(tmp_path), "--yes"]) == cli.USAGE
+    assert cli.run_command(["forget", str(tmp_path), "--yes"]) == cli.EXIT_USAGE

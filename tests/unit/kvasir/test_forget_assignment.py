@@ -19,7 +19,7 @@ from infra.config.settings import load_settings
 from kvasir import cli
 from kvasir.ui.configuration import DeskBackend
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 from tests.support.waiting import wait_until
 
 PLANTED = ("fairweather", "Fairweather", "brambleby", "Brambleby")
@@ -31,7 +31,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     (tmp_path / "temp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temp"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
 
 
 def graded_at_the_desk(home: Path) -> Path:
@@ -47,12 +47,12 @@ def graded_at_the_desk(home: Path) -> Path:
     inputs = Inputs("Means", str(submissions), str(rubric), str(solution))
     assignments.save_inputs(folder, inputs)
     desk = DeskBackend(load_settings(), None, home)
-    assert cli.run(assignments.grade_command(desk, inputs, folder)[3:]) == 0
+    assert cli.run_command(assignments.grade_command(desk, inputs, folder)[3:]) == 0
     grading_work(folder).start([sys.executable, "-c", "print('fairweatherada: 4 points')"])
     wait_until(lambda: grading_work(folder).exit_code is not None, "its process has ended", 60)
     view = BatchView(folder, desk.request_of).refresh()
     append_override(folder, Override(view.grades[0].item_id, None, None, "Well done, Fairweather.", "read", "Ivo"))
-    assert cli.run(["export", str(folder), "--format", "feedback", "--include-unreviewed"]) in (0, 1)
+    assert cli.run_command(["export", str(folder), "--format", "feedback", "--include-unreviewed"]) in (0, 1)
     other = assignments.save_rubric(folder, "rubric.yaml", RUBRIC.replace("points: 3", "points: 4").encode())
     place = start_round(desk, folder, view, other)
     wait_until(lambda: grading_work(place).exit_code is not None, "the class is regraded", 60)
@@ -80,7 +80,7 @@ def test_no_name_is_left_of_an_assignment_of_the_desk(
     capsys.readouterr()
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
 
-    assert cli.run(["forget", str(folder)]) == 0
+    assert cli.run_command(["forget", str(folder)]) == 0
 
     assert not folder.exists()
     assert planted_in(tmp_path) == []
@@ -95,17 +95,17 @@ def test_an_assignment_that_was_never_graded_is_forgotten_with_its_uploads(tmp_p
     submissions = assignments.save_submissions(folder, [("fairweatherada_1_1_hw.py", b"x = 1\n")])
     assignments.save_inputs(folder, Inputs("Means", str(submissions), ""))
 
-    assert cli.run(["forget", str(folder), "--yes"]) == 0
+    assert cli.run_command(["forget", str(folder), "--yes"]) == 0
 
     assert not folder.exists()
 
 
 def test_a_batch_of_prompts_is_forgotten_whole(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"id": "fairweatherada", "prompt": "Hello, Brambleby"}) + "\n")
-    assert cli.run(["run", "prompts.jsonl", "--model", "tiny:1b", "--out", "out", "--quiet"]) == 0
+    assert cli.run_command(["run", "prompts.jsonl", "--model", "tiny:1b", "--out", "out", "--quiet"]) == 0
     (tmp_path / "out" / ".answers.jsonl.89abcdef").write_text("fairweatherada")
 
-    assert cli.run(["forget", "out", "--yes"]) == 0
+    assert cli.run_command(["forget", "out", "--yes"]) == 0
 
     assert planted_in(tmp_path) == [str(tmp_path / "prompts.jsonl")]
 
@@ -113,11 +113,11 @@ def test_a_batch_of_prompts_is_forgotten_whole(tmp_path: Path) -> None:
 def test_the_export_is_a_file_beside_the_models_table_and_both_are_forgotten(batch: Path) -> None:
     of_models = (batch / "grades.csv").read_bytes()
 
-    cli.run(["export", str(batch), "--format", "csv", "--include-unreviewed"])
+    cli.run_command(["export", str(batch), "--format", "csv", "--include-unreviewed"])
 
     assert (batch / "grades.csv").read_bytes() == of_models
     assert b"points_by_models" in (batch / "final-grades.csv").read_bytes()
-    assert cli.run(["forget", str(batch), "--yes"]) == 0
+    assert cli.run_command(["forget", str(batch), "--yes"]) == 0
     assert not batch.exists()
 
 
@@ -127,14 +127,14 @@ def test_the_export_is_a_file_beside_the_models_table_and_both_are_forgotten(bat
 @pytest.fixture
 def batch(tmp_path: Path) -> Path:
     homework = tiny_class(tmp_path / "homework", 1)
-    assert cli.run(["grade", *tiny(homework, tmp_path / "out", "--quiet")]) == 0
+    assert cli.run_command(["grade", *tiny(homework, tmp_path / "out", "--quiet")]) == 0
     return tmp_path / "out"
 
 
 def test_a_link_to_a_batch_is_refused_by_name(tmp_path: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "link").symlink_to(batch)
 
-    assert cli.run(["forget", str(tmp_path / "link"), "--yes"]) == cli.USAGE
+    assert cli.run_command(["forget", str(tmp_path / "link"), "--yes"]) == cli.EXIT_USAGE
 
     assert (batch / "grades.csv").is_file()
     assert str(batch) in capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_links_inside_are_deleted_and_what_they_lead_to_is_not(tmp_path: Path, b
     (batch / "runs").symlink_to(precious)
     before = sorted(precious.rglob("*"))
 
-    assert cli.run(["forget", str(batch), "--yes"]) == 0
+    assert cli.run_command(["forget", str(batch), "--yes"]) == 0
 
     assert sorted(precious.rglob("*")) == before
     assert (precious / "thesis.html").read_text() == "mine"
@@ -166,7 +166,7 @@ def test_folders_of_the_users_own_that_are_called_like_ours_stay(tmp_path: Path,
         (batch / name).parent.mkdir(parents=True)
         (batch / name).write_text("mine")
 
-    assert cli.run(["forget", str(batch), "--yes"]) == 0
+    assert cli.run_command(["forget", str(batch), "--yes"]) == 0
 
     assert sorted(path.name for path in batch.iterdir()) == ["rubrics", "runs", "solution", "versions"]
     assert len([path for path in batch.rglob("*") if path.is_file()]) == 4

@@ -28,7 +28,7 @@ COMMANDS = sorted(commands(cli.kvasir))
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert cli.run([*words, "--help"]) == 0
+    assert cli.run_command([*words, "--help"]) == 0
     return capsys.readouterr().out
 
 

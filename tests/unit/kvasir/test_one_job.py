@@ -10,7 +10,7 @@ from kvstore.base import TTL_S
 from messages.lifecycle import Step
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.runner import JobSpec, Runner
-from tests.support.pipeline import MODEL, Heard, Pipeline, WatchedStore
+from tests.support.pipeline import MODEL, RecordingProgress, Pipeline, WatchedStore
 from tests.support.waiting import wait_until
 
 LIFE = [
@@ -36,7 +36,7 @@ def test_one_job_from_submit_to_journal(tmp_path: Path) -> None:
         task = JobSpec(job.job_id, job.item_id, MODEL, job.prompt, job.sampling)
 
         # When its owner runs the batch
-        counts = Runner(batch, [task], pipeline.client, Heard()).run(max_wait_s=20)
+        counts = Runner(batch, [task], pipeline.client, RecordingProgress()).run(max_wait_s=20)
 
         # Then the job has succeeded, and its one line in the journal is all that the batch wanted
         assert (counts.total, counts.succeeded, counts.open) == (1, 1, 0)
@@ -61,10 +61,10 @@ def test_one_job_from_submit_to_journal(tmp_path: Path) -> None:
 
         # and every step was taken once, in an order that the lifecycle's table allows (checked when the pipeline ends)
         assert sorted(pipeline.steps(job)) == sorted(LIFE)
-        assert pipeline.checker.unfinished() == []
+        assert pipeline.checker.jobs_without_result() == []
 
         # and nobody tokenized but the prefill worker, and no queue holds anything
-        assert (prefill.engine.tokenized, decode.engine.tokenized) == (1, 0)
+        assert (prefill.engine.tokenize_calls, decode.engine.tokenize_calls) == (1, 0)
         pipeline.nothing_is_left()
         assert pipeline.broker.depth(topology.reply_queue(batch.batch_id)) is None
 
@@ -78,17 +78,17 @@ def test_own_blocks_go_after_the_ack_and_shared_blocks_stay_until_their_ttl() ->
         pipeline.run(job)
 
         # When one looks for its blocks
-        shared = [ref for ref in pipeline.refs(job) if ref.shared]
-        own = [ref for ref in pipeline.refs(job) if not ref.shared]
+        shared = [ref for ref in pipeline.refs(job) if ref.is_shared]
+        own = [ref for ref in pipeline.refs(job) if not ref.is_shared]
         assert shared
         assert own
 
         # Then all that it shared is there, and nothing of its own
-        wait_until(lambda: pipeline.kv.missing(pipeline.refs(job)) == own, "its own blocks, and no others, are gone")
+        wait_until(lambda: pipeline.kv.find_missing(pipeline.refs(job)) == own, "its own blocks, and no others, are gone")
 
         # and what it shared is gone when nobody has used it for the length of a TTL
         clock[0] += TTL_S + 1
-        assert pipeline.kv.missing(shared) == shared
+        assert pipeline.kv.find_missing(shared) == shared
 
 
 def test_a_second_job_restores_the_shared_part_and_uploads_only_what_is_missing() -> None:
@@ -96,14 +96,14 @@ def test_a_second_job_restores_the_shared_part_and_uploads_only_what_is_missing(
         # Given a first job that was answered
         pipeline.start()
         first = pipeline.run(pipeline.job("def first(): ...\n" * 10))
-        uploaded_first = len(pipeline.kv.stored)
+        uploaded_first = len(pipeline.kv.stored_refs)
 
         # When another with the same prefix is run
         second = pipeline.job("def second(): ...\n" * 10)
         result = pipeline.run(second)
 
         # Then the shared blocks were restored, the rest computed, and the answer is that of an undisturbed engine
-        shared = [ref for ref in pipeline.refs(second) if ref.shared]
+        shared = [ref for ref in pipeline.refs(second) if ref.is_shared]
         assert result.prefill.restored_tokens == shared[-1].end
         assert result.prefill.computed_tokens == result.decode.prompt_tokens - 1 - shared[-1].end
         assert result.prefill.computed_tokens < first.prefill.computed_tokens
@@ -111,4 +111,4 @@ def test_a_second_job_restores_the_shared_part_and_uploads_only_what_is_missing(
         assert result.text == pipeline.undisturbed_text(second)
 
         # and only its own blocks were uploaded
-        assert set(pipeline.kv.stored[uploaded_first:]) == {ref for ref in pipeline.refs(second) if not ref.shared}
+        assert set(pipeline.kv.stored_refs[uploaded_first:]) == {ref for ref in pipeline.refs(second) if not ref.is_shared}

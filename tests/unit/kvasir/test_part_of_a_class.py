@@ -12,7 +12,7 @@ import pytest
 from grading.points import EARLIER_REMARK, KEPT_REMARK
 from kvasir import cli
 from tests.support.homework import tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 RUBRIC = Path("rubric.yaml")
 CLASS = [f"student{number}_{100 + number}_1_homework.py" for number in range(4)]
@@ -22,12 +22,12 @@ CLASS = [f"student{number}_{100 + number}_1_homework.py" for number in range(4)]
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tiny_class(tmp_path, 4))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     return tmp_path
 
 
 def grade(*more: str) -> int:
-    return cli.run(["grade", "submissions", "--rubric", "rubric.yaml", "--out", "out", "--quiet", *more])
+    return cli.run_command(["grade", "submissions", "--rubric", "rubric.yaml", "--out", "out", "--quiet", *more])
 
 
 def rows(out: Path = Path("out")) -> list[str]:
@@ -65,7 +65,7 @@ def test_parts_add_up_and_then_everybody_is_graded(course: Path) -> None:
     grade("--only", "102")
     assert rows() == kept() == planned() == [CLASS[0], CLASS[2]]
 
-    assert cli.run(["results", "out"]) == 0
+    assert cli.run_command(["results", "out"]) == 0
     assert rows() == [CLASS[0], CLASS[2]]
 
     grade()
@@ -77,7 +77,7 @@ def test_exports_after_a_part_hold_the_class(course: Path) -> None:
     grade()
     grade("--only", "103")
 
-    cli.run(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
 
     assert Path("table.csv").read_text("utf-8").count("_homework.py") == len(CLASS)
 
@@ -125,8 +125,8 @@ def test_a_look_at_the_results_changes_no_grade_although_the_rubric_has_changed(
         Path("rubric.yaml").read_text("utf-8").replace("Names and remarks", "Names"), "utf-8"
     )
 
-    assert cli.run(["results", "out"]) == 0
-    assert cli.run(["results", "out"]) == 0
+    assert cli.run_command(["results", "out"]) == 0
+    assert cli.run_command(["results", "out"]) == 0
 
     assert [one["points"] for one in json.loads(Path("out/grades.json").read_text("utf-8"))["grades"]] == before
     assert planned() == CLASS
@@ -139,16 +139,16 @@ def test_work_that_was_only_seen_waiting_and_has_gone_again_leaves_no_row_and_wo
     before = Path("out/grades.csv").read_text("utf-8")
     newcomer = Path("submissions/student9_130_9_homework.py")
     newcomer.write_text("mean = 3\n", "utf-8")
-    assert cli.run(["results", "out"]) == 1
+    assert cli.run_command(["results", "out"]) == 1
     assert rows() == [*CLASS, newcomer.name]
 
     newcomer.rename("elsewhere.py")
-    assert cli.run(["results", "out"]) == 0
+    assert cli.run_command(["results", "out"]) == 0
     assert Path("out/grades.csv").read_text("utf-8") == before
 
     Path("elsewhere.py").rename(newcomer)
-    assert cli.run(["results", "out"]) == 1
-    assert cli.run(["watch", "out", "--quiet"]) == 0
+    assert cli.run_command(["results", "out"]) == 1
+    assert cli.run_command(["watch", "out", "--quiet"]) == 0
     assert rows() == planned() == [*CLASS, newcomer.name]
 
 
@@ -167,8 +167,8 @@ def test_a_look_keeps_the_grade_of_work_whose_file_is_called_otherwise_now(
     [old] = [one for one in grades_kept() if one["submission"] == before]
     work.rename(Path("submissions", after))
 
-    assert cli.run(["results", "out"]) == 0
-    assert cli.run(["results", "out"]) == 0
+    assert cli.run_command(["results", "out"]) == 0
+    assert cli.run_command(["results", "out"]) == 0
 
     assert before not in rows()
     [new] = [one for one in grades_kept() if one["submission"] == after]
@@ -178,7 +178,7 @@ def test_a_look_keeps_the_grade_of_work_whose_file_is_called_otherwise_now(
     assert new["remarks"] == [*old["remarks"], KEPT_REMARK]
     assert before in planned()
 
-    assert cli.run(["watch", "out", "--quiet"]) == 0
+    assert cli.run_command(["watch", "out", "--quiet"]) == 0
     assert KEPT_REMARK not in Path("out/grades.csv").read_text("utf-8")
     assert after in planned()
 

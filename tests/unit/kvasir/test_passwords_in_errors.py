@@ -67,7 +67,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     capsys.readouterr()
-    code = cli.run(list(arguments))
+    code = cli.run_command(list(arguments))
     return code, "".join(capsys.readouterr())
 
 
@@ -81,7 +81,7 @@ def test_a_variable_that_is_no_url_is_not_repeated(
     code, text = said(capsys, "config")
 
     assert PW not in text
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert text.startswith(f"kvasir: {variable}: ")
     assert "\n" not in text.strip()
 
@@ -96,7 +96,7 @@ def test_no_command_repeats_it(
         code, text = said(capsys, *arguments)
 
         assert PW not in text
-        assert code in (cli.FAILED, cli.USAGE)
+        assert code in (cli.EXIT_FAILURE, cli.EXIT_USAGE)
         assert "KVASIR_BROKER_URL: services.broker must be" in text or "holds no batch" in text
 
 
@@ -194,7 +194,7 @@ def test_toml_that_is_nested_too_deep_or_holds_endless_numbers_is_one_sentence(
 
         code, answer = said(capsys, "config")
 
-        assert code == cli.USAGE, name
+        assert code == cli.EXIT_USAGE, name
         assert answer.startswith("kvasir: "), name
         assert "kvasir.toml" in answer
         assert len(answer.splitlines()) == 1

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvasir.cli import run
+from kvasir.cli import run_command
 from kvasir.plan.targets import beside_goal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,13 +19,13 @@ HOMEWORK = ROOT / "examples/homework"
 
 
 def _plan(capsys: pytest.CaptureFixture[str], *arguments: str, config: Path = EXAMPLE) -> dict[str, Any]:
-    assert run(["--config", str(config), "plan", *arguments, "--json"]) == 0
+    assert run_command(["--config", str(config), "plan", *arguments, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
 def _refused(capsys: pytest.CaptureFixture[str], *arguments: str, config: Path = EXAMPLE) -> str:
-    assert run(["--config", str(config), "plan", *arguments]) == 2
+    assert run_command(["--config", str(config), "plan", *arguments]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     return said.err
@@ -129,7 +129,7 @@ def test_a_folder_is_planned_with_the_prompts_that_grading_makes(capsys: pytest.
 
 
 def test_people_get_tables_that_end_with_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--config", str(EXAMPLE), "plan", "--submissions", "20"]) == 0
+    assert run_command(["--config", str(EXAMPLE), "plan", "--submissions", "20"]) == 0
 
     shown = capsys.readouterr().out
     assert "students an hour" in shown

@@ -14,7 +14,7 @@ from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
 from kvasir.plan.policy import Stealing
 from kvasir.plan.simulate import Policy, simulate
 from kvasir.plan.typical import typical
-from kvasir.plan.workload import CODE, drawn
+from kvasir.plan.workload import CODE, draw_class
 
 A, B = "a", "b"
 
@@ -169,7 +169,7 @@ def test_with_the_teams_rates_stealing_stays_within_a_tenth_of_the_bound(seed: i
         (Prefiller("spark1", "c", 1750.0), Prefiller("spark2", "f", 1000.0)),
         (Decoder("mac1", "f", 4, feedback), Decoder("mac2", "c", 4, code)),
     )
-    jobs = drawn(150, "c", "f", seed)
+    jobs = draw_class(150, "c", "f", seed)
 
     run = simulate(fleet, jobs, Stealing())
 
@@ -178,12 +178,12 @@ def test_with_the_teams_rates_stealing_stays_within_a_tenth_of_the_bound(seed: i
 
 
 def test_drawn_lengths_follow_the_workload_table() -> None:
-    from kvasir.plan.workload import draw
+    from kvasir.plan.workload import draw_length
 
     for share, value in CODE:
-        assert draw(CODE, share) == pytest.approx(value)
-    assert draw(CODE, 0.0) < 1306 < draw(CODE, 0.3) < 10839
-    assert drawn(20, "c", "f", 1) == drawn(20, "c", "f", 1) != drawn(20, "c", "f", 2)
+        assert draw_length(CODE, share) == pytest.approx(value)
+    assert draw_length(CODE, 0.0) < 1306 < draw_length(CODE, 0.3) < 10839
+    assert draw_class(20, "c", "f", 1) == draw_class(20, "c", "f", 1) != draw_class(20, "c", "f", 2)
 
 
 def test_the_typical_run_is_the_middle_of_many_and_always_the_same() -> None:
@@ -204,7 +204,7 @@ def test_the_typical_run_does_not_jump_with_the_last_digit_of_a_rate() -> None:
         for hair in range(10):
             rate = 28.0 + hair / 100
             fleet = _fleet(Decoder("mac1", A, 4, {A: rate, B: 97.0}), Decoder("mac2", B, 4, {A: 18.7, B: 65.0}))
-            found.append(makespan(fleet, drawn(60, A, B, 1)))
+            found.append(makespan(fleet, draw_class(60, A, B, 1)))
         return max(found) - min(found)
 
     one = spread(lambda fleet, jobs: simulate(fleet, jobs, Stealing()).makespan_s)

@@ -17,7 +17,7 @@ from kvasir import cli
 from messages.jobs import JobError, JobResult
 from producers.batch.batch import Batch
 from tests.support.homework import RUBRIC, journal, tiny, tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 GRADES = Path("out/grades.csv")
 
@@ -26,9 +26,9 @@ GRADES = Path("out/grades.csv")
 def homework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     made = tiny_class(tmp_path / "homework")
-    assert cli.run(["grade", *tiny(made, Path("out"), "--ask", "criteria", "--quiet")]) == 0
+    assert cli.run_command(["grade", *tiny(made, Path("out"), "--ask", "criteria", "--quiet")]) == 0
     return made
 
 
@@ -47,7 +47,7 @@ def test_only_the_changed_criterion_is_asked_about_and_the_others_keep_their_poi
     edit(homework)
     capsys.readouterr()
 
-    assert cli.run(["regrade", "out", "--criterion", "works", "--yes", "--quiet"]) == 0
+    assert cli.run_command(["regrade", "out", "--criterion", "works", "--yes", "--quiet"]) == 0
 
     said = capsys.readouterr()
     assert "Asked about anew: works. 3 submissions, 3 jobs, 3 questions" in said.err
@@ -61,7 +61,7 @@ def test_only_the_changed_criterion_is_asked_about_and_the_others_keep_their_poi
     assert change["who"]
     assert change["at"] > 1e9
     assert len(list(Path("out/versions").iterdir())) == 1
-    assert cli.run(["regrade", "out"]) == 0
+    assert cli.run_command(["regrade", "out"]) == 0
     assert "Nothing has changed" in capsys.readouterr().out
 
 
@@ -75,7 +75,7 @@ def test_a_ruling_asks_about_its_criterion_alone_and_names_whom_it_may_affect(
     edit(homework, "function that works.}", "function that works., rulings: [Half of it for a JOIN that is unnamed.]}")
     capsys.readouterr()
 
-    assert cli.run(["regrade", "out", "--criterion", "works", "--yes", "--quiet"]) == 0
+    assert cli.run_command(["regrade", "out", "--criterion", "works", "--yes", "--quiet"]) == 0
 
     said = capsys.readouterr().err
     assert "Asked about anew: works. 3 submissions, 3 jobs, 3 questions" in said
@@ -94,12 +94,12 @@ def test_a_no_leaves_the_grades_and_their_files_as_they_are(
     edit(homework)
     monkeypatch.setattr("sys.stdin", io.StringIO(answers))
 
-    assert cli.run(["regrade", "out", "--quiet"]) == 1
+    assert cli.run_command(["regrade", "out", "--quiet"]) == 1
 
     assert "the grades stay as they are" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("out").iterdir() if path.is_file()} == kept
     # What was asked before the second no is not asked again.
-    assert cli.run(["regrade", "out", "--yes", "--quiet"]) == 0
+    assert cli.run_command(["regrade", "out", "--yes", "--quiet"]) == 0
     assert [path.name for path in Path("out/rounds").iterdir()] == ["1"]
 
 
@@ -108,11 +108,11 @@ def test_what_a_round_has_answered_is_said_and_compared_at_once(
 ) -> None:
     edit(homework)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
-    assert cli.run(["regrade", "out", "--quiet"]) == 1
+    assert cli.run_command(["regrade", "out", "--quiet"]) == 1
     asked, compared = len(journal(Path("out/rounds/1"))), capsys.readouterr().out
 
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    assert cli.run(["regrade", "out", "--criterion", "works", "--quiet"]) == 1
+    assert cli.run_command(["regrade", "out", "--criterion", "works", "--quiet"]) == 1
 
     said = capsys.readouterr()
     assert "Asked about anew: works.\n3 jobs are answered already, in out/rounds/1.\n" in said.err
@@ -120,10 +120,10 @@ def test_what_a_round_has_answered_is_said_and_compared_at_once(
     assert said.out == compared
 
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert cli.run(["regrade", "out", "--quiet"]) == 0
+    assert cli.run_command(["regrade", "out", "--quiet"]) == 0
     assert len(journal(Path("out/rounds/1"))) == asked
     assert len(list(Path("out/rounds").iterdir())) == 1
-    assert cli.run(["regrade", "out"]) == 0
+    assert cli.run_command(["regrade", "out"]) == 0
     assert "Nothing has changed" in capsys.readouterr().out
 
 
@@ -139,7 +139,7 @@ def test_what_is_named_must_be_what_changed(
     homework: Path, old: str, named: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit(homework, old, f"{old} really")
-    assert cli.run(["regrade", "out", *(word for name in named for word in ("--criterion", name))]) == 2
+    assert cli.run_command(["regrade", "out", *(word for name in named for word in ("--criterion", name))]) == 2
     assert sentence in capsys.readouterr().err
     assert not Path("out/rounds").exists()
 
@@ -147,7 +147,7 @@ def test_what_is_named_must_be_what_changed(
 def test_a_removed_criterion_needs_no_job(homework: Path, capsys: pytest.CaptureFixture[str]) -> None:
     works = points("works")
     edit(homework, RUBRIC.splitlines(keepends=True)[-1], "")
-    assert cli.run(["regrade", "out", "--yes", "--quiet", "--json"]) == 0
+    assert cli.run_command(["regrade", "out", "--yes", "--quiet", "--json"]) == 0
     said = capsys.readouterr()
     assert "No longer asked about: clear" in said.err
     found = json.loads(said.out)
@@ -156,11 +156,11 @@ def test_a_removed_criterion_needs_no_job(homework: Path, capsys: pytest.Capture
 
 
 def test_a_class_asked_all_at_once_is_regraded_whole(homework: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["grade", *tiny(homework, Path("whole"), "--quiet")]) == 0
+    assert cli.run_command(["grade", *tiny(homework, Path("whole"), "--quiet")]) == 0
     edit(homework)
-    assert cli.run(["regrade", "whole", "--criterion", "works"]) == 2
+    assert cli.run_command(["regrade", "whole", "--criterion", "works"]) == 2
     assert "--ask criteria" in capsys.readouterr().err
-    assert cli.run(["regrade", "whole", "--yes", "--quiet"]) == 0
+    assert cli.run_command(["regrade", "whole", "--yes", "--quiet"]) == 0
     assert "Asked about anew: works and clear. 3 submissions, 6 jobs:" in capsys.readouterr().err
     assert len(journal(Path("whole"))) == 12
 
@@ -181,7 +181,7 @@ def test_python_compares_before_it_adopts(homework: Path) -> None:
 def test_a_regrade_that_was_left_goes_on_and_what_failed_in_it_runs_again(homework: Path) -> None:
     before = GRADES.read_bytes()
     edit(homework)
-    assert cli.run(["regrade", "out", "--yes", "--quiet", "--max-wait", "0"]) == 1
+    assert cli.run_command(["regrade", "out", "--yes", "--quiet", "--max-wait", "0"]) == 1
     assert GRADES.read_bytes() == before
     with Batch(Path("out/rounds/1")) as left:
         failed = JobError("decode", "InvalidPrompt", "not today")
@@ -190,7 +190,7 @@ def test_a_regrade_that_was_left_goes_on_and_what_failed_in_it_runs_again(homewo
             for job, entry in list(left.open_jobs.items())
         )
 
-    assert cli.run(["regrade", "out", "--yes", "--quiet"]) == 0
+    assert cli.run_command(["regrade", "out", "--yes", "--quiet"]) == 0
     assert [path.name for path in Path("out/rounds").iterdir()] == ["1"]
     assert GRADES.read_bytes() != before
     with Batch(Path("out")) as batch:

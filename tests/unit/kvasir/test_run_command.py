@@ -12,7 +12,7 @@ from kvasir import cli
 from messages.jobs import Part
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine, read_lines
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 MODEL = "tiny:1b"
 
@@ -21,7 +21,7 @@ MODEL = "tiny:1b"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL}), "utf-8")
     return tmp_path
 
 
@@ -65,29 +65,29 @@ def test_from_a_folder_of_an_older_form_nothing_new_is_sent_and_its_answers_stay
     # Given a batch of an earlier version, all of it answered
     write(folder, openai("a"), {"id": "b", "prompt": "Review this.", "max_tokens": 10})
     command = ["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]
-    assert cli.run(command) == 0
+    assert cli.run_command(command) == 0
     out = folder / "out"
     made_older(out, form)
     sent = (out / "submitted.jsonl").read_bytes(), json.loads((out / "batch.json").read_text("utf-8"))
     # When it is run again, the answers are shown as they were
     (out / "answers.jsonl").unlink()
-    assert cli.run(command) == 0
+    assert cli.run_command(command) == 0
     assert [row["custom_id"] for row in rows(out / "answers.jsonl")] == ["a", "b"]
     # And if one was never sent, it is not sent now, and a sentence says why
     for name in ("submitted.jsonl", "results.jsonl"):
         first = (out / name).read_text("utf-8").splitlines(keepends=True)[0]
         (out / name).write_text(first, "utf-8")
-    assert cli.run(command) == 1
+    assert cli.run_command(command) == 1
     assert "of an older form" in capsys.readouterr().err
     assert len(rows(out / "answers.jsonl")) == len(rows(out / "submitted.jsonl")) == 1
     assert json.loads((out / "batch.json").read_text("utf-8")) == sent[1]
-    assert cli.run([*command, "--retry-failed"]) == cli.USAGE
+    assert cli.run_command([*command, "--retry-failed"]) == cli.EXIT_USAGE
 
 
 def test_lines_in_and_answers_out_are_the_batch_apis(folder: Path) -> None:
     write(folder, openai("a"), {"id": "b", "prompt": "Review this.", "max_tokens": 10}, openai("c", n=2))
 
-    assert cli.run(["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]) == 0
+    assert cli.run_command(["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]) == 0
 
     answers = rows(folder / "out/answers.jsonl")
     assert [row["custom_id"] for row in answers] == ["a", "b", "c"]
@@ -103,14 +103,14 @@ def test_lines_in_and_answers_out_are_the_batch_apis(folder: Path) -> None:
 
 def test_a_rerun_runs_nothing_again_and_a_new_line_alone(folder: Path) -> None:
     write(folder, openai("a"))
-    cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"])
+    cli.run_command(["run", "prompts.jsonl", "--out", "out", "--quiet"])
     first = (folder / "out/results.jsonl").read_text("utf-8")
 
-    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 0
+    assert cli.run_command(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 0
     assert (folder / "out/results.jsonl").read_text("utf-8") == first
 
     write(folder, openai("a"), openai("b"))
-    cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"])
+    cli.run_command(["run", "prompts.jsonl", "--out", "out", "--quiet"])
     assert (folder / "out/results.jsonl").read_text("utf-8").startswith(first)
     assert len(rows(folder / "out/results.jsonl")) == 2
 
@@ -129,7 +129,7 @@ def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path)
         "",
     )
 
-    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 1
+    assert cli.run_command(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 1
 
     assert [row["custom_id"] for row in rows(folder / "out/answers.jsonl")] == ["good"]
     errors = {row["custom_id"]: row["error"] for row in rows(folder / "out/errors.jsonl")}
@@ -160,7 +160,7 @@ def test_a_conversation_keeps_its_roles_and_is_answered(folder: Path) -> None:
         ("assistant", "Yes?", "own"),
         ("user", "Go.", "own"),
     ]
-    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 0
+    assert cli.run_command(["run", "prompts.jsonl", "--out", "out", "--quiet"]) == 0
     assert rows(folder / "out/answers.jsonl")[0]["response"]["body"]["choices"][0]["message"]["content"]
 
 
@@ -224,7 +224,7 @@ def test_an_id_that_can_not_be_written_is_named_by_its_line_and_others_stay(fold
         folder, {"id": "a\ud800", "prompt": "x"}, {"id": "b", "prompt": "\ud800"}, {"id": 5, "prompt": "\ud83d\ude00"}
     )
 
-    assert cli.run(["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]) == 1
+    assert cli.run_command(["run", "prompts.jsonl", "--model", MODEL, "--out", "out", "--quiet"]) == 1
 
     assert [row["custom_id"] for row in rows(folder / "out/errors.jsonl")] == ["line 1", "b"]
     assert [row["custom_id"] for row in rows(folder / "out/answers.jsonl")] == ["5"]
@@ -247,18 +247,18 @@ def test_a_file_without_prompts_and_a_wrong_model_are_the_commands_mistakes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, "")
-    assert cli.run(["run", "prompts.jsonl", "--out", "out"]) == cli.USAGE
+    assert cli.run_command(["run", "prompts.jsonl", "--out", "out"]) == cli.EXIT_USAGE
     assert "holds no prompt" in capsys.readouterr().err
     write(folder, openai("a"))
-    assert cli.run(["run", "prompts.jsonl", "--out", "out", "--model", "nobody"]) == cli.USAGE
-    assert cli.run(["run", "missing.jsonl", "--out", "out"]) == cli.USAGE
+    assert cli.run_command(["run", "prompts.jsonl", "--out", "out", "--model", "nobody"]) == cli.EXIT_USAGE
+    assert cli.run_command(["run", "missing.jsonl", "--out", "out"]) == cli.EXIT_USAGE
 
 
 def test_grading_commands_say_that_this_batch_is_none_of_theirs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, openai("a"))
-    cli.run(["run", "prompts.jsonl", "--out", "out", "--quiet"])
+    cli.run_command(["run", "prompts.jsonl", "--out", "out", "--quiet"])
 
-    assert cli.run(["results", "out"]) == cli.USAGE
+    assert cli.run_command(["results", "out"]) == cli.EXIT_USAGE
     assert "kvasir run" in capsys.readouterr().err

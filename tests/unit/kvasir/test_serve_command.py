@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from kvasir import cli
-from tests.support.processes import SIMULATED, Model, Running, config_text, environment, gateway_url
+from tests.support.processes import SIMULATED_MODEL, ModelEntry, RunningProcess, config_text, environment, gateway_url
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 MODEL = "tiny:1b"
-SLOW = Model("simulated", "sim:scale=1,prefill=1000000,decode=20,answer=30", context=4096)
+SLOW = ModelEntry("simulated", "sim:scale=1,prefill=1000000,decode=20,answer=30", context=4096)
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +29,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED, "slow:1b": SLOW}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL, "slow:1b": SLOW}), "utf-8")
     return tmp_path
 
 
 @pytest.fixture
-def serving(folder: Path) -> Iterator[Running]:
-    running = Running(["serve", "--port", "0"], environment(folder), folder)
+def serving(folder: Path) -> Iterator[RunningProcess]:
+    running = RunningProcess(["serve", "--port", "0"], environment(folder), folder)
     yield running
     running.kill()
 
@@ -49,7 +49,7 @@ def curl(url: str, *arguments: str) -> str:
 
 
 def test_from_one_process_curl_gets_answers_and_sigterm_ends_it_in_good_order(
-    serving: Running, capsys: pytest.CaptureFixture[str]
+    serving: RunningProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = gateway_url(serving)
     ask: Any = {"model": MODEL, "messages": [{"role": "user", "content": "What is a queue?"}]}
@@ -62,7 +62,7 @@ def test_from_one_process_curl_gets_answers_and_sigterm_ends_it_in_good_order(
     assert 'kvasir_gateway_requests_total{status="200"}' in curl(f"{url}/metrics")
 
     port = url.rpartition(":")[2]
-    assert cli.run(["serve", "--port", port, "--model", MODEL]) == 2
+    assert cli.run_command(["serve", "--port", port, "--model", MODEL]) == 2
     assert f"can't listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
     # What is under way may end by itself
@@ -77,10 +77,10 @@ def test_from_one_process_curl_gets_answers_and_sigterm_ends_it_in_good_order(
 
 
 def test_its_own_page_needs_no_key_and_counts_what_the_gateway_answered(folder: Path) -> None:
-    assert cli.run(["keys", "add", "ada"]) == 0
+    assert cli.run_command(["keys", "add", "ada"]) == 0
     page = f"http://127.0.0.1:{free_port()}"
     command = ["serve", "--port", "0", "--model", MODEL, "--metrics-port", page.rpartition(":")[2]]
-    running = Running(command, environment(folder), folder)
+    running = RunningProcess(command, environment(folder), folder)
     try:
         refused = json.loads(curl(f"{gateway_url(running)}/v1/models"))
         assert refused["error"]["code"] == "invalid_api_key"
@@ -96,7 +96,7 @@ def test_killed_at_any_time_a_batch_is_answered_once_line_by_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Given 40 lines that take a few seconds
-    model = Model("simulated", "sim:scale=1,prefill=1000000,decode=200,answer=20", context=4096)
+    model = ModelEntry("simulated", "sim:scale=1,prefill=1000000,decode=200,answer=20", context=4096)
     (folder / "kvasir.toml").write_text(config_text({MODEL: model}), "utf-8")
     names = [f"line {number}" for number in range(40)]
     lines = "".join(json.dumps(_line(name)) + "\n" for name in names)
@@ -106,13 +106,13 @@ def test_killed_at_any_time_a_batch_is_answered_once_line_by_line(
     # When the gateway is killed after 1, 10 and 25 answers
     for enough in (1, 10, 25, 40):
         (folder / f"until {enough}").mkdir()
-        running = Running(serve, environment(folder), folder / f"until {enough}")
+        running = RunningProcess(serve, environment(folder), folder / f"until {enough}")
         try:
             with httpx.Client(base_url=gateway_url(running), timeout=30) as http:
                 if not ids:
                     form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("p.jsonl", lines)}}
                     body["input_file_id"] = http.post("/v1/files", **form).json()["id"]
-                    assert cli.run(serve) == 2
+                    assert cli.run_command(serve) == 2
                     assert (
                         f"another gateway uses {folder / 'state'}: stop it, or name another folder"
                         in capsys.readouterr().err
@@ -149,29 +149,29 @@ def _line(name: str) -> dict[str, Any]:
 
 
 def test_what_can_not_be_served_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["serve", "--host", "0.0.0.0"]) == 2
+    assert cli.run_command(["serve", "--host", "0.0.0.0"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "kvasir keys add NAME" in said
-    assert cli.run(["serve", "--model", "gpt-4o"]) == 2
+    assert cli.run_command(["serve", "--model", "gpt-4o"]) == 2
     (folder / "kvasir.toml").write_text("")
-    assert cli.run(["serve"]) == 2
+    assert cli.run_command(["serve"]) == 2
     assert "no model is configured" in capsys.readouterr().err
 
 
 def test_keys_are_added_listed_and_revoked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["keys", "list"]) == 0
-    assert cli.run(["keys", "add", "ada", "--model", MODEL]) == 0
-    assert cli.run(["keys", "add", "bob"]) == 0
+    assert cli.run_command(["keys", "list"]) == 0
+    assert cli.run_command(["keys", "add", "ada", "--model", MODEL]) == 0
+    assert cli.run_command(["keys", "add", "bob"]) == 0
     secrets = re.findall(r"kv-\S{43}", capsys.readouterr().out)
     assert len(set(secrets)) == 2
-    assert cli.run(["keys", "list"]) == 0
+    assert cli.run_command(["keys", "list"]) == 0
     shown = capsys.readouterr().out
     assert "ada" in shown
     assert not any(secret in shown for secret in secrets)
-    assert cli.run(["keys", "revoke", "ada"]) == 0
+    assert cli.run_command(["keys", "revoke", "ada"]) == 0
     capsys.readouterr()
-    assert cli.run(["keys", "list", "--json"]) == 0
+    assert cli.run_command(["keys", "list", "--json"]) == 0
     assert [(key["name"], key["models"]) for key in json.loads(capsys.readouterr().out)] == [("bob", [])]
-    assert cli.run(["keys", "revoke", "ada"]) == 2
-    assert cli.run(["keys", "add", "eve", "--model", "gpt-4o"]) == 2
+    assert cli.run_command(["keys", "revoke", "ada"]) == 2
+    assert cli.run_command(["keys", "add", "eve", "--model", "gpt-4o"]) == 2

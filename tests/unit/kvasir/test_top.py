@@ -110,20 +110,20 @@ def test_a_batch_is_followed_while_its_owner_holds_it(batch: Batch) -> None:
     clock.now += 10
     second = watch.look()
 
-    assert (first.done, first.open) == (1, 3)
-    assert (second.done, second.failed) == (3, 1)
+    assert (first.result_count, first.open) == (1, 3)
+    assert (second.result_count, second.failure_count) == (3, 1)
     assert second.left_s == pytest.approx(120 / 3)
 
 
 def test_a_job_that_runs_again_is_open_again(batch: Batch) -> None:
     batch.journal.record([result(JOBS[0], "failed")])
     watch = BatchWatch(batch.folder)
-    assert watch.look().done == 1
+    assert watch.look().result_count == 1
     batch.run_again([JOBS[0]])
-    assert watch.look().done == 0
+    assert watch.look().result_count == 0
     batch.journal.record([result(JOBS[0], run=2)])
     again = watch.look()
-    assert (again.done, again.failed) == (1, 0)
+    assert (again.result_count, again.failure_count) == (1, 0)
 
 
 def test_a_line_that_is_still_being_written_waits_for_the_next_look(batch: Batch) -> None:
@@ -131,9 +131,9 @@ def test_a_line_that_is_still_being_written_waits_for_the_next_look(batch: Batch
     whole = (batch.folder / "results.jsonl").read_bytes()
     watch = BatchWatch(batch.folder)
     (batch.folder / "results.jsonl").write_bytes(whole[:-10])
-    assert watch.look().done == 0
+    assert watch.look().result_count == 0
     (batch.folder / "results.jsonl").write_bytes(whole)
-    assert watch.look().done == 1
+    assert watch.look().result_count == 1
 
 
 def test_batches_are_those_named_or_those_in_results(batch: Batch, tmp_path: Path, monkeypatch: Any) -> None:

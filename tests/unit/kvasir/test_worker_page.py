@@ -49,13 +49,13 @@ def test_a_loaded_worker_is_ready_until_a_service_is_away() -> None:
     page = WorkerPage("decode", MODEL, ["another"])
     with Pipeline() as pipeline:
         worker = pipeline.start_decode().worker
-        page.loaded(worker.registration, pipeline.broker, pipeline.cluster_state)
+        page.mark_loaded(worker.registration, pipeline.broker, pipeline.cluster_state)
         health = {"status": "ok", "model": MODEL, "loaded": True, "backend": "simulated on simulated"}
         assert answer(page, "/health") == (200, health)
         assert answer(page, "/ready") == (200, {"ready": True, "reasons": []})
         assert answer(page, "/status")[1]["worker_id"] == worker.worker_id
 
-        page.loaded(worker.registration, pipeline.broker, AwayClusterState())
+        page.mark_loaded(worker.registration, pipeline.broker, AwayClusterState())
         status, said = answer(page, "/ready")
     assert (status, said["reasons"]) == (503, ["the store can't be reached: connection refused"])
     assert answer(page, "/health")[0] == 200
@@ -68,7 +68,7 @@ def test_the_figures_of_a_loaded_worker_name_it_and_its_resident_models() -> Non
         resident=(MODEL, "another"), resident_tokens_per_s=(1.0, 1.0), resident_answer_tokens=(1.0, 1.0),
     )  # fmt: skip
     with Pipeline() as pipeline:
-        page.loaded(lambda: registration, pipeline.broker, pipeline.cluster_state)
+        page.mark_loaded(lambda: registration, pipeline.broker, pipeline.cluster_state)
     figure = page.metrics.registry.get_sample_value
     labels = {"model": MODEL, "stage": "decode"}
     assert figure("kvasir_slots_busy", labels) == 3

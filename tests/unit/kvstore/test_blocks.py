@@ -64,8 +64,8 @@ def test_whole_blocks_within_the_class_wide_part_are_shared_and_the_others_have_
     refs = block_refs(FINGERPRINT, LAYOUT, IDS, 200, shared_tokens, "job-1")
 
     boundary = shared_boundary(LAYOUT, shared_tokens)
-    assert [ref.shared for ref in refs] == [ref.end <= boundary for ref in refs]
-    assert all(("job-1" in ref.key) != ref.shared for ref in refs)
+    assert [ref.is_shared for ref in refs] == [ref.end <= boundary for ref in refs]
+    assert all(("job-1" in ref.key) != ref.is_shared for ref in refs)
 
 
 def test_jobs_share_the_keys_of_what_they_have_in_common_and_no_others() -> None:
@@ -81,8 +81,8 @@ def test_a_conversations_whole_blocks_are_kept_under_its_tag_for_those_who_have_
 
     refs = block_refs(FINGERPRINT, LAYOUT, IDS, 200, 64, "job-1", tag="ada")
 
-    assert [ref.shared for ref in refs] == [True] * 6 + [False], "the last block is not whole"
-    assert [ref.tagged for ref in refs] == [False, False, True, True, True, True, False]
+    assert [ref.is_shared for ref in refs] == [True] * 6 + [False], "the last block is not whole"
+    assert [ref.is_tagged for ref in refs] == [False, False, True, True, True, True, False]
     assert keys("job-1", "ada")[:6] == keys("job-2", "ada")[:6]
     assert set(keys("job-1", "ada")) & set(keys("job-1", "bob")) == {*keys("job-1", "ada")[:2], refs[-1].key}
     assert all(is_shared(key) for key in keys("job-1", "ada")[:6])
@@ -93,7 +93,7 @@ def test_a_window_record_has_a_key_of_its_own_at_its_blocks_end() -> None:
         ref = window_ref(last)
 
         assert ref.key == last.key.replace("kv:", "kvw:", 1)
-        assert (ref.start, ref.end, ref.chain, ref.shared) == (last.end, last.end, last.chain, last.shared)
+        assert (ref.start, ref.end, ref.chain, ref.is_shared) == (last.end, last.end, last.chain, last.is_shared)
 
 
 def test_keys_are_plain_text_of_bounded_length() -> None:

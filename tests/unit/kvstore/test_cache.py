@@ -14,7 +14,7 @@ from messages.errors import KVTransferFailed
 from tests.support.kv_samples import FINGERPRINT, layout, records_of, refs_of, same_bits, window
 
 LAYOUT = layout()
-REFS = refs_of(LAYOUT, 200, shared=128)  # four shared blocks, three of the job's own
+REFS = refs_of(LAYOUT, 200, shared_tokens=128)  # four shared blocks, three of the job's own
 BLOCK_BYTES = 32 * LAYOUT.token_bytes
 
 
@@ -67,7 +67,7 @@ def test_a_hit_renews_the_ttl_in_the_store() -> None:
     cache.get(FINGERPRINT, LAYOUT, REFS[:1])
     now[0] = TTL_S + 1
 
-    assert store.missing(REFS[:1]) == []
+    assert store.find_missing(REFS[:1]) == []
 
 
 def test_the_least_recently_used_blocks_go_first() -> None:
@@ -124,7 +124,7 @@ def test_everything_else_is_the_stores() -> None:
     assert same_bits(cache.get_window(FINGERPRINT, lay, ref).data, record.data)
     assert cache.usage() == store.usage()
     assert cache.usage().used_bytes == put_bytes
-    assert cache.missing([ref, REFS[0]]) == [REFS[0]]
+    assert cache.find_missing([ref, REFS[0]]) == [REFS[0]]
 
 
 def test_threads_share_the_cache_and_its_bound_holds() -> None:

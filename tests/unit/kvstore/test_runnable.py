@@ -38,7 +38,7 @@ def test_who_hears_of_a_cancelled_batch_sees_its_tombstone_at_once():
     assert not tombstones.has("batch")
 
     cluster_state.cancel("batch")
-    tombstones.heard("batch")
+    tombstones.note_cancel("batch")
 
     assert tombstones.has("batch")
 

@@ -110,7 +110,7 @@ def test_finish_raises_the_stores_first_error_and_later_puts_are_dropped(backgro
     with pytest.raises(StoreUnavailable, match="is full"):
         upload.finish()
 
-    assert REFS[0] not in store.missing(REFS), "what was stored before stays"
+    assert REFS[0] not in store.find_missing(REFS), "what was stored before stays"
 
 
 def test_an_error_frees_a_caller_that_is_waiting(store: GatedStore) -> None:

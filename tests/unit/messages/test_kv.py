@@ -23,9 +23,9 @@ from messages.kv import (
     KVLayout,
     RecurrentState,
     Window,
+    assemble_cache,
     cast,
     cut_into_blocks,
-    gathered,
     is_finite,
 )
 from tests.support.kv_samples import hybrid, layout
@@ -193,7 +193,7 @@ def test_a_hybrid_cache_needs_the_state_of_each_recurrent_layer_where_it_ends() 
     whole = tuple(RecurrentState(20, layer, np.zeros(lay.state_size, np.float32)) for layer in (0, 1, 2))
 
     assert KVCache(lay, (block,), states=whole).num_tokens == 20
-    assert gathered(lay, [block, *whole]).records == [block, *whole]
+    assert assemble_cache(lay, [block, *whole]).records == [block, *whole]
     elsewhere = dataclasses.replace(whole[1], position=19)
     for states in ((), whole[:2], whole[::-1], (*whole, whole[0]), (whole[0], elsewhere, whole[2])):
         with pytest.raises(KVTransferFailed, match="one state of each recurrent layer at position 20"):
@@ -217,11 +217,11 @@ def test_a_cache_leaves_a_prompt_s_last_token_unless_none_has_to_be_left() -> No
     cache = KVCache(lay, (Block(0, np.zeros(lay.block_shape(20), lay.numpy_type)),))
 
     cache.require_part_of(21)
-    cache.require_part_of(20, left=0)
+    cache.require_part_of(20, min_evaluated=0)
     with pytest.raises(KVTransferFailed, match="covers 20 tokens of 20: none is left"):
         cache.require_part_of(20)
     with pytest.raises(KVTransferFailed, match=r"covers 20 tokens of 19$"):
-        cache.require_part_of(19, left=0)
+        cache.require_part_of(19, min_evaluated=0)
 
 
 def test_a_state_is_its_convolution_and_then_its_matrix() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from kvasir import cli
 from tests.support.homework import RUBRIC
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 def notebook(output: str) -> str:
@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "nobody"))
-    (folder / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (folder / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     (folder / "rubric.yaml").write_text(RUBRIC, "utf-8")
     return folder
 
@@ -73,8 +73,8 @@ def once(handed_in: Path) -> Iterator[Path]:
     """Where that class was graded."""
     with pytest.MonkeyPatch.context() as patch:
         folder = prepared(handed_in.parent, patch)
-        code = cli.run(["grade", str(handed_in), "--rubric", "rubric.yaml", "--out", "out", "--quiet"])
-        assert code == cli.FAILED
+        code = cli.run_command(["grade", str(handed_in), "--rubric", "rubric.yaml", "--out", "out", "--quiet"])
+        assert code == cli.EXIT_FAILURE
         yield folder
 
 
@@ -95,7 +95,7 @@ def test_every_member_has_its_row_and_the_good_ones_their_grades(once: Path) -> 
 
 def test_an_export_lists_who_has_no_id_and_who_failed(once: Path, capsys: pytest.CaptureFixture[str]) -> None:
     canvas = ("export", "out", "--format", "canvas", "--assignment", "Homework (7)", "--include-unreviewed")
-    assert cli.run([*canvas, "--to", "c.csv"]) == cli.FAILED
+    assert cli.run_command([*canvas, "--to", "c.csv"]) == cli.EXIT_FAILURE
 
     shown = capsys.readouterr().out
     assert "no-id.R: its name holds no Canvas user id" in shown
@@ -104,9 +104,9 @@ def test_an_export_lists_who_has_no_id_and_who_failed(once: Path, capsys: pytest
     points = {row[1]: row[-1] for row in rows[2:]}
     assert points["101"] != ""
     assert points["102"] == ""
-    assert cli.run(["export", "out", "--format", "feedback", "--as", "html"]) == cli.FAILED
-    assert cli.run(["export", "out", "--format", "csv"]) == cli.FAILED
-    assert cli.run(["export", "out", "--format", "moodle"]) == cli.USAGE
+    assert cli.run_command(["export", "out", "--format", "feedback", "--as", "html"]) == cli.EXIT_FAILURE
+    assert cli.run_command(["export", "out", "--format", "csv"]) == cli.EXIT_FAILURE
+    assert cli.run_command(["export", "out", "--format", "moodle"]) == cli.EXIT_USAGE
 
 
 def test_names_in_metadata_reach_no_queue_and_no_result(once: Path) -> None:
@@ -120,7 +120,7 @@ def test_names_in_metadata_reach_no_queue_and_no_result(once: Path) -> None:
 def test_a_class_that_is_no_zip_is_one_sentence(folder: Path, data: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "class.zip").write_bytes(data)
 
-    assert cli.run(["grade", "class.zip", "--rubric", "rubric.yaml", "--out", "out"]) == cli.USAGE
+    assert cli.run_command(["grade", "class.zip", "--rubric", "rubric.yaml", "--out", "out"]) == cli.EXIT_USAGE
     assert "not a zip that can be read" in capsys.readouterr().err
 
 
@@ -129,7 +129,7 @@ def test_a_rubric_that_does_not_add_up_is_refused_before_anything_runs(
 ) -> None:
     (folder / "wrong.yaml").write_text(RUBRIC + "total: 99\n", "utf-8")
 
-    assert cli.run(["grade", str(handed_in), "--rubric", "wrong.yaml", "--out", "out"]) == cli.USAGE
+    assert cli.run_command(["grade", str(handed_in), "--rubric", "wrong.yaml", "--out", "out"]) == cli.EXIT_USAGE
     assert "'total' is 99, but the criteria add up to 5" in capsys.readouterr().err
     assert not (folder / "out").exists()
 
@@ -139,10 +139,10 @@ def test_several_samples_come_from_one_job(folder: Path) -> None:
     (folder / "in/doe_101_901_hw.R").write_text("x <- mean(c(1, 2))", "utf-8")
 
     wanted = ["--samples", "3", "--out", "out", "--quiet"]
-    assert cli.run(["grade", "in", "--rubric", "rubric.yaml", *wanted]) == 0
+    assert cli.run_command(["grade", "in", "--rubric", "rubric.yaml", *wanted]) == 0
 
     results = [json.loads(line) for line in (folder / "out/results.jsonl").read_text("utf-8").splitlines()]
     assert [len(result["more_texts"]) for result in results] == [2, 2]
     [grade] = json.loads((folder / "out/grades.json").read_text("utf-8"))["grades"]
     assert all(len(criterion["sampled"]) == 3 for criterion in grade["criteria"])
-    assert cli.run(["results", "out"]) == 0
+    assert cli.run_command(["results", "out"]) == 0

@@ -65,7 +65,7 @@ def test_a_failing_observer_is_logged_once_and_hurts_nobody(caplog: pytest.LogCa
 def test_a_job_from_submission_to_journal_is_legal_and_finished() -> None:
     checker = checked(*GOOD)
     assert checker.illegal() == []
-    assert checker.unfinished() == []
+    assert checker.jobs_without_result() == []
     assert checker.jobs() == ["j1"]
 
 
@@ -86,7 +86,7 @@ def test_an_illegal_step_is_named_with_job_run_and_position() -> None:
     checker(event(S.SUBMITTED, run=2))
     checker(event(S.ANSWERED, run=2))
     assert checker.illegal() == ["job j1, run 2: 'answered' can't follow 'prefill queue'"]
-    assert checker.unfinished() == ["j1"]
+    assert checker.jobs_without_result() == ["j1"]
 
 
 def test_the_next_holder_may_be_seen_before_the_publisher() -> None:

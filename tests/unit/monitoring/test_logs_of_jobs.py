@@ -51,7 +51,7 @@ def run(job_fields: dict[str, Any], decode: WatchedEngine) -> PrefillJob:
     with Watched() as pipeline:
         pipeline.start_prefill()
         pipeline.start_decode(decode)
-        job = pipeline.job(own=PROMPT, **job_fields)
+        job = pipeline.job(own_text=PROMPT, **job_fields)
         pipeline.run(job)
     return job
 

@@ -15,7 +15,7 @@ from infra.config.settings import load_settings
 from kvasir.worker.page import PageOptions, worker_page
 from messages.lifecycle import Event, Step
 from monitoring.energy import PowerMeter, nvml_watts
-from monitoring.metrics import MAX_MODELS, OTHER, SECONDS, Metrics
+from monitoring.metrics import MAX_MODELS, OTHER_LABEL, SECONDS, Metrics
 from tests.support.waiting import wait_until
 
 NOW = 1_000_000.0
@@ -112,8 +112,8 @@ def test_no_label_holds_an_id_or_anybody_s_words() -> None:
         tell(sink, step, **facts)
     samples = [sample for family in sink.registry.collect() for sample in family.samples]
     values = {value for sample in samples for name, value in sample.labels.items() if name != "le"}
-    assert values <= {"m", OTHER, "bulk", "prefill", "decode", "computed", "stored", "transferred", "evaluated"} | {
-        "verified", "none", "code", "home_busy", "unserved", "agrees",
+    assert values <= {"m", OTHER_LABEL, "bulk", "prefill", "decode", "computed", "stored", "transferred"} | {
+        "evaluated", "verified", "none", "code", "home_busy", "unserved", "agrees",
     }  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_any_number_of_models_makes_a_bounded_number_of_series() -> None:
     sink = metrics()
     for number in range(3 * MAX_MODELS):
         tell(sink, Step.RETRIED, model=f"made-up-{number}", stage="prefill")
-    assert figure(sink, "retries_total", model=OTHER, stage="prefill") == 2 * MAX_MODELS
+    assert figure(sink, "retries_total", model=OTHER_LABEL, stage="prefill") == 2 * MAX_MODELS
     samples = [s for family in sink.registry.collect() for s in family.samples if s.name == "kvasir_retries_total"]
     assert len(samples) == MAX_MODELS + 1
 

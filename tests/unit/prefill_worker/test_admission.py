@@ -7,7 +7,7 @@ import pytest
 from kvstore.base import StoreUsage
 from kvstore.memory import MemoryClusterState, MemoryKVStore
 from messages.errors import StoreUnavailable
-from prefill_worker.admission import RENEW_EVERY_S, Admission, NoRoom, high_water_mark
+from prefill_worker.admission import RENEW_EVERY_S, Admission, NoCapacity, high_water_mark
 from tests.support.kv_samples import FINGERPRINT, layout, raised_by, records_of, refs_of
 from tests.support.waiting import wait_until
 
@@ -51,7 +51,7 @@ class Door:
 
     def refuses(self, size: int) -> bool:
         """Whether a job of this size is told that there is no room."""
-        return bool(raised_by(lambda: self._reserve(size), NoRoom))
+        return bool(raised_by(lambda: self._reserve(size), NoCapacity))
 
     def grants(self, size: int) -> bool:
         """Whether a job of this size gets its room."""

@@ -13,7 +13,7 @@ from messages.errors import EngineUnavailable
 from messages.jobs import PrefillJob
 from messages.lifecycle import Step
 from prefill_worker.kv_transfer import PrefixLeases
-from tests.support.pipeline import INSTANT, Gate, Pipeline, Started, WatchedEngine, WatchedStore, work
+from tests.support.pipeline import INSTANT, Gate, Pipeline, SupervisedWorker, WatchedEngine, WatchedStore, work
 from tests.support.waiting import wait_until
 
 AT_ONCE = 3
@@ -26,19 +26,19 @@ def pipeline() -> Iterator[Pipeline]:
         yield pipeline
 
 
-def held_at_a_gate(pipeline: Pipeline, jobs: Sequence[PrefillJob]) -> tuple[Started, Gate]:
+def held_at_a_gate(pipeline: Pipeline, jobs: Sequence[PrefillJob]) -> tuple[SupervisedWorker, Gate]:
     """A worker that has begun as many of these jobs as it can."""
     engine, gate = WatchedEngine(BATCHING), Gate()
     engine.before_prefill = gate
     started = pipeline.start_prefill(engine)
     pipeline.submit(*jobs)
-    wait_until(lambda: len(started.engine.prefilled) >= min(AT_ONCE, len(jobs)), "they are in flight")
+    wait_until(lambda: len(started.engine.prefill_calls) >= min(AT_ONCE, len(jobs)), "they are in flight")
     return started, gate
 
 
 def alone(pipeline: Pipeline, count: int, **fields: object) -> list[PrefillJob]:
     """Jobs that share nothing."""
-    return [pipeline.job(f"student {number} wrote this " * 30, shared="", **fields) for number in range(count)]
+    return [pipeline.job(f"student {number} wrote this " * 30, shared_text="", **fields) for number in range(count)]
 
 
 def test_as_many_prompts_are_in_flight_as_the_engine_computes_at_once_and_no_more_is_held(pipeline: Pipeline) -> None:
@@ -71,7 +71,7 @@ def test_a_prefix_is_computed_once_though_several_of_its_class_are_in_flight(pip
     wait_until(lambda: prefill.worker.registration().busy == AT_ONCE, "all are in flight")
 
     # When the first one's prefix may be computed
-    assert len(prefill.engine.prefilled) == 1
+    assert len(prefill.engine.prefill_calls) == 1
     gate.open()
     pipeline.start_decode()
 
@@ -92,14 +92,14 @@ def test_of_one_worker_s_jobs_one_has_the_lease_and_the_next_finds_the_prefix_th
     with ThreadPoolExecutor(1) as pool:
         # Given a job that computes a prefix; another one it may compute, too
         with leases.turn("abc", stored.is_set, 0, stop) as first, leases.turn("def", lambda: False, 0, stop) as other:
-            assert (first, other, len(leases.held())) == (True, True, 2)
+            assert (first, other, len(leases.claims())) == (True, True, 2)
             # When a second job of the class comes
             waiting = pool.submit(second)
             assert not wait([waiting], 0.3).done
             stored.set()
         # Then it has waited for the first
         assert waiting.result() is False
-    assert leases.held() == []
+    assert leases.claims() == []
 
 
 def test_an_error_of_one_ends_that_one_and_no_other(pipeline: Pipeline) -> None:
@@ -120,7 +120,7 @@ def test_an_error_of_one_ends_that_one_and_no_other(pipeline: Pipeline) -> None:
     engine.before_prefill = meets
     pipeline.start_prefill(engine)
     pipeline.submit(*jobs)
-    wait_until(lambda: len(engine.prefilled) == AT_ONCE, "they are in flight")
+    wait_until(lambda: len(engine.prefill_calls) == AT_ONCE, "they are in flight")
 
     # When they go on
     gate.open()
@@ -135,7 +135,7 @@ def test_an_error_of_one_ends_that_one_and_no_other(pipeline: Pipeline) -> None:
 
 def test_a_cancelled_batch_s_jobs_are_stopped_all_at_once(pipeline: Pipeline) -> None:
     # Given two batches in flight
-    cancelled, other = alone(pipeline, 2), pipeline.job("another's " * 30, shared="", batch="other")
+    cancelled, other = alone(pipeline, 2), pipeline.job("another's " * 30, shared_text="", batch="other")
     prefill, gate = held_at_a_gate(pipeline, [*cancelled, other])
 
     # When one is cancelled
@@ -157,7 +157,7 @@ def test_a_worker_that_leaves_finishes_what_is_in_flight_or_hands_it_back(pipeli
     prefill.stop(abort)
     if not abort:
         gate.open()
-    prefill.left()
+    prefill.wait_until_left()
     pipeline.workers.remove(prefill)
 
     assert pipeline.ready(work("prefill")) == (4 if abort else 1)
@@ -181,13 +181,13 @@ def test_jobs_whose_worker_lost_its_channel_pass_on_and_their_copies_are_harmles
         wait_until(lambda job=job: pipeline.steps(job).count(Step.PASSED_ON) == 2, "both copies are passed on")
         assert pipeline.result(job).text == pipeline.undisturbed_text(job)
     pipeline.nothing_is_left()
-    assert len(decode.engine.decoded) == AT_ONCE
+    assert len(decode.engine.decode_calls) == AT_ONCE
 
 
 def test_a_job_that_kills_its_worker_ends_as_poison_and_those_beside_it_succeed() -> None:
     with Pipeline(unseen_copies=True) as pipeline:
         # Given a job that takes the worker's channel along whenever it is prefilled, among neighbours
-        poison, neighbours = pipeline.job("poison", shared=""), [pipeline.job(f"neighbour {n}") for n in range(4)]
+        poison, neighbours = pipeline.job("poison", shared_text=""), [pipeline.job(f"neighbour {n}") for n in range(4)]
         prefill, _ = pipeline.start_prefill(WatchedEngine(BATCHING)), pipeline.start_decode()
         prefill.engine.before_prefill = prefill.dies_of("poison")
 
@@ -208,7 +208,7 @@ def test_room_is_reserved_for_each_job_in_flight_and_freed_with_it() -> None:
         assert reserved > 0
 
         pipeline.submit(*jobs[1:3])
-        wait_until(lambda: len(prefill.engine.prefilled) == AT_ONCE, "three are in flight")
+        wait_until(lambda: len(prefill.engine.prefill_calls) == AT_ONCE, "three are in flight")
         assert pipeline.cluster_state.reserved_bytes() == 3 * reserved
 
         gate.open()

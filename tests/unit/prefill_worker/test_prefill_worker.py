@@ -25,7 +25,7 @@ from tests.support.pipeline import (
     Gate,
     HybridEngine,
     Pipeline,
-    Started,
+    SupervisedWorker,
     WatchedEngine,
     always_fails,
     fails,
@@ -47,7 +47,7 @@ def pipeline() -> Iterator[Pipeline]:
 
 @pytest.mark.parametrize("operation", ["put", "missing"])
 def test_a_store_that_takes_nothing_costs_the_kv_transfer_and_not_the_job(pipeline: Pipeline, operation: str) -> None:
-    pipeline.kv.away = {operation}
+    pipeline.kv.failing_calls = {operation}
     pipeline.start()
     job = pipeline.job()
 
@@ -65,7 +65,7 @@ def test_a_store_that_gives_nothing_back_costs_the_restoring_and_not_the_job(pip
     pipeline.run(pipeline.job("the first " * 20))
 
     # When the store refuses to read it out
-    pipeline.kv.away = {"get"}
+    pipeline.kv.failing_calls = {"get"}
     job = pipeline.job("the second " * 20)
     result = pipeline.run(job)
 
@@ -84,7 +84,7 @@ def test_a_damaged_shared_block_is_not_built_upon(pipeline: Pipeline) -> None:
     result = pipeline.run(job)
 
     # Then the whole prompt is computed, and the answer is right and from a KV cache
-    assert len(prefill.engine.prefilled[-1]) == result.decode.prompt_tokens - 1
+    assert len(prefill.engine.prefill_calls[-1]) == result.decode.prompt_tokens - 1
     assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
 
 
@@ -107,7 +107,7 @@ def test_a_prefill_whose_kv_transfer_was_not_proved_passes_the_job_on_untouched(
 
     result = pipeline.run(job)
 
-    assert (prefill.engine.tokenized, prefill.engine.prefilled) == (1, [])
+    assert (prefill.engine.tokenize_calls, prefill.engine.prefill_calls) == (1, [])
     assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "none")
 
 
@@ -120,7 +120,7 @@ def test_a_layout_that_is_not_supported_yet_is_not_stored_and_the_result_says_wh
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
     assert result.decode.why_none == "the model has layers with a recurrent state of an unknown size"
     assert result.text == pipeline.undisturbed_text(job)
-    assert started.engine.prefilled == []
+    assert started.engine.prefill_calls == []
     assert prove(started.engine, started.engine) == result.decode.why_none
 
 
@@ -145,7 +145,7 @@ def test_a_transient_error_is_retried_after_a_second_without_tokenizing_into_the
 
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "verified")
     assert pipeline.steps(job).count(Step.RETRIED) == 1
-    assert len(prefill.engine.prefilled) == 2
+    assert len(prefill.engine.prefill_calls) == 2
 
 
 def test_a_prompt_too_long_for_the_model_fails_once_and_can_be_replayed_from_the_graveyard() -> None:
@@ -187,7 +187,7 @@ def test_a_schema_that_no_engine_takes_fails_at_decode(pipeline: Pipeline) -> No
 
     assert (result.state, result.error.stage, result.error.kind) == ("failed", "decode", "InvalidSchema")
     assert [letter.headers["kvasir-from"] for letter in pipeline.dead_letters()] == [work("decode")]
-    assert len(decode.engine.decoded) == 1
+    assert len(decode.engine.decode_calls) == 1
     pipeline.nothing_is_left()
 
 
@@ -200,7 +200,7 @@ def test_a_bug_in_an_engine_is_not_run_again_and_leaves_the_worker_alive(pipelin
 
     assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "RuntimeError")
     assert result.error.message == "bug: RuntimeError: shape mismatch ?"
-    assert len(prefill.engine.prefilled) == 1
+    assert len(prefill.engine.prefill_calls) == 1
     assert len(pipeline.dead_letters()) == 1
     assert pipeline.run(pipeline.job("the next")).state == "succeeded"
 
@@ -212,12 +212,12 @@ def test_a_cancelled_prefill_stops_and_its_batch_is_acked_silently(pipeline: Pip
     prefill = pipeline.start_prefill(WatchedEngine(SLOW_PREFILL))
     jobs = [pipeline.job(f"number {n} " * 30) for n in range(3)]
     pipeline.submit(*jobs)
-    wait_until(lambda: prefill.engine.prefilled, "one is being prefilled")
+    wait_until(lambda: prefill.engine.prefill_calls, "one is being prefilled")
 
     pipeline.client.cancel(BATCH)
 
     wait_until(lambda: not prefill.broker.unacked and not pipeline.work_left(), "all is acked", timeout_s=2)
-    assert len(prefill.engine.prefilled) == 1
+    assert len(prefill.engine.prefill_calls) == 1
     assert [result for job in jobs for result in pipeline.results_so_far(job)] == []
 
 
@@ -226,7 +226,7 @@ def test_a_job_past_its_deadline_is_not_prefilled(pipeline: Pipeline) -> None:
     prefill = pipeline.start_prefill()
 
     assert pipeline.run(job).state == "expired"
-    assert prefill.engine.prefilled == []
+    assert prefill.engine.prefill_calls == []
     assert pipeline.dead_letters(0) == []
 
 
@@ -245,11 +245,11 @@ def test_a_worker_that_stops_finishes_its_prefill_and_hands_back_what_it_was_giv
     # When it is told to leave
     prefill.stop()
     gate.open()
-    prefill.left()
+    prefill.wait_until_left()
     pipeline.workers.remove(prefill)
 
     # Then the urgent one is prefilled, and the other is back in its queue, no return counted
-    assert len(prefill.engine.prefilled) == 1
+    assert len(prefill.engine.prefill_calls) == 1
     assert pipeline.ready(work("decode", "now")) == 1
     looking = pipeline.new_broker()
     envelope = open_envelope(looking.get(work("prefill")), "prefill", bulk.model)
@@ -261,7 +261,7 @@ def test_a_worker_that_aborts_hands_its_prefill_back_and_another_does_it(pipelin
     slow = pipeline.start_prefill(WatchedEngine(SLOW_PREFILL))
     job = pipeline.job()
     pipeline.submit(job)
-    wait_until(lambda: slow.engine.prefilled, "it is being prefilled")
+    wait_until(lambda: slow.engine.prefill_calls, "it is being prefilled")
 
     pipeline.leave(slow, abort=True)
 
@@ -287,14 +287,14 @@ def test_a_prefill_that_lost_its_channel_passes_on_all_the_same_and_the_copy_is_
     assert pipeline.result(job).state == "succeeded"
     pipeline.nothing_is_left()
     assert Step.REDELIVERED in pipeline.steps(job)
-    assert len(decode.engine.decoded) == 1
+    assert len(decode.engine.decode_calls) == 1
     assert len(set(pipeline.results(job))) == 1
 
 
 def test_a_job_that_kills_its_prefill_worker_ends_as_poison_and_its_neighbours_succeed() -> None:
     with Pipeline(unseen_copies=True) as pipeline:
         # Given a job that kills whoever prefills it, among neighbours, and a supervisor that starts the worker again
-        poison, neighbours = pipeline.job("poison", shared=""), [pipeline.job(f"neighbour {n}") for n in range(3)]
+        poison, neighbours = pipeline.job("poison", shared_text=""), [pipeline.job(f"neighbour {n}") for n in range(3)]
         prefill, _ = pipeline.start()
         prefill.engine.before_prefill = prefill.dies_of("poison")
 
@@ -304,7 +304,7 @@ def test_a_job_that_kills_its_prefill_worker_ends_as_poison_and_its_neighbours_s
         # Then it killed three among the others and two alone, and was given up
         result = pipeline.result(poison)
         assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "Poison")
-        assert [len(tokens) for tokens in prefill.engine.prefilled].count(4) == 5
+        assert [len(tokens) for tokens in prefill.engine.prefill_calls].count(4) == 5
         assert [pipeline.result(job).state for job in neighbours] == ["succeeded"] * 3
 
 
@@ -320,9 +320,9 @@ def test_a_job_that_does_not_say_when_it_was_submitted_is_done_all_the_same(pipe
 def test_a_short_prompt_goes_on_without_its_kv_cache_and_a_longer_one_with_it(pipeline: Pipeline) -> None:
     # Given a prefill worker that leaves prompts of up to 50 tokens to decode
     engine, broker = WatchedEngine(), EmbeddedBroker(pipeline.server)
-    short, long = pipeline.job("short " * 20, shared=""), pipeline.job("long " * 80, shared="")
+    short, long = pipeline.job("short " * 20, shared_text=""), pipeline.job("long " * 80, shared_text="")
     args = (MODEL, LoadedEngine(engine), broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
-    pipeline.workers.append(Started(lambda: PrefillWorker(*args, short_tokens=50), engine, broker))
+    pipeline.workers.append(SupervisedWorker(lambda: PrefillWorker(*args, short_tokens=50), engine, broker))
     pipeline.start_decode()
 
     # When one of each comes
@@ -332,7 +332,7 @@ def test_a_short_prompt_goes_on_without_its_kv_cache_and_a_longer_one_with_it(pi
     assert pipeline.result(long).decode.kv_transfer == "verified"
     result = pipeline.result(short)
     assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(short))
-    assert (result.decode.kv_transfer, len(engine.prefilled)) == ("none", 1)
+    assert (result.decode.kv_transfer, len(engine.prefill_calls)) == ("none", 1)
     assert "this short" in result.decode.why_none
 
 
@@ -341,8 +341,8 @@ def test_many_quick_jobs_are_held_at_once_until_a_large_one_comes(pipeline: Pipe
     handed_back: list[Delivery] = []
     broker = EmbeddedBroker(pipeline.server)
     flow = PrefillFlow(broker, MODEL, handed_back.extend)
-    jobs = [pipeline.job(f"quick {number}", shared="") for number in range(60)]
-    jobs[40] = pipeline.job("large " * 4000, shared="")
+    jobs = [pipeline.job(f"quick {number}", shared_text="") for number in range(60)]
+    jobs[40] = pipeline.job("large " * 4000, shared_text="")
     pipeline.submit(*jobs)
     while len(broker.unacked) <= 1:
         taken = flow.next(1)

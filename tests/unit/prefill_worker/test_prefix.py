@@ -50,7 +50,7 @@ class Class:
         bare = PrefillJob(
             f"job-{zlib.crc32(own.encode())}", "batch", "item", "tiny:1b", user_prompt(shared, own), GREEDY
         )
-        return bare.tokenized(prompt.ids, prompt.shared)
+        return bare.tokenized(prompt.ids, prompt.shared_tokens)
 
     def prefill(self, job: PrefillJob, worker: KVWriter | None = None) -> DecodeJob:
         return (worker or self.worker()).compute_and_store(job, threading.Event())
@@ -69,7 +69,7 @@ class Class:
 
     def stored(self, job: PrefillJob) -> list[BlockRef]:
         """Those of them that are in the store."""
-        missing = self.kv.missing(self.refs(job))
+        missing = self.kv.find_missing(self.refs(job))
         return [ref for ref in self.refs(job) if ref not in missing]
 
     def cache(self, job: PrefillJob) -> KVCache:
@@ -92,7 +92,7 @@ def test_the_second_of_a_class_computes_and_stores_only_what_is_its_own(room: Cl
     first, second = room.job("a" * 400), room.job("b" * 600)
     covered = len(first.tokens) - 1
     assert room.prefill(first).prefill.computed_tokens == covered
-    room.kv.stored.clear()
+    room.kv.stored_refs.clear()
 
     # When the second's is
     done = room.prefill(second)
@@ -100,7 +100,7 @@ def test_the_second_of_a_class_computes_and_stores_only_what_is_its_own(room: Cl
     # Then the prefix is neither computed nor stored again
     assert done.prefill.restored_tokens == room.boundary(second) > 0
     assert done.prefill.computed_tokens == len(second.tokens) - 1 - room.boundary(second)
-    assert not any(ref.shared for ref in room.kv.stored)
+    assert not any(ref.is_shared for ref in room.kv.stored_refs)
 
     # and the whole cache is there
     room.engine.decode(second.tokens, room.cache(second), GREEDY)
@@ -122,14 +122,14 @@ def test_a_block_that_was_freed_is_computed_and_stored_again(room: Class) -> Non
     job = room.job("b" * 400)
     lost = room.refs(job)[2]
     room.kv.delete([lost])
-    room.kv.stored.clear()
+    room.kv.stored_refs.clear()
 
     # When the next is prefilled
     done = room.prefill(job)
 
     # Then all from there on is computed, and only what was missing is stored
     assert done.prefill.computed_tokens == len(job.tokens) - 1 - lost.start
-    assert [ref for ref in room.kv.stored if ref.shared] == [lost]
+    assert [ref for ref in room.kv.stored_refs if ref.is_shared] == [lost]
     room.engine.decode(job.tokens, room.cache(job), GREEDY)
 
 
@@ -245,7 +245,7 @@ def test_blocks_already_on_their_way_are_deleted_too() -> None:
         room.worker(engine=engine).compute_and_store(job, threading.Event())
 
     # Then what the store took last is gone as well
-    assert room.kv.stored[-1].end > room.boundary(job)
+    assert room.kv.stored_refs[-1].end > room.boundary(job)
     assert room.stored(job)[-1].end == room.boundary(job)
 
 
@@ -256,7 +256,7 @@ class SlowStore(WatchedStore):
 
     def put(self, fingerprint: Any, layout: Any, records: Any) -> int:
         records = list(records)
-        if not records[0][0].shared:
+        if not records[0][0].is_shared:
             self.busy.set()
             time.sleep(OWN_BLOCKS_TAKE_S)
         return super().put(fingerprint, layout, records)
@@ -283,7 +283,7 @@ def test_two_workers_compute_a_prefix_once() -> None:
     # Then it waits, and computes its suffix
     assert first.result().prefill.computed_tokens == len(jobs[0].tokens) - 1
     assert second.result().prefill.restored_tokens == room.boundary(jobs[1])
-    assert [len(tokens) for tokens in quick.prefilled] == [len(jobs[1].tokens) - 1]
+    assert [len(tokens) for tokens in quick.prefill_calls] == [len(jobs[1].tokens) - 1]
 
 
 def test_a_lease_is_held_by_one_and_free_again_afterwards() -> None:
@@ -293,13 +293,13 @@ def test_a_lease_is_held_by_one_and_free_again_afterwards() -> None:
 
     with ours.turn("abc", lambda: False, 0, never) as compute:
         assert compute
-        assert ours.held() == [("prefix-abc", 1)]
+        assert ours.claims() == [("prefix-abc", 1)]
         assert not cluster_state.claim("prefix-abc", 1, "worker-2", 1)
-    assert ours.held() == []
+    assert ours.claims() == []
 
     with theirs.turn("abc", lambda: False, 0, never) as compute:
         assert compute
-        assert theirs.held() == [("prefix-abc", 1)]
+        assert theirs.claims() == [("prefix-abc", 1)]
 
 
 def test_who_gets_the_lease_after_the_prefix_was_stored_computes_nothing() -> None:
@@ -316,7 +316,7 @@ def test_patience_has_an_end_and_the_lease_stays_with_its_holder() -> None:
     # When a worker's patience is at its end, Then it computes too, without the lease
     leases = PrefixLeases(cluster_state, "worker-1")
     with leases.turn("abc", lambda: False, 0, threading.Event()) as compute:
-        assert (compute, leases.held()) == (True, [])
+        assert (compute, leases.claims()) == (True, [])
     assert cluster_state.claim("prefix-abc", 1, "worker-2", 3600)
 
 
@@ -341,7 +341,7 @@ def test_the_lease_of_a_worker_that_died_runs_out(room: Class) -> None:
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(room.prefill, job)
         wait_until(lambda: room.cluster_state.reserved_bytes(), "the next one has begun")
-        assert room.engine.prefilled == []
+        assert room.engine.prefill_calls == []
 
         # When its lease has run out
         room.clock += CLAIM_TTL_S + 0.1
@@ -361,7 +361,7 @@ def test_a_job_can_be_cancelled_while_it_waits_for_the_prefix(room: Class) -> No
         stop.set()
 
     assert isinstance(waiting.exception(), Cancelled)
-    assert (room.cluster_state.reserved_bytes(), room.engine.prefilled) == (0, [])
+    assert (room.cluster_state.reserved_bytes(), room.engine.prefill_calls) == (0, [])
 
 
 # Layers that keep the end of a sequence only
@@ -408,7 +408,7 @@ def test_a_snapshot_lies_at_the_prefixs_end_and_at_the_prompts(uneven: Engine) -
 
     room.prefill(job)
 
-    found = [(ref.start, ref.shared, ref.layer) for ref in room.stored(job) if ref.key.startswith("kvw:")]
+    found = [(ref.start, ref.is_shared, ref.layer) for ref in room.stored(job) if ref.key.startswith("kvw:")]
     layers = room.engine.info.layout.state_layers or (None,)
     ends = ((room.boundary(job), True), (len(job.tokens) - 1, False))
     assert found == [(*end, layer) for end in ends for layer in layers]
@@ -424,7 +424,7 @@ def test_a_position_without_its_whole_snapshot_is_not_resumed_from(
     room = Class(uneven)
     room.prefill(room.job("it prints out " * 20))
     job = room.job("a line of the program " * 20)
-    record = [ref for ref in room.refs(job) if ref.key.startswith("kvw:") and ref.shared][-1]
+    record = [ref for ref in room.refs(job) if ref.key.startswith("kvw:") and ref.is_shared][-1]
     harm(room.kv, record)
 
     # When the next one is prefilled
@@ -445,11 +445,11 @@ def test_blocks_alone_are_no_start_for_uneven_layers(uneven: Engine) -> None:
     last = [ref for ref in room.refs(job) if ref.key.startswith("kv:")][-1]
     absent = [last, *snapshot_refs(room.engine.info.layout, last)]
     room.kv.delete(absent)
-    room.kv.stored.clear()
+    room.kv.stored_refs.clear()
 
     # When it comes back, Then it is computed from the start, and what is missing is stored
     assert room.prefill(job).prefill.computed_tokens == len(job.tokens) - 1
-    assert room.kv.stored == absent
+    assert room.kv.stored_refs == absent
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["after a class's part", "by itself"])

@@ -40,7 +40,7 @@ def why(*registrations: WorkerInfo, sketch: str = OURS) -> str:
     cluster_state = MemoryClusterState()
     for registration in registrations:
         cluster_state.register(registration, 60)
-    return Refusals(cluster_state, "m", sketch).why()
+    return Refusals(cluster_state, "m", sketch).reason()
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_registrations_are_read_every_few_seconds_and_not_for_every_job() -> Non
     cluster_state = Counting(inner)
     inner.register(DECODER, 60)
     refusals = Refusals(cluster_state, "m", OURS, clock)
-    assert refusals.why() == ""
+    assert refusals.reason() == ""
 
     # When it begins to refuse
     inner.register(replace(REFUSING, worker_id=DECODER.worker_id), 60)
     clock.now += REFUSALS_EVERY_S - 0.1
-    assert [refusals.why() for _ in range(1000)] == [""] * 1000
+    assert [refusals.reason() for _ in range(1000)] == [""] * 1000
     assert cluster_state.reads == 1
 
     # Then that is known after a few seconds
     clock.now += 0.1
-    assert refusals.why() == WHY
+    assert refusals.reason() == WHY
     assert cluster_state.reads == 2

@@ -20,7 +20,7 @@ BAD = {
     "vulns": [{"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["8.2"], "description": ""}],
 }
 TODAY = date(2026, 11, 23)
-ASIDE = audit.Aside("we do not call it", TODAY + timedelta(days=30))
+ASIDE = audit.AdvisoryException("we do not call it", TODAY + timedelta(days=30))
 UNSEEN = {"name": "rich", "skip_reason": "Dependency not found on PyPI and could not be audited: rich (13)"}
 
 
@@ -40,8 +40,8 @@ UNSEEN = {"name": "rich", "skip_reason": "Dependency not found on PyPI and could
         ([OURS], {}, ["0 of 0 packages could not be looked up"]),
     ],
 )
-def test_a_report_is_judged(packages: list[Any], exceptions: dict[str, audit.Aside], problems: list[str]) -> None:
-    found = list(audit.judged({"dependencies": packages, "fixes": []}, exceptions))
+def test_a_report_is_judged(packages: list[Any], exceptions: dict[str, audit.AdvisoryException], problems: list[str]) -> None:
+    found = list(audit.problems_of({"dependencies": packages, "fixes": []}, exceptions))
     assert len(found) == len(problems)
     assert all(said.startswith(begins) for said, begins in zip(found, problems, strict=True)), found
 
@@ -50,13 +50,13 @@ def test_a_report_is_judged(packages: list[Any], exceptions: dict[str, audit.Asi
     ("aside", "flaw"),
     [
         (ASIDE, ""),
-        (replace(ASIDE, why="not reachable"), "doesn't say why"),
+        (replace(ASIDE, reason="not reachable"), "doesn't say why"),
         (replace(ASIDE, until=TODAY), ""),
         (replace(ASIDE, until=TODAY - timedelta(days=1)), "ended on 2026-11-22"),
         (replace(ASIDE, until=date(2099, 1, 1)), "set a date within 92 days"),
     ],
 )
-def test_an_exception_has_a_reason_and_ends(aside: audit.Aside, flaw: str) -> None:
+def test_an_exception_has_a_reason_and_ends(aside: audit.AdvisoryException, flaw: str) -> None:
     found = list(audit.flaws({"CVE-1": aside}, TODAY))
     assert len(found) == bool(flaw)
     assert flaw in "".join(found)
@@ -71,7 +71,7 @@ def test_exceptions_out_of_order_fail_a_clean_report(tmp_path: Path, monkeypatch
     report = json.dumps({"dependencies": [CLEAN, BAD]})
     program.write_text(f'#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\necho \'{report}\' > "$2"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(audit, "EXCEPTIONS", {"CVE-1": audit.Aside("we do not call it", datetime.now(UTC).date())})
+    monkeypatch.setattr(audit, "EXCEPTIONS", {"CVE-1": audit.AdvisoryException("we do not call it", datetime.now(UTC).date())})
     assert audit.main(str(program)) == 0
     monkeypatch.setattr(audit, "EXCEPTIONS", {"CVE-1": replace(ASIDE, until=date(2026, 1, 1))})
     assert audit.main(str(program)) == 1

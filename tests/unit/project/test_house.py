@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from monitoring import logs
 from tests.support.processes import ROOT
 from tests.support.rooms import ROOMS
 
@@ -33,6 +34,10 @@ def test_the_arrows_cover_every_room() -> None:
     contracts = (ROOT / ".importlinter").read_text()
     roots = contracts.split("root_packages =")[1].split("include_external")[0].split()
     assert sorted(roots) == sorted(ROOMS)
+
+
+def test_every_room_logs_at_the_level_asked_for() -> None:
+    assert sorted(logs.ROOMS) == sorted(ROOMS)
 
 
 def test_the_wheel_gets_every_room_and_each_says_that_it_is_typed() -> None:

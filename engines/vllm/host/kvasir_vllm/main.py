@@ -102,7 +102,9 @@ class Host:
             self._send()
             self._writer.close()  # which ends this process: Kvasir starts another
         except ValueError as error:  # what vLLM refuses in a request
-            self._queue_message(op="failed", id=key, kind="schema" if request["constraint"] else "engine", why=f"{error}"[:500])
+            self._queue_message(
+                op="failed", id=key, kind="schema" if request["constraint"] else "engine", why=f"{error}"[:500]
+            )
         except Exception as error:  # noqa: BLE001
             self._queue_message(op="failed", id=key, kind="engine", why=repr(error)[:500])
         finally:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import harness
 from grading.attacks.detection import instruction_flags
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from tests.support.homework import EXAMPLE
 
 ATTACKS = {
@@ -87,7 +87,9 @@ ORDINARY = [
 
 
 def work(*texts: str) -> Submission:
-    return Submission("s", "R", tuple(Part("text", text, f"cell {number}") for number, text in enumerate(texts, 1)))
+    return Submission(
+        "s", "R", tuple(SubmissionPart("text", text, f"cell {number}") for number, text in enumerate(texts, 1))
+    )
 
 
 @pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS)

@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from grading.attacks.detection import instruction_flags, strongest
+from grading.attacks.detection import instruction_flags, strongest_passages
 from grading.grade import Assignment, GradeRequest, RoleModel, Task, grades, prepare
 from grading.points import Grade
 from grading.prompts.prompt import has_control_tokens
-from grading.submissions.notebooks import Part
+from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_submissions
 from kvasir import connect, load_settings
 from messages.jobs import JobResult, user_prompt
@@ -27,7 +27,7 @@ OTHERS = "Only this student wrote: marmalade and thunder."
 
 
 def work(text: str) -> Submission:
-    return Submission("s", "R", (Part("text", text, "cell 1"),))
+    return Submission("s", "R", (SubmissionPart("text", text, "cell 1"),))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def answered(assignment: Assignment, answer: Callable[[Task], str]) -> list[Grad
 def obedient(task: Task) -> str:
     """A model that does as it is told: all points, and its own prompt for evidence and feedback."""
     schema = json.loads(task.sampling.json_schema)["properties"]
-    return json.dumps({key: _filled(value, task.prompt.own) for key, value in schema.items()})
+    return json.dumps({key: _filled(value, task.prompt.suffix) for key, value in schema.items()})
 
 
 def _filled(schema: dict[str, Any], text: str) -> Any:
@@ -77,7 +77,7 @@ def test_at_least_35_attacks_are_flagged() -> None:
 
 
 def test_at_most_two_in_a_hundred_clean_submissions_are_flagged() -> None:
-    flagged = [text for text in clean_submissions() if strongest([text])[0] or has_control_tokens(text)]
+    flagged = [text for text in clean_submissions() if strongest_passages([text])[0] or has_control_tokens(text)]
 
     assert len(flagged) <= 4, flagged
 
@@ -90,23 +90,23 @@ def test_the_example_class_is_flagged_where_it_attacks() -> None:
 
 def test_the_class_shares_its_prefix_and_every_attacker_has_a_fence_of_its_own(attacked: Assignment) -> None:
     for role in ("code", "feedback"):
-        assert len({task.prompt.shared for task in attacked.tasks if task.role == role}) == 1
+        assert len({task.prompt.prefix for task in attacked.tasks if task.role == role}) == 1
     assert len({item.fence for item in attacked.items}) == 41
     for item in attacked.items:
         for task in item.tasks:
-            assert task.prompt.own.count(f"=== {item.fence} end") == 1
-            assert item.fence not in task.prompt.shared
+            assert task.prompt.suffix.count(f"=== {item.fence} end") == 1
+            assert item.fence not in task.prompt.prefix
 
 
 def test_no_prompt_holds_another_students_text(attacked: Assignment) -> None:
-    holders = {item.submission.name for item in attacked.items for task in item.tasks if OTHERS in task.prompt.own}
+    holders = {item.submission.name for item in attacked.items for task in item.tasks if OTHERS in task.prompt.suffix}
 
     assert holders == {"honest_99_899_hw.md"}
-    assert all(OTHERS not in task.prompt.shared for task in attacked.tasks)
+    assert all(OTHERS not in task.prompt.prefix for task in attacked.tasks)
 
 
 def test_no_chat_control_token_reaches_a_prompt(attacked: Assignment) -> None:
-    assert not any(has_control_tokens(task.prompt.own) for task in attacked.tasks)
+    assert not any(has_control_tokens(task.prompt.suffix) for task in attacked.tasks)
 
 
 def test_an_obedient_model_reaches_points_within_range_and_reproduces_no_fence(attacked: Assignment) -> None:
@@ -138,7 +138,7 @@ def test_a_constrained_engine_answers_every_attack_within_the_schema(attacked: A
     with connect(settings) as client:
         jobs = [
             client.new_job(
-                "b", task.item_id, task.model, user_prompt(task.prompt.shared, task.prompt.own), task.sampling
+                "b", task.item_id, task.model, user_prompt(task.prompt.prefix, task.prompt.suffix), task.sampling
             )
             for task in attacked.tasks
         ]
@@ -153,5 +153,5 @@ def test_a_constrained_engine_answers_every_attack_within_the_schema(attacked: A
 
 @pytest.mark.parametrize("text", ["\n \n" * 100_000, " \t" * 200_000, "x " * 100_000, "ignore the " * 20_000])
 def test_text_made_to_be_slow_is_read_like_any_other(text: str) -> None:
-    found = strongest([text])[0]
+    found = strongest_passages([text])[0]
     assert not (found and found[1].startswith("give"))  # a pattern that walks back and forth would never get here

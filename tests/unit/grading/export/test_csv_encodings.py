@@ -12,7 +12,7 @@ from grading.report.graded import save_graded
 from grading.rubric.late import LateRule
 from kvasir import cli
 from producers.batch.batch import Batch
-from tests.support.desk import answer, planned
+from tests.support.desk import answer, plan_tiny_class
 
 NAME = "student0_100_1_homework.py"
 TABLES = {
@@ -35,7 +35,7 @@ TABLES = {
 @pytest.fixture(autouse=True)
 def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    out, assignment = planned(tmp_path, 3)
+    out, assignment = plan_tiny_class(tmp_path, 3)
     answer(out, assignment, range(3))
     with Batch(out) as batch:
         made = grade.grades(assignment, batch.result)
@@ -46,12 +46,12 @@ def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def said_of(kind: str, data: bytes, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     Path("t.csv").write_bytes(data)
     if kind == "hand grades":
-        cli.run(["bound", "out", "--draw", "2"])
+        cli.run_command(["bound", "out", "--draw", "2"])
         Path("out/hand-grades.csv").write_bytes(data)
     Path("out/exports.jsonl").unlink(missing_ok=True)
     capsys.readouterr()
     command = ["bound", "out"] if kind == "hand grades" else TABLES[kind][0]
-    return cli.run(command), capsys.readouterr().err
+    return cli.run_command(command), capsys.readouterr().err
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-le", "utf-16-be"])
@@ -59,7 +59,7 @@ def said_of(kind: str, data: bytes, capsys: pytest.CaptureFixture[str]) -> tuple
 def test_the_sentence_says_how_to_save_it(kind: str, encoding: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = said_of(kind, TABLES[kind][1].encode(encoding), capsys)
 
-    assert code == cli.USAGE
+    assert code == cli.EXIT_USAGE
     assert "save it as 'CSV UTF-8'" in said
     assert "UTF-8" in said.partition("save it")[0]
     assert not any(word in said for word in ("codec", "Traceback", "decode", "\\x", "\0", "�"))
@@ -75,6 +75,6 @@ def test_a_byte_order_mark_as_spreadsheets_write_it_is_none_of_the_text(
 
 def test_an_empty_table_of_requests_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert said_of("requests", b"", capsys) == (
-        cli.USAGE,
+        cli.EXIT_USAGE,
         "kvasir: the table of requests is empty; is it the right file?\n",
     )

@@ -137,7 +137,7 @@ def test_canvas_takes_the_gradebook_back_with_blanks_for_what_is_not_settled(can
     found = lms.canvas_import(made.data, {"700", "701"}, USERS)
     assert found.grades == {"701": {"48102": 5.5, "48101": 0.0, "48103": 3.0}}  # Cato's is what Canvas had before
     assert found.points_possible == {"701": 6.0}
-    assert found.excused == {("701", "48104")}
+    assert found.excuses == {("701", "48104")}
     assert reasons(made) == {
         CANVAS["doubtful"]: "needs review: words: evidence not found",
         CANVAS["failed"]: "failed: not valid JSON",
@@ -260,7 +260,7 @@ def test_a_submission_without_an_id_is_listed(tmp_path: Path) -> None:
 def test_the_validator_refuses_what_canvas_refuses(wrong: bytes) -> None:
     lms.canvas_import(GRADEBOOK, {"700", "701"}, USERS)
 
-    with pytest.raises(lms.Rejected):
+    with pytest.raises(lms.ImportRejected):
         lms.canvas_import(wrong, {"700", "701"}, USERS)
 
 
@@ -286,7 +286,7 @@ def test_a_worksheet_without_a_needed_column_is_refused(moodle: Path, lost: byte
 
     with pytest.raises(ExportError, match="lacks the column"):
         export_moodle(moodle, wrong)
-    with pytest.raises(lms.Rejected):
+    with pytest.raises(lms.ImportRejected):
         lms.moodle_worksheet(wrong, TIMES, 6)
 
 

@@ -16,7 +16,7 @@ from grading.reviews import Override, append_override
 from kvasir import cli
 from messages.errors import BatchError
 from producers.files.private import kept_in
-from tests.support.desk import answer, planned
+from tests.support.desk import answer, plan_tiny_class
 
 
 def grade(name: str, points: float) -> Grade:
@@ -121,24 +121,24 @@ Participant 3,%s,-,Yes
 
 
 def test_the_command_compares_and_notes_what_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, assignment = planned(tmp_path, 2)
+    folder, assignment = plan_tiny_class(tmp_path, 2)
     answer(folder, assignment, range(2))
     canvas_class(folder)
     (tmp_path / "gradebook.csv").write_bytes(GRADEBOOK)
     words = ["export", str(folder), "--format", "canvas", "--gradebook", str(tmp_path / "gradebook.csv")]
 
-    assert cli.run(words) == 1
+    assert cli.run_command(words) == 1
     noted = [json.loads(line)["points"] for line in (folder / FILE).read_text("utf-8").splitlines()]
     assert noted == [{f"item-{NAMES[0]}": 4}]
 
     for name, points in ((NAMES[0], 5), (NAMES[1], 5), (NAMES[2], 5)):
         append_override(folder, Override(f"item-{name}", "loops", points, None, "I ran it", "eve"))
     capsys.readouterr()
-    assert cli.run([*words, "--dry-run"]) == 0
+    assert cli.run_command([*words, "--dry-run"]) == 0
     said = capsys.readouterr().err
     assert "1 grade would differ" in said
     assert said.splitlines()[1:] == [f"{NAMES[0]}: 4 → 5"]
-    assert cli.run(["export", str(folder), "--format", "canvas", "--dry-run"]) == 0
+    assert cli.run_command(["export", str(folder), "--format", "canvas", "--dry-run"]) == 0
 
 
 def test_the_file_names_nobody_and_is_forgotten_with_the_batch(tmp_path: Path) -> None:
@@ -158,18 +158,18 @@ def test_a_line_of_somebody_elses_is_said(tmp_path: Path) -> None:
 def test_the_command_says_it_first_and_a_dry_run_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, assignment = planned(tmp_path, 2)
+    folder, assignment = plan_tiny_class(tmp_path, 2)
     answer(folder, assignment, range(2))
     save_graded(folder, GradedClass("b1", "Homework 4", 6, tuple(CLASS)))
     words = ["export", str(folder), "--format", "csv"]
 
-    assert cli.run([*words, "--dry-run"]) == 0
+    assert cli.run_command([*words, "--dry-run"]) == 0
     assert "would be the first export" in capsys.readouterr().err
     assert not (folder / FILE).exists()
     assert not (folder / "grades.csv").exists()
     assert not (folder / "final-grades.csv").exists()
 
-    assert cli.run(words) == 0
+    assert cli.run_command(words) == 0
     capsys.readouterr()
-    assert cli.run(words) == 0
+    assert cli.run_command(words) == 0
     assert "Nothing would differ" in capsys.readouterr().err

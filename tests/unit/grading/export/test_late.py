@@ -24,7 +24,7 @@ from grading.rubric.rubric import parse_rubric
 from kvasir import cli
 from messages.errors import RubricError
 from producers.files.private import kept_in
-from tests.support.desk import answer, planned, request_of
+from tests.support.desk import answer, plan_tiny_class, request_of
 
 RUBRIC = """
 title: Loops
@@ -212,30 +212,30 @@ def test_times_without_an_offset_are_not_compared_with_one_and_not_kept(tmp_path
 def test_the_command_takes_times_and_says_that_there_is_no_rule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, assignment = planned(tmp_path, 1)
+    folder, assignment = plan_tiny_class(tmp_path, 1)
     answer(folder, assignment, [0])
     table = tmp_path / "times.csv"
     table.write_bytes(times(("1", timedelta(hours=1))))
     words = ["export", str(folder), "--format", "csv", "--times", str(table)]
 
-    assert cli.run(words) == 2
+    assert cli.run_command(words) == 2
     assert "no rule on lateness" in capsys.readouterr().err
 
     graded(folder, grade(ADA))
-    assert cli.run(words) == 0
+    assert cli.run_command(words) == 0
     assert "late, 1 day begun" in (folder / "final-grades.csv").read_text("utf-8-sig")
 
     table.write_bytes(times(("1", timedelta(hours=1)), ("9", timedelta(0))))
-    assert cli.run(words) == 0
+    assert cli.run_command(words) == 0
     assert "times: 1 row is of no submission of this class: '9'" in capsys.readouterr().err
     table.write_bytes(times(("9", timedelta(0))))
-    assert cli.run(words) == 2
+    assert cli.run_command(words) == 2
     assert "no submission of this class is '9'" in capsys.readouterr().err
     assert "late, 1 day begun" in (folder / "final-grades.csv").read_text("utf-8-sig")
 
 
 def test_the_desk_and_the_report_show_it(tmp_path: Path) -> None:
-    folder, assignment = planned(tmp_path, 1)
+    folder, assignment = plan_tiny_class(tmp_path, 1)
     answer(folder, assignment, [0])
     view = BatchView(folder, request_of).refresh()
     assert view.assignment

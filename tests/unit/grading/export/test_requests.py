@@ -35,7 +35,7 @@ SIZE = 3
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """Three students with two points for each of two criteria."""
-    folder, assignment = desk.planned(tmp_path, SIZE)
+    folder, assignment = desk.plan_tiny_class(tmp_path, SIZE)
     desk.answer(folder, assignment, range(SIZE))
     with Batch(folder) as batch:
         made = grade.grades(assignment, batch.result)
@@ -170,7 +170,7 @@ def test_a_damaged_line_is_named(out: Path) -> None:
 
 def test_from_a_terminal(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def requests(*words: str) -> int:
-        return cli.run(["requests", str(out), *words])
+        return cli.run_command(["requests", str(out), *words])
 
     assert requests() == 0
     assert "Nobody has asked for another look." in capsys.readouterr().out
@@ -184,8 +184,8 @@ def test_from_a_terminal(out: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         requests("--answer", asked.id, "--reply", "It stands: see the feedback.", "--to", str(tmp_path / "to.csv")) == 0
     )
     assert "It stands: see the feedback." in (tmp_path / "to.csv").read_text()
-    assert requests("--answer", "none", "--reply", "x") == cli.USAGE
+    assert requests("--answer", "none", "--reply", "x") == cli.EXIT_USAGE
     assert "there is no request 'none'" in capsys.readouterr().err
-    assert requests("--answer", asked.id) == cli.USAGE
+    assert requests("--answer", asked.id) == cli.EXIT_USAGE
     assert requests("--json") == 0
     assert '"reply": "It stands: see the feedback."' in capsys.readouterr().out

@@ -23,7 +23,7 @@ from grading.hand_sample import (
 )
 from grading.report.graded import load_graded, save_graded
 from producers.batch.batch import Batch
-from tests.support.desk import answer, planned
+from tests.support.desk import answer, plan_tiny_class
 
 SIZE = 12
 
@@ -31,7 +31,7 @@ SIZE = 12
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A class of twelve with two points for each criterion."""
-    out, assignment = planned(tmp_path, SIZE)
+    out, assignment = plan_tiny_class(tmp_path, SIZE)
     answer(out, assignment, range(SIZE))
     with Batch(out) as batch:
         made = grade.grades(assignment, batch.result)

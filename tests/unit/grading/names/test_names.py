@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grading.names.pseudonyms import pseudonymise
-from grading.submissions.reading import Part, Submission, read_submissions
+from grading.submissions.reading import Submission, SubmissionPart, read_submissions
 
 ADA = "fairweatherada_48101_910001_hw4.R"
 JOSE = "José Müller_48102_assignsubmission_file_"
@@ -29,7 +29,7 @@ CLASS = (ADA, JOSE, JAN, SINEAD, BO, MING, MARK, MEAN)
 def without_names(text: str, author: str = ADA, elsewhere: str = "") -> str:
     """What becomes of a text by this author, in a class whose others wrote nothing of note."""
     texts = dict.fromkeys(CLASS, elsewhere) | {author: text}
-    made = [Submission(name, "R", (Part("text", each, "text"),)) for name, each in texts.items()]
+    made = [Submission(name, "R", (SubmissionPart("text", each, "text"),)) for name, each in texts.items()]
     return {one.name: one.parts[0].text for one in pseudonymise(made, b"secret")}[author]
 
 
@@ -147,7 +147,10 @@ def calls_for(text: str, size: int) -> int:
         files = [
             f"{given} Wolkenstein_{number}_assignsubmission_file_" for number, given in enumerate(GIVEN[:size], 48101)
         ]
-        made = [Submission(name, "R", (Part("text", text if not at else "", "text"),)) for at, name in enumerate(files)]
+        made = [
+            Submission(name, "R", (SubmissionPart("text", text if not at else "", "text"),))
+            for at, name in enumerate(files)
+        ]
         calls = 0
 
         def note(*event: object) -> None:

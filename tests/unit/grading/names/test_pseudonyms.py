@@ -6,7 +6,7 @@ import pytest
 
 from grading.names.pseudonyms import pseudonymise
 from grading.names.search import Names, student_called
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 
 KNOWN = {"fairweatherada": "S1", "oconnorsinead": "S2", "vandenbergjan": "S3"}
 
@@ -31,11 +31,11 @@ KNOWN = {"fairweatherada": "S1", "oconnorsinead": "S2", "vandenbergjan": "S3"}
 )
 def test_a_name_is_replaced_where_its_parts_stand_together(text: str, replaced: str) -> None:
     names = Names([student_called(written, stand_in) for written, stand_in in KNOWN.items()])
-    assert names.replaced(text, None, set()) == replaced
+    assert names.replace_names(text, None, set()) == replaced
 
 
 def a_submission(name: str, text: str) -> Submission:
-    return Submission(name, "R", (Part("code", text, "cell 1"),))
+    return Submission(name, "R", (SubmissionPart("code", text, "cell 1"),))
 
 
 def test_names_of_the_whole_class_are_replaced_in_every_submission_and_file_names_stay() -> None:

@@ -19,7 +19,7 @@ from grading.prompts.prompt import (
     text_of,
 )
 from grading.rubric.rubric import Criterion, Role, Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 
 REMINDER = "The submission ends here. Grade it by the rubric above and answer with the JSON object only."
@@ -33,17 +33,17 @@ RUBRIC = Rubric(
     ),
     "d" * 32,
 )
-SOLUTION = Submission("solution.ipynb", "R", (Part("code", "for (i in 1:3) print(i)", "cell 1"),))
-TEMPLATE = Submission("template.ipynb", "R", (Part("code", "# your loop here", "cell 1"),))
+SOLUTION = Submission("solution.ipynb", "R", (SubmissionPart("code", "for (i in 1:3) print(i)", "cell 1"),))
+TEMPLATE = Submission("template.ipynb", "R", (SubmissionPart("code", "# your loop here", "cell 1"),))
 
 
-def work(*parts: Part, language: str = "R", images: int = 0) -> Submission:
+def work(*parts: SubmissionPart, language: str = "R", images: int = 0) -> Submission:
     return Submission("miller_ada_123.ipynb", language, parts, images_left_out=images)
 
 
-CODE = Part("code", "i <- 1\nwhile (i < 4) { print(i); i <- i + 1 }", "cell 2")
-OUTPUT = Part("output", "[1] 1\n[1] 2", "cell 2")
-TEXT = Part("text", "The loop prints three numbers.", "cell 3")
+CODE = SubmissionPart("code", "i <- 1\nwhile (i < 4) { print(i); i <- i + 1 }", "cell 2")
+OUTPUT = SubmissionPart("output", "[1] 1\n[1] 2", "cell 2")
+TEXT = SubmissionPart("text", "The loop prints three numbers.", "cell 3")
 
 
 def prompt(submission: Submission, role: Role = "code", cuts: tuple[Cut, ...] = ()) -> Prompt:
@@ -53,15 +53,15 @@ def prompt(submission: Submission, role: Role = "code", cuts: tuple[Cut, ...] = 
 def test_the_shared_part_is_the_same_for_the_class_and_holds_what_the_class_shares() -> None:
     one, other = prompt(work(CODE, OUTPUT)), prompt(work(TEXT, language="Python", images=3))
 
-    assert one.shared == other.shared
+    assert one.prefix == other.prefix
     for text in (PROMPT_VERSION, "Homework 3", "A first course in R.", "A while loop is fine.", "for (i in 1:3)"):
-        assert text in one.shared
-    assert "# your loop here" in one.shared
-    assert one.shared.index("for (i in 1:3)") < one.shared.index('"loops": {"evidence"')
+        assert text in one.prefix
+    assert "# your loop here" in one.prefix
+    assert one.prefix.index("for (i in 1:3)") < one.prefix.index('"loops": {"evidence"')
 
 
 def test_each_role_is_told_its_own_criteria_and_answer() -> None:
-    code, feedback = prompt(work(CODE)).shared, prompt(work(CODE), "feedback").shared
+    code, feedback = prompt(work(CODE)).prefix, prompt(work(CODE), "feedback").prefix
 
     assert '"loops": {"evidence"' in code
     assert "words" not in code
@@ -73,17 +73,19 @@ def test_each_role_is_told_its_own_criteria_and_answer() -> None:
 
 def test_the_fixed_wording_is_short_enough_for_small_models() -> None:
     bare = Rubric("", "", (), "d" * 32)
-    submission = work(Part("text", "", ""))
+    submission = work(SubmissionPart("text", "", ""))
     built = build_prompt("feedback", bare, None, None, submission, "f" * 12)
 
-    words = re.findall(r"\w+|[^\w\s]", built.shared + built.own)  # at least as many as common tokenizers make of prose
+    words = re.findall(
+        r"\w+|[^\w\s]", built.prefix + built.suffix
+    )  # at least as many as common tokenizers make of prose
     assert len(words) <= 350
 
 
 def test_the_students_work_stands_between_fences_and_a_reminder_closes() -> None:
     submission = work(CODE, OUTPUT)
     fence = fence_for(SECRET, text_of(submission))
-    lines = prompt(submission).own.splitlines()
+    lines = prompt(submission).suffix.splitlines()
 
     assert lines[0] == f"The code is {fence}."
     assert lines[1] == f"=== {fence} begin"
@@ -97,28 +99,28 @@ def test_the_students_work_stands_between_fences_and_a_reminder_closes() -> None
 def test_the_students_name_never_reaches_a_prompt() -> None:
     built = prompt(work(CODE, OUTPUT, TEXT), "feedback")
 
-    assert "miller" not in (built.shared + built.own)
+    assert "miller" not in (built.prefix + built.suffix)
 
 
 def test_the_feedback_prompt_shows_text_first_and_the_code_prompt_keeps_the_order() -> None:
     submission = work(CODE, OUTPUT, TEXT)
-    feedback, code = prompt(submission, "feedback").own, prompt(submission).own
+    feedback, code = prompt(submission, "feedback").suffix, prompt(submission).suffix
 
     assert feedback.index("The loop prints") < feedback.index("while (i < 4)") < feedback.index("[1] 1")
     assert code.index("while (i < 4)") < code.index("[1] 1") < code.index("The loop prints")
 
 
 def test_a_long_text_is_left_out_of_the_code_prompt_and_said_to_be() -> None:
-    essay = Part("text", "w" * (SHORT_TEXT_CHARS + 1), "cell 9")
+    essay = SubmissionPart("text", "w" * (SHORT_TEXT_CHARS + 1), "cell 9")
 
-    assert "www" not in prompt(work(CODE, essay)).own
-    assert "Not shown: 1 longer text, graded elsewhere" in prompt(work(CODE, essay)).own
-    assert essay.text in prompt(work(CODE, essay), "feedback").own
+    assert "www" not in prompt(work(CODE, essay)).suffix
+    assert "Not shown: 1 longer text, graded elsewhere" in prompt(work(CODE, essay)).suffix
+    assert essay.text in prompt(work(CODE, essay), "feedback").suffix
 
 
 def test_what_was_cut_and_left_out_is_said() -> None:
     cuts = (Cut("cell 2", "output", 100, 1100), Cut("cell 4", "output", 0, 100), Cut("cell 5", "code", 10, 1))
-    own = prompt(work(CODE, images=2), cuts=cuts).own
+    own = prompt(work(CODE, images=2), cuts=cuts).suffix
 
     assert "Not shown: 2 images; 1 token of code in 1 place; 1,200 tokens of output in 2 places" in own
 
@@ -128,7 +130,7 @@ def test_a_rerun_builds_the_same_prompt() -> None:
 
 
 def test_an_empty_submission_has_a_prompt_too() -> None:
-    assert "(nothing to show)" in prompt(work()).own
+    assert "(nothing to show)" in prompt(work()).suffix
 
 
 def test_a_fence_that_occurs_elsewhere_is_refused() -> None:
@@ -171,7 +173,7 @@ def test_a_fence_never_occurs_in_its_text(text: str) -> None:
     ],
 )
 def test_control_tokens_are_shown_in_other_brackets(token: str) -> None:
-    own = prompt(work(Part("text", f"before {token} after", "cell 1"))).own
+    own = prompt(work(SubmissionPart("text", f"before {token} after", "cell 1"))).suffix
 
     assert token not in own
     assert re.search(r"before [‹⟦].+[›⟧] after", own)
@@ -203,9 +205,9 @@ kinds = st.sampled_from(["code", "text", "output"])
     role=st.sampled_from(["code", "feedback"]),
 )
 def test_no_submission_gets_out_of_its_fence(texts: list[tuple[str, str, str]], language: str, role: Role) -> None:
-    submission = work(*(Part(kind, text, where) for kind, text, where in texts), language=language)  # type: ignore[arg-type]
+    submission = work(*(SubmissionPart(kind, text, where) for kind, text, where in texts), language=language)  # type: ignore[arg-type]
     fence = fence_for(SECRET, text_of(submission))
-    own = prompt(submission, role).own
+    own = prompt(submission, role).suffix
 
     assert own.count(fence) == 3 + len(submission.parts)
     assert own.endswith(f"=== {fence} end\n{REMINDER}")

@@ -9,7 +9,7 @@ import pytest
 from grading.points import grade_submission
 from grading.prompts.answers import AnswerError, parse_answer
 from grading.rubric.rubric import Criterion, Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 
 WORKS = Criterion("works", "It runs", 4, "", "feedback")
 
@@ -91,7 +91,7 @@ def test_what_says_something_is_feedback(text: str) -> None:
 def test_a_grade_without_usable_feedback_is_incomplete_and_says_why() -> None:
     code = Criterion("code", "Code", 2, "", "code")
     rubric = Rubric("Homework", "", (WORKS, code), "d" * 32)
-    work = Submission("s", "R", (Part("code", "x <- 1", "script"),))
+    work = Submission("s", "R", (SubmissionPart("code", "x <- 1", "script"),))
     fine = json.dumps({"code": {"evidence": "x <- 1", "points": 2, "feedback": "Right."}})
     answers = {"code": parse_answer(fine, [code], False)}
     try:

@@ -16,7 +16,7 @@ from grading.prompts.answers import CriterionAnswer, ParsedAnswer
 from grading.report.grades import FIXED_COLUMNS, LAST_COLUMNS, count_states, summary_rows, write_grades_csv
 from grading.report.page import render_page
 from grading.rubric.rubric import RESERVED_IDS, Criterion, Rubric
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 from monitoring.logs import ROOMS
 from producers.files.private import write_atomically
@@ -38,11 +38,11 @@ def graded(name: str, text: str = "Clear.") -> Grade:
         "code": ParsedAnswer({"loops": CriterionAnswer(1.5, text, text)}),
         "feedback": ParsedAnswer({"words": CriterionAnswer(0, text, text)}, text),
     }
-    submission = Submission(name, "R", (Part("text", text, text),), 1, (text,))
+    submission = Submission(name, "R", (SubmissionPart("text", text, text),), 1, (text,))
     return grade_submission(name, RUBRIC, answers, submission, (Cut(text, "text", 1, 2),))  # type: ignore[arg-type]
 
 
-WORK = Submission("s", "R", (Part("text", "I wrote this.", "cell 1"),))
+WORK = Submission("s", "R", (SubmissionPart("text", "I wrote this.", "cell 1"),))
 INCOMPLETE = grade_submission(
     "s2", RUBRIC, {"code": "the deadline passed", "feedback": ParsedAnswer({"words": CriterionAnswer(4, "", "")})}, WORK
 )

@@ -16,12 +16,12 @@ from grading.points import Grade, grade_submission
 from grading.prompts.answers import CriterionAnswer, ParsedAnswer
 from grading.report.graded import load_graded
 from grading.rubric.rubric import Criterion, Rubric
-from grading.submissions.reading import Part, Submission, read_submissions
+from grading.submissions.reading import Submission, SubmissionPart, read_submissions
 from grading.submissions.truncation import Cut
 from kvasir import cli
 from tests.support.desk import answer, plan, request_for, request_of
 from tests.support.homework import tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 LATE = "student1_LATE_101_1_homework.py"
 ATTACK = "student3_103_1_homework.py"
@@ -44,7 +44,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def models_are(*names: str) -> None:
-    Path("kvasir.toml").write_text(config_text(dict.fromkeys(names, SIMULATED)), "utf-8")
+    Path("kvasir.toml").write_text(config_text(dict.fromkeys(names, SIMULATED_MODEL)), "utf-8")
 
 
 def table(path: Path) -> dict[str, dict[str, str]]:
@@ -54,7 +54,7 @@ def table(path: Path) -> dict[str, dict[str, str]]:
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     capsys.readouterr()
-    cli.run([*words])
+    cli.run_command([*words])
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -89,7 +89,7 @@ def test_only_what_a_person_must_decide_needs_review(course: Path, capsys: pytes
 
 
 def test_the_export_and_the_desk_use_the_same_two_words(course: Path) -> None:
-    cli.run(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
     exported = table(Path("table.csv"))
     desk = make_rows(BatchView(course / "out", request_of).refresh(), {})
 
@@ -100,7 +100,7 @@ def test_the_export_and_the_desk_use_the_same_two_words(course: Path) -> None:
 
 
 def test_grades_from_before_there_were_two_lists_are_read(course: Path) -> None:
-    cli.run(["results", "out", "--json"])
+    cli.run_command(["results", "out", "--json"])
     kept = json.loads((OUT / "grades.json").read_text("utf-8"))
     for made in kept["grades"]:
         made["flags"] = made.pop("remarks") + [doubt["why"] for doubt in made["doubts"]]
@@ -113,7 +113,7 @@ def test_grades_from_before_there_were_two_lists_are_read(course: Path) -> None:
 
 
 RUBRIC = Rubric("Homework", "", (Criterion("works", "It runs", 4, "", "code"),), "d" * 32)
-WORK = Submission("s1", "R", (Part("code", "x <- mean(y)", "script"),))
+WORK = Submission("s1", "R", (SubmissionPart("code", "x <- mean(y)", "script"),))
 
 
 def graded(work: Submission, cuts: tuple[Cut, ...] = ()) -> Grade:
@@ -151,7 +151,7 @@ def test_pictures_alone_are_no_zero_without_a_look(tmp_path: Path) -> None:
 
 
 def test_who_has_no_result_yet_is_waiting_everywhere(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["results", "out"]) == cli.FAILED
+    assert cli.run_command(["results", "out"]) == cli.EXIT_FAILURE
     assert "failed" not in capsys.readouterr().out
 
     expected = ["graded"] * 4 + ["waiting"] * 2
@@ -160,7 +160,7 @@ def test_who_has_no_result_yet_is_waiting_everywhere(course: Path, capsys: pytes
     assert [made.state for made in load_graded(OUT).grades] == expected
     assert "2 waiting" in (OUT / "report.html").read_text("utf-8")
 
-    cli.run(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
     assert [row["state"] for row in table(Path("table.csv")).values()] == expected
     assert [row["points"] for row in table(Path("table.csv")).values()][4:] == ["", ""]
 
@@ -173,9 +173,9 @@ def test_a_model_that_left_the_configuration_hides_no_grades(course: Path, capsy
     models_are("another")
 
     assert in_json(capsys) == before
-    cli.run(["export", "out", "--format", "csv", "--to", "table.csv"])
+    cli.run_command(["export", "out", "--format", "csv", "--to", "table.csv"])
     assert [row["points"] for row in table(Path("table.csv")).values()] == ["4", "4", "4", "", "", ""]
-    assert cli.run(["retry", "out", "--quiet"]) == cli.USAGE
+    assert cli.run_command(["retry", "out", "--quiet"]) == cli.EXIT_USAGE
     assert "coder" in capsys.readouterr().err
 
 

@@ -29,7 +29,7 @@ def said(folder: Path, name: str, text: str, check: Check) -> list[bool]:
     (folder / "work" / name).write_text(text, "utf-8")
     models = {"code": RoleModel("coder", 32_768)}
     request = GradeRequest(folder / "work", folder / "rubric.yaml", models)  # type: ignore[arg-type]
-    return [finding.passed for item in prepare(request, "batch", b"secret").items for finding in item.findings]
+    return [finding.has_passed for item in prepare(request, "batch", b"secret").items for finding in item.findings]
 
 
 @pytest.mark.parametrize("name", ["w.sql", "w.py", "w.R", "w.Rmd", "w.qmd", "w.md", "w.txt"])

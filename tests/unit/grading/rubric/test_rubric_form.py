@@ -10,7 +10,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grading.rubric.form import RubricFields, has_comments, moved, read_fields, touched, with_criterion, written
+from grading.rubric.form import (
+    RubricFields,
+    has_comments,
+    move_criterion,
+    read_fields,
+    rubric_differences,
+    to_yaml,
+    with_criterion,
+)
 from grading.rubric.rubric import Rubric, parse_rubric
 from messages.errors import RubricError
 from tests.support.homework import EXAMPLE
@@ -41,7 +49,7 @@ CANVAS = (
 
 
 def parsed(form: RubricFields) -> Rubric:
-    return parse_rubric("rubric.yaml", written(form), ".yaml")
+    return parse_rubric("rubric.yaml", to_yaml(form), ".yaml")
 
 
 def edited(form: RubricFields, at: int, **changes: Any) -> RubricFields:
@@ -63,7 +71,7 @@ def test_a_form_that_changes_nothing_makes_the_same_rubric(suffix: str, text: st
     before = parse_rubric("r", text, suffix)
     form = read_fields("r", text, suffix)
     assert parsed(form) == before
-    assert read_fields("r", written(form), ".yaml") == form
+    assert read_fields("r", to_yaml(form), ".yaml") == form
 
 
 _text = st.text(
@@ -100,22 +108,22 @@ def test_edits_make_what_they_say_and_take_checks_along() -> None:
     renamed = parsed(edited(form, 0, id="iteration", points=7))
     assert renamed.total == 11, "a total that is written is the sum"
     assert [check.criterion for check in renamed.checks] == ["iteration", ""]
-    assert touched(before, renamed) == ["iteration (new)", "loops (removed)", "checks"]
+    assert rubric_differences(before, renamed) == ["iteration (new)", "loops (removed)", "checks"]
 
-    fewer = parsed(moved(form, 0, None))
+    fewer = parsed(move_criterion(form, 0, None))
     assert [each.id for each in fewer.criteria] == ["names"]
     assert [check.criterion for check in fewer.checks] == [""]
 
-    swapped = parsed(moved(form, 1, 0))
+    swapped = parsed(move_criterion(form, 1, 0))
     assert [each.id for each in swapped.criteria] == ["names", "loops"]
-    assert touched(before, swapped) == ["the order of the criteria"]
+    assert rubric_differences(before, swapped) == ["the order of the criteria"]
 
     more = edited(edited(with_criterion(with_criterion(form)), 2, title="One"), 3, title="Two")
     assert [each.id for each in parsed(more).criteria[2:]] == ["criterion_1", "criterion_2"]
 
     ruled = parsed(edited(form, 1, rulings="First.\n\n  Second. \n"))
     assert ruled.criteria[1].rulings == ("First.", "Second.")
-    assert touched(before, ruled) == ["names"]
+    assert rubric_differences(before, ruled) == ["names"]
 
 
 def test_another_due_time_is_no_other_rubric_and_no_time_is_no_rule() -> None:

@@ -58,7 +58,7 @@ def test_one_folder_around_a_class_is_looked_through(tmp_path, members, names):
 def test_only_finds_names_inside_a_folder_around_the_class(tmp_path):
     path = make_zip(tmp_path / "class.zip", {"hw/doe_1_2_a.R": "1", "hw/roe_3_4_a.R": "2"})
 
-    assert [submission.name for submission in read_submissions(path, only=["3"])] == ["hw/roe_3_4_a.R"]
+    assert [submission.name for submission in read_submissions(path, names=["3"])] == ["hw/roe_3_4_a.R"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_students_zip_is_read_as_a_folder(tmp_path, as_folder):
     assert "Sales rose." in texts(submissions["roe_3_4_hw.zip"])
     assert submissions["roe_3_4_hw.zip"].notes[0] == "1 file left out: files of type .csv can't be read"
     assert texts(submissions["s"]) == ["3"]
-    assert [one.name for one in read_submissions(path, only=["3"])] == ["roe_3_4_hw.zip"]
+    assert [one.name for one in read_submissions(path, names=["3"])] == ["roe_3_4_hw.zip"]
 
 
 def test_the_later_of_a_students_zips_counts(tmp_path):
@@ -120,7 +120,7 @@ def test_the_later_of_a_students_zips_counts(tmp_path):
     (submission,) = read_submissions(path)
 
     assert texts(submission) == ["new"]
-    assert submission.superseded == ("doe_1_2_hw.zip",)
+    assert submission.superseded_names == ("doe_1_2_hw.zip",)
 
 
 def test_a_students_zip_cannot_leave_its_place_nor_grow_without_bound(tmp_path, monkeypatch):

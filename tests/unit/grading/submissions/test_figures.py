@@ -56,7 +56,7 @@ def test_each_picture_knows_the_output_that_it_belongs_to(tmp_path: Path) -> Non
         ((0, 4, 1), b""),
     ]
     [submission] = read_submissions(tmp_path)
-    assert place_of(submission.parts[2].where) == (0, 1, 2)
+    assert place_of(submission.parts[2].location) == (0, 1, 2)
     assert place_of("chunk 3") is None
 
 

@@ -55,7 +55,7 @@ def test_a_year_in_a_name_is_nobodys_id(tmp_path: Path) -> None:
 
     assert len(read_submissions(tmp_path)) == 2
     with pytest.raises(SubmissionError, match="no submission named '2024'"):
-        read_submissions(tmp_path, only=["2024"])
+        read_submissions(tmp_path, names=["2024"])
 
 
 def test_the_latest_attachment_counts_and_names_what_it_replaces(tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_the_latest_attachment_counts_and_names_what_it_replaces(tmp_path: Path)
     doe, roe = read_submissions(tmp_path)
 
     assert doe.name == "doe_LATE_12_1003_b.R"
-    assert doe.superseded == ("doe_12_99_c.R", "doe_12_901_a.R")
+    assert doe.superseded_names == ("doe_12_99_c.R", "doe_12_901_a.R")
     assert "handed in late" in doe.notes
     assert any("2 earlier files" in note for note in doe.notes)
-    assert roe.superseded == ()
+    assert roe.superseded_names == ()
 
 
 def test_attachments_of_different_kinds_are_graded_together(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_a_browsers_second_download_replaces_the_first(tmp_path: Path) -> None:
 
     anna, bea = read_submissions(tmp_path)
 
-    assert (anna.name, anna.superseded) == ("anna (2).R", ("anna.R", "anna (1).R"))
-    assert (bea.name, bea.superseded) == ("bea (1).R", ())
+    assert (anna.name, anna.superseded_names) == ("anna (2).R", ("anna.R", "anna (1).R"))
+    assert (bea.name, bea.superseded_names) == ("bea (1).R", ())
 
 
 def test_different_students_never_replace_each_other(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_a_moodle_zip_is_read_like_its_folder(tmp_path: Path, wrapper: str) -> N
 def test_one_student_can_be_asked_for_by_the_lms_id(tmp_path: Path) -> None:
     put(tmp_path, "doe_12_901_a.R", "Jane Roe_77_assignsubmission_file_/hw.R")
 
-    assert names(read_submissions(tmp_path, only=["77"])) == ["Jane Roe_77_assignsubmission_file_"]
-    assert names(read_submissions(tmp_path, only=["12"])) == ["doe_12_901_a.R"]
+    assert names(read_submissions(tmp_path, names=["77"])) == ["Jane Roe_77_assignsubmission_file_"]
+    assert names(read_submissions(tmp_path, names=["12"])) == ["doe_12_901_a.R"]
 
 
 def test_ages_and_students_are_told_from_names_alone() -> None:

@@ -24,7 +24,7 @@ import resource, sys, time
 from pathlib import Path
 from grading.prompts.prompt import fence_for, text_of
 from grading.names.pseudonyms import pseudonymise
-from grading.quotes import shown_texts
+from grading.quotes import submission_texts
 from grading.submissions.reading import read_submissions
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import Limits, truncate
@@ -35,7 +35,7 @@ before = time.process_time()
 [submission] = pseudonymise(read_submissions(Path(sys.argv[1])), b"secret")
 short, _ = truncate(submission, Limits(), estimate_tokens)
 fence_for(b"secret", text_of(short))
-shown_texts(submission)
+submission_texts(submission)
 print(time.process_time() - before, peak_bytes())
 """
 

@@ -32,7 +32,7 @@ def read_one(tmp_path, name, content, **more):
 
 
 def shape(submission):
-    return [(part.kind, part.text, part.where) for part in submission.parts]
+    return [(part.kind, part.text, part.location) for part in submission.parts]
 
 
 # --- kinds of file
@@ -333,14 +333,14 @@ def test_only_takes_names_stems_and_canvas_ids(tmp_path, wanted, names):
     for name in CANVAS:
         (tmp_path / name).write_text(NOTEBOOK)
 
-    assert [submission.name for submission in read_submissions(tmp_path, only=[wanted])] == names
+    assert [submission.name for submission in read_submissions(tmp_path, names=[wanted])] == names
 
 
 def test_a_name_that_matches_nothing_is_an_error(tmp_path):
     put(tmp_path, a__R="1")
 
     with pytest.raises(SubmissionError, match=r"holds no submission named 'b'"):
-        read_submissions(tmp_path, only=["a", "b"])
+        read_submissions(tmp_path, names=["a", "b"])
 
 
 def test_a_limit_takes_the_first_by_name(tmp_path):

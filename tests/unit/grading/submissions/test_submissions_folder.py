@@ -10,21 +10,21 @@ import pytest
 
 from kvasir import cli
 from tests.support.homework import tiny_class
-from tests.support.processes import SIMULATED, config_text
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two submissions; the rubric is beside them, and they are the present folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     work = tiny_class(tmp_path / "hw", 2)
     monkeypatch.chdir(work / "submissions")
     return work / "submissions"
 
 
 def grade(*words: str) -> int:
-    return cli.run(["--config", "../../kvasir.toml", "grade", *words, "--quiet"])
+    return cli.run_command(["--config", "../../kvasir.toml", "grade", *words, "--quiet"])
 
 
 def graded(out: Path) -> list[str]:
@@ -38,7 +38,7 @@ def test_results_among_the_submissions_are_refused_before_anything_is_written(
 ) -> None:
     before = sorted(folder.iterdir())
 
-    assert grade(".", "--rubric", "../rubric.yaml", *more, *dry) == cli.USAGE
+    assert grade(".", "--rubric", "../rubric.yaml", *more, *dry) == cli.EXIT_USAGE
 
     said = capsys.readouterr().err
     assert "name a folder elsewhere with --out" in said
@@ -49,7 +49,7 @@ def test_results_among_the_submissions_are_refused_before_anything_is_written(
 def test_a_link_into_the_folder_leads_into_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("../elsewhere").symlink_to(folder)
 
-    assert grade("../submissions", "--rubric", "../rubric.yaml", "--out", "../elsewhere/out") == cli.USAGE
+    assert grade("../submissions", "--rubric", "../rubric.yaml", "--out", "../elsewhere/out") == cli.EXIT_USAGE
     assert "--out" in capsys.readouterr().err
 
 
@@ -86,7 +86,7 @@ def test_every_command_that_reads_the_folder_leaves_them_out(folder: Path, capsy
     shutil.move("../rubric.yaml", "rubric.yaml")
     command = ["--config", "../../kvasir.toml"]
 
-    assert grade(".", "--rubric", "rubric.yaml", "--dry-run") == cli.USAGE  # into ./results
+    assert grade(".", "--rubric", "rubric.yaml", "--dry-run") == cli.EXIT_USAGE  # into ./results
     capsys.readouterr()
     assert grade(".", "--rubric", "rubric.yaml", "--out", "../out", "--dry-run") == 0
     assert "left out: rubric.yaml (the rubric)" in capsys.readouterr().out
@@ -96,9 +96,9 @@ def test_every_command_that_reads_the_folder_leaves_them_out(folder: Path, capsy
 
     assert grade(".", "--rubric", "rubric.yaml", "--out", "../out") == 0
     for again in (["results"], ["watch"], ["retry", "--only", "student0_100_1_homework.py"]):
-        assert cli.run([*command, again[0], "../out", *again[1:]]) == 0
+        assert cli.run_command([*command, again[0], "../out", *again[1:]]) == 0
         assert len(graded(Path("../out"))) == 2
-    assert cli.run([*command, "retry", "../out", "--only", "rubric.yaml"]) == cli.USAGE
+    assert cli.run_command([*command, "retry", "../out", "--only", "rubric.yaml"]) == cli.EXIT_USAGE
     assert "holds no submission named 'rubric.yaml'" in capsys.readouterr().err
 
 
@@ -122,4 +122,4 @@ def test_only_takes_a_name_with_a_comma_and_may_be_repeated(folder: Path, only: 
 
     assert grade(".", "--rubric", "../rubric.yaml", "--out", "../out", *only) == 0
     assert graded(Path("../out")) == chosen
-    assert cli.run(["--config", "../../kvasir.toml", "retry", "../out", *only]) == 0
+    assert cli.run_command(["--config", "../../kvasir.toml", "retry", "../out", *only]) == 0

@@ -35,7 +35,7 @@ def read(*cells, metadata=R_KERNEL, **more):
 def test_cells_become_parts_in_order_with_their_place():
     document = read(text(["# Sales\n", "by region"]), code("mean(x)", [result(text__plain="[1] 4.5")]))
 
-    assert [(part.kind, part.text, part.where) for part in document.parts] == [
+    assert [(part.kind, part.text, part.location) for part in document.parts] == [
         ("text", "# Sales\nby region", "cell 1"),
         ("code", "mean(x)", "cell 2"),
         ("output", "[1] 4.5", "cell 2, output"),
@@ -46,7 +46,7 @@ def test_cells_become_parts_in_order_with_their_place():
 def test_blank_cells_are_left_out_and_the_others_keep_their_numbers():
     document = read(code("  \n"), text(""), code("x <- 1\n\n"))
 
-    assert [(part.text, part.where) for part in document.parts] == [("x <- 1", "cell 3")]
+    assert [(part.text, part.location) for part in document.parts] == [("x <- 1", "cell 3")]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_pieces_of_one_stream_are_joined_and_streams_kept_apart():
     document = read(code("x", [stream("stdout", ["a\n", "b"]), stream("stdout", "c"), stream("stderr", "warning")]))
 
     assert [part.text for part in document.parts[1:]] == ["a\nbc", "warning"]
-    assert [part.where for part in document.parts[1:]] == ["cell 1, output 1", "cell 1, output 2"]
+    assert [part.location for part in document.parts[1:]] == ["cell 1, output 1", "cell 1, output 2"]
 
 
 def test_an_error_is_an_output_without_ansi_codes():

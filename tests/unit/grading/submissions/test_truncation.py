@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grading.submissions.reading import Part, Submission
+from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut, Limits, count_parts, truncate
 
 MARKER = re.compile(r"\[… ([\d,]+) tokens(?: in [\d,]+ parts)? left out here …\]")
@@ -15,7 +15,7 @@ def words(text):
 
 
 def output(tokens, where="cell 1, output"):
-    return Part("output", " ".join(f"w{i}" for i in range(tokens)), where)
+    return SubmissionPart("output", " ".join(f"w{i}" for i in range(tokens)), where)
 
 
 def submission(*parts):
@@ -36,7 +36,9 @@ class Counter:
 
 
 def test_what_fits_is_returned_unchanged():
-    given_one = submission(output(4000), Part("code", "x " * 12_000, "cell 2"), Part("text", "y " * 6000, "cell 3"))
+    given_one = submission(
+        output(4000), SubmissionPart("code", "x " * 12_000, "cell 2"), SubmissionPart("text", "y " * 6000, "cell 3")
+    )
 
     result, cuts = truncate(given_one, Limits(part_tokens=4000), words)
 
@@ -71,7 +73,7 @@ def test_small_parts_survive_and_giants_are_cut_first():
 
 
 def test_code_and_text_are_cut_only_past_their_own_budget_and_outputs_are_reported_first():
-    parts = [Part("code", "x " * 500, "c"), Part("text", "y " * 300, "t"), output(900, "o")]
+    parts = [SubmissionPart("code", "x " * 500, "c"), SubmissionPart("text", "y " * 300, "t"), output(900, "o")]
 
     result, cuts = truncate(submission(*parts), Limits(code_tokens=400, text_tokens=300, output_tokens=100), words)
 
@@ -83,7 +85,7 @@ def test_code_and_text_are_cut_only_past_their_own_budget_and_outputs_are_report
 
 
 def test_the_limit_of_one_part_holds_for_outputs_alone():
-    parts = [Part("code", "x " * 3000, "c"), output(3000, "o")]
+    parts = [SubmissionPart("code", "x " * 3000, "c"), output(3000, "o")]
 
     _, cuts = truncate(submission(*parts), Limits(), words)
 
@@ -93,7 +95,7 @@ def test_the_limit_of_one_part_holds_for_outputs_alone():
 def test_of_far_too_many_outputs_the_first_and_last_stay_and_one_line_stands_for_the_rest():
     result, cuts = truncate(submission(*(output(20, f"o{i}") for i in range(1000))), Limits(output_tokens=500), words)
 
-    shown = [part.where for part in result.parts]
+    shown = [part.location for part in result.parts]
     assert shown[0] == "o0"
     assert shown[-1] == "o999"
     markers = [part for part in result.parts if MARKER.fullmatch(part.text)]
@@ -113,7 +115,7 @@ def test_a_budget_of_nothing_leaves_one_line_that_says_so():
 def test_cuts_are_made_at_line_ends_where_one_is_near():
     lines = [f"line {i} of this very long output" for i in range(2000)]
 
-    result, _ = truncate(submission(Part("output", "\n".join(lines), "o")), Limits(), words)
+    result, _ = truncate(submission(SubmissionPart("output", "\n".join(lines), "o")), Limits(), words)
 
     head, tail = MARKER.sub("|", result.parts[0].text).split("\n|\n")
     assert set(head.split("\n") + tail.split("\n")) <= set(lines)
@@ -123,7 +125,7 @@ def test_an_output_of_600_000_characters_is_tokenized_once():
     count = Counter()
     text = "1 2 3 4 5 6\n" * 50_000
 
-    result, cuts = truncate(submission(Part("output", text, "o")), Limits(), count)
+    result, cuts = truncate(submission(SubmissionPart("output", text, "o")), Limits(), count)
 
     assert cuts[0].kept_tokens + cuts[0].dropped_tokens == 300_000
     assert words(result.parts[0].text) <= 2000
@@ -135,7 +137,7 @@ def test_a_text_with_all_its_tokens_in_the_middle_is_not_tokenized_over_and_over
     count = Counter()
     text = "x" * 300_000 + " a" * 300_000 + "x" * 300_000
 
-    truncate(submission(Part("output", text, "o")), Limits(), count)
+    truncate(submission(SubmissionPart("output", text, "o")), Limits(), count)
 
     assert count.characters <= 2 * len(text)
 
@@ -150,14 +152,14 @@ def test_a_text_with_all_its_tokens_in_the_middle_is_not_tokenized_over_and_over
     ],
 )
 def test_tokens_that_sit_unevenly_in_the_text_stay_within_the_limit(text):
-    result, cuts = truncate(submission(Part("output", text, "o")), Limits(), words)
+    result, cuts = truncate(submission(SubmissionPart("output", text, "o")), Limits(), words)
 
     assert words(result.parts[0].text) <= 2000
     assert cuts
 
 
 def test_tokens_are_counted_per_kind():
-    one = submission(output(3), output(4), Part("code", "x y", "c"))
+    one = submission(output(3), output(4), SubmissionPart("code", "x y", "c"))
 
     assert count_parts(one, words) == {"code": 2, "text": 0, "output": 7}
 
@@ -170,7 +172,7 @@ def test_a_submission_without_parts_has_nothing_to_cut():
 
 PARTS = st.lists(
     st.builds(
-        Part,
+        SubmissionPart,
         st.sampled_from(["code", "text", "output"]),
         st.text("ab \n", max_size=400),
         st.sampled_from(["cell 1", "cell 2"]),

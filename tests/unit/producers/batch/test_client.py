@@ -18,8 +18,8 @@ from messages.lifecycle import Step
 from producers.client import Replies
 from tests.support.pipeline import (
     MODEL,
-    OWN,
-    SHARED,
+    OWN_TEXT,
+    SHARED_TEXT,
     SLOW,
     Gate,
     Pipeline,
@@ -62,16 +62,16 @@ def test_an_answer_goes_ahead_of_the_bulk(pipeline: Pipeline) -> None:
 
     # Then it is answered before what still waited in the queue
     pipeline.result(asking)
-    assert decode.engine.decoded.index(WatchedEngine().tokenize(user_prompt("", "now!"), 0.0).ids) < 3
+    assert decode.engine.decode_calls.index(WatchedEngine().tokenize(user_prompt("", "now!"), 0.0).ids) < 3
     assert [pipeline.result(job).state for job in bulk] == ["succeeded"] * 3
 
 
 def test_ask_gives_the_result_and_leaves_no_queue_behind(pipeline: Pipeline) -> None:
     pipeline.start()
 
-    result = pipeline.client.ask(MODEL, SHARED + OWN, SAMPLING)
+    result = pipeline.client.ask(MODEL, SHARED_TEXT + OWN_TEXT, SAMPLING)
 
-    assert result.text == pipeline.undisturbed_text(pipeline.job(SHARED + OWN, shared=""))
+    assert result.text == pipeline.undisturbed_text(pipeline.job(SHARED_TEXT + OWN_TEXT, shared_text=""))
     assert result.decode.kv_transfer == "verified"
     assert pipeline.broker.depth(topology.reply_queue(result.batch_id)) is None
     assert pipeline.broker.depth(f"stream.{result.batch_id}") is None
@@ -79,8 +79,8 @@ def test_ask_gives_the_result_and_leaves_no_queue_behind(pipeline: Pipeline) -> 
 
 def test_a_conversation_is_asked_like_a_prompt_and_its_class_wide_part_is_stored_once(pipeline: Pipeline) -> None:
     prefill, _ = pipeline.start()
-    before = (Part("system", SHARED, "class"), Part("user", "Hello.", "conversation"), Part("assistant", "Yes?"))
-    talks = [(*before, Part("user", said * 9)) for said in (OWN, "What else?")]
+    before = (Part("system", SHARED_TEXT, "class"), Part("user", "Hello.", "conversation"), Part("assistant", "Yes?"))
+    talks = [(*before, Part("user", said * 9)) for said in (OWN_TEXT, "What else?")]
 
     first, second = (pipeline.client.ask(MODEL, talk, SAMPLING) for talk in talks)
 
@@ -88,7 +88,7 @@ def test_a_conversation_is_asked_like_a_prompt_and_its_class_wide_part_is_stored
     for talk, result in zip(talks, (first, second), strict=True):
         assert result.text == alone.decode(alone.tokenize(talk, 0.0).ids, None, SAMPLING).text
         assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
-    assert second.prefill.restored_tokens > prefill.engine.count_tokens(SHARED) - MAX_BLOCK_TOKENS
+    assert second.prefill.restored_tokens > prefill.engine.count_tokens(SHARED_TEXT) - MAX_BLOCK_TOKENS
     with pytest.raises(InvalidMessage, match="nothing to answer"):
         pipeline.client.ask(MODEL, before, SAMPLING)
 
@@ -124,7 +124,7 @@ def test_a_decode_that_is_begun_again_begins_its_stream_again(pipeline: Pipeline
     first, second = (list(group) for _, group in groupby(found, key=lambda event: event.delivery))
     assert (first[0].index, second[0].index) == (0, 0)
     assert "".join(event.text for event in second) == result.text
-    assert result.text == pipeline.undisturbed_text(pipeline.job("a question", shared=""))
+    assert result.text == pipeline.undisturbed_text(pipeline.job("a question", shared_text=""))
 
 
 def test_a_retry_loses_nothing_of_a_stream(pipeline: Pipeline) -> None:
@@ -265,10 +265,10 @@ def result_of(batch: str) -> Message:
 
 def test_an_owner_sweeps_its_own_parked_results_and_puts_the_others_back(pipeline: Pipeline) -> None:
     for batch in ("mine", "theirs", "mine", "nobodys"):
-        pipeline.broker.publish(Address(topology.PARKED, ""), result_of(batch))
+        pipeline.broker.publish(Address(topology.REPLY_ALTERNATE, ""), result_of(batch))
 
     mine = Replies(pipeline.broker, "mine")
-    swept = [reply for group in mine.parked() for reply in group]
+    swept = [reply for group in mine.receive_parked() for reply in group]
     for reply in swept:
         reply.delivery.ack()
     mine.close()
@@ -287,7 +287,7 @@ def test_more_parked_results_than_the_broker_brings_unacked_are_all_swept_among_
 
     mine = Replies(pipeline.broker, "batch")
     swept: list[str] = []
-    for group in mine.parked():
+    for group in mine.receive_parked():
         for reply in group:
             swept.append(reply.result.job_id)
             reply.delivery.ack()
@@ -311,7 +311,7 @@ def park(pipeline: Pipeline, count: int) -> None:
     for number in range(count):
         batch = "batch" if number % 3 else "theirs"
         body = codec.encode(JobResult(f"job{number}", 1, batch, "i", MODEL, "cancelled"))
-        pipeline.broker.publish(Address(topology.PARKED, ""), Message(body, f"job{number}", batch))
+        pipeline.broker.publish(Address(topology.REPLY_ALTERNATE, ""), Message(body, f"job{number}", batch))
 
 
 def test_what_is_no_result_is_dropped_and_what_is_of_a_newer_version_is_left(pipeline: Pipeline) -> None:
@@ -319,11 +319,11 @@ def test_what_is_no_result_is_dropped_and_what_is_of_a_newer_version_is_left(pip
     for message in (Message(b"?"), result_of("batch")):
         pipeline.broker.publish(topology.reply("reply.batch"), message)
 
-    (reply,) = replies.take(1)
+    (reply,) = replies.receive(1)
 
     assert reply.result.batch_id == "batch"
     reply.delivery.ack()
-    assert replies.take(0) == []
+    assert replies.receive(0) == []
     replies.close()
 
 
@@ -357,11 +357,11 @@ def test_a_cancelled_batch_can_be_opened_again(pipeline: Pipeline) -> None:
 
 def test_thousands_of_parked_results_of_others_are_all_there_afterwards(pipeline: Pipeline) -> None:
     for number in range(1_200):
-        address = Address(topology.PARKED, "")
+        address = Address(topology.REPLY_ALTERNATE, "")
         pipeline.broker.publish(address, Message(b"x", f"job{number}", f"batch{number % 3}"))
 
     replies = Replies(pipeline.broker, "none of them")
-    assert list(replies.parked()) == []
+    assert list(replies.receive_parked()) == []
     replies.close(delete=True)
 
     left = pipeline.lying_in(topology.RESULTS_PARKED)

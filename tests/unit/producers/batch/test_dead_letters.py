@@ -16,12 +16,12 @@ from messages import codec
 from messages.errors import BatchError
 from messages.jobs import DecodeJob, JobError, JobResult, PrefillJob, Sampling, user_prompt
 from producers.batch.batch import Batch, BatchEntry
-from producers.batch.dead_letters import DeadLetters, Replayed, Which
+from producers.batch.dead_letters import DeadLetters, LetterFilter, ReplayOutcome
 from producers.client import Client
 from tests.support.pipeline import MODEL, Pipeline, always_fails, work
 from tests.support.waiting import wait_until
 
-EVERYTHING = Which()
+EVERYTHING = LetterFilter()
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def bury(pipeline: Pipeline, job: PrefillJob, error: str = "Poison", body: bytes
     pipeline.broker.publish(Address(topology.DEAD, topology.DEAD_LETTERS), replace(sealed, headers=headers))
 
 
-def replay(pipeline: Pipeline, which: Which = EVERYTHING, batch: Batch | None = None) -> Replayed:
+def replay(pipeline: Pipeline, which: LetterFilter = EVERYTHING, batch: Batch | None = None) -> ReplayOutcome:
     """As `kvasir dead replay` does: a broker client of its own, closed at the end."""
     broker = EmbeddedBroker(pipeline.server)
     try:
@@ -89,15 +89,15 @@ def test_one_process_at_a_time_looks(pipeline: Pipeline) -> None:
     ("which", "meant"),
     [
         (EVERYTHING, ["a", "b", "c"]),
-        (Which(batch="hw2"), ["c"]),
-        (Which(error="Poison"), ["a", "c"]),
-        (Which(error="Poison", batch="hw1"), ["a"]),
-        (Which(model="another:1b"), []),
-        (Which(jobs=("b", "zz")), ["b"]),
+        (LetterFilter(batch="hw2"), ["c"]),
+        (LetterFilter(error="Poison"), ["a", "c"]),
+        (LetterFilter(error="Poison", batch="hw1"), ["a"]),
+        (LetterFilter(model="another:1b"), []),
+        (LetterFilter(jobs=("b", "zz")), ["b"]),
     ],
 )
 def test_letters_are_chosen_by_batch_model_error_class_and_job(
-    pipeline: Pipeline, which: Which, meant: list[str]
+    pipeline: Pipeline, which: LetterFilter, meant: list[str]
 ) -> None:
     bury(pipeline, a_job("a"))
     bury(pipeline, a_job("b"), error="ContextExceeded")
@@ -154,7 +154,7 @@ def test_two_letters_of_one_job_are_one_new_run_above_both(pipeline: Pipeline) -
     bury(pipeline, a_job(run=1), error="Poison")
     bury(pipeline, a_job(run=2), error="ContextExceeded")
 
-    replay(pipeline, Which(error="Poison"))
+    replay(pipeline, LetterFilter(error="Poison"))
 
     assert runs(pipeline) == [3]
     assert [message.headers["kvasir-error"] for message in pipeline.dead_letters()] == ["ContextExceeded"]
@@ -164,7 +164,7 @@ def test_letters_that_are_not_meant_stay(pipeline: Pipeline) -> None:
     for number in range(20):
         bury(pipeline, a_job(f"job{number}", batch=f"hw{number % 2}"))
 
-    done = replay(pipeline, Which(batch="hw1"))
+    done = replay(pipeline, LetterFilter(batch="hw1"))
 
     assert len(done.jobs) == 10
     assert {message.correlation_id for message in pipeline.dead_letters(10)} == {"hw0"}
@@ -191,7 +191,7 @@ def test_what_can_not_be_replayed_stays_and_says_why(pipeline: Pipeline) -> None
     done = replay(pipeline)
 
     assert [job.job_id for job in done.jobs] == ["good"]
-    reasons = {letter.envelope.job_id: why for letter, why in done.left}
+    reasons = {letter.envelope.job_id: why for letter, why in done.refusals}
     assert "not a msgpack message" in reasons["unreadable"]
     assert "'another:1b' has no queue" in reasons["foreign"]
     assert "batch stopped is cancelled" in reasons["cancelled"]
@@ -214,7 +214,7 @@ def test_dropping_deletes_what_is_meant_and_nothing_else(pipeline: Pipeline) -> 
     broker = pipeline.new_broker()
 
     with DeadLetters(broker) as graveyard:
-        assert graveyard.drop(graveyard.matching(Which(error="Poison"))) == 1
+        assert graveyard.drop(graveyard.matching(LetterFilter(error="Poison"))) == 1
     broker.close()
 
     (left,) = pipeline.dead_letters()
@@ -253,7 +253,7 @@ def test_a_job_that_has_succeeded_meanwhile_is_not_run_again(pipeline: Pipeline,
         done = replay(pipeline, batch=batch)
 
     assert done.jobs == []
-    assert "succeeded meanwhile, as run 2" in done.left[0][1]
+    assert "succeeded meanwhile, as run 2" in done.refusals[0][1]
 
 
 def test_a_job_that_died_succeeds_when_it_is_replayed_to_a_mended_worker(pipeline: Pipeline) -> None:

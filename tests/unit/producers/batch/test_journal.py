@@ -83,7 +83,7 @@ def test_a_line_that_is_not_ours_is_named(tmp_path):
         Journal(path)
     path.write_text("[]\n")
     with pytest.raises(BatchError, match="line 1"):
-        list(Lines(path).made(lambda row: row))
+        list(Lines(path).read_all(lambda row: row))
 
 
 def an_entry(job: str) -> BatchEntry:
@@ -106,7 +106,7 @@ def test_a_batch_opened_again_knows_what_was_planned_confirmed_and_answered(tmp_
         assert list(again.open_jobs) == ["j2", "j3"]
         assert [again.is_confirmed(job) for job in ("j1", "j2", "j3")] == [True, True, False]
         counts = again.counts()
-        assert (counts.total, counts.done, counts.open) == (3, 1, 2)
+        assert (counts.total, counts.finished_jobs, counts.open) == (3, 1, 2)
 
 
 def test_running_again_wants_a_new_result_except_where_one_succeeded(tmp_path):

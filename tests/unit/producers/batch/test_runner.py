@@ -16,7 +16,17 @@ from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Event, Step
 from producers.batch.batch import Batch, BatchEntry, Counts
 from producers.batch.runner import JobSpec, Runner
-from tests.support.pipeline import MODEL, SHARED, SLOW, Gate, Heard, Pipeline, WatchedEngine, always_fails, work
+from tests.support.pipeline import (
+    MODEL,
+    SHARED_TEXT,
+    SLOW,
+    Gate,
+    Pipeline,
+    RecordingProgress,
+    WatchedEngine,
+    always_fails,
+    work,
+)
 from tests.support.waiting import wait_until
 
 SAMPLING = Sampling(max_tokens=16)
@@ -48,7 +58,7 @@ class Owner:
     def __init__(self, folder: Path, students: int, pipeline: Pipeline) -> None:
         self.batch = Batch(folder)
         self._pipeline = pipeline
-        self.progress = Heard()
+        self.progress = RecordingProgress()
         self.tasks = [self._task(number) for number in range(students)]
         entries = [
             BatchEntry(task.job_id, task.item_id, MODEL, "code", f"student {task.item_id}") for task in self.tasks
@@ -86,7 +96,7 @@ class Owner:
             assert result.text == self._pipeline.undisturbed_text(self.job(task))
 
     def _task(self, number: int) -> JobSpec:
-        parts = user_prompt(SHARED, f"def student_{number}(): ...\n" * 8)
+        parts = user_prompt(SHARED_TEXT, f"def student_{number}(): ...\n" * 8)
         job = self._pipeline.client.new_job(self.batch.batch_id, f"item-{number}", MODEL, parts, SAMPLING)
         return JobSpec(job.job_id, job.item_id, MODEL, parts, SAMPLING)
 
@@ -95,7 +105,7 @@ class Killed(BaseException):
     """The owner's sudden death: nothing catches it."""
 
 
-class Fatal(Heard):
+class Fatal(RecordingProgress):
     """Kills the owner once so many results are in the journal."""
 
     def __init__(self, results: int) -> None:
@@ -103,7 +113,7 @@ class Fatal(Heard):
         self._results = results
 
     def update(self, counts: Counts) -> None:
-        if counts.done >= self._results:
+        if counts.finished_jobs >= self._results:
             raise Killed
 
 
@@ -122,7 +132,7 @@ def cancels_at(results: int, pipeline: Pipeline, owner: Owner) -> Callable[[Coun
     """Somebody cancels the batch once so many results are in the journal."""
 
     def update(counts: Counts) -> None:
-        if counts.done >= results:
+        if counts.finished_jobs >= results:
             pipeline.client.cancel(owner.batch.batch_id)
 
     return update
@@ -130,7 +140,7 @@ def cancels_at(results: int, pipeline: Pipeline, owner: Owner) -> Callable[[Coun
 
 def each_once(engine: WatchedEngine) -> bool:
     """Whether no prompt was decoded twice."""
-    return set(Counter(engine.decoded).values()) == {1}
+    return set(Counter(engine.decode_calls).values()) == {1}
 
 
 def test_a_batch_is_run_to_its_end_and_everything_is_told(tmp_path: Path) -> None:
@@ -139,10 +149,10 @@ def test_a_batch_is_run_to_its_end_and_everything_is_told(tmp_path: Path) -> Non
 
         counts = owner.run()
 
-        assert (counts.succeeded, counts.done, counts.total) == (6, 6, 6)
+        assert (counts.succeeded, counts.finished_jobs, counts.total) == (6, 6, 6)
         assert owner.progress.counts[-1] == counts
-        assert all(seen.done + seen.open == seen.total for seen in owner.progress.counts)
-        assert pipeline.checker.unfinished() == []
+        assert all(seen.finished_jobs + seen.open == seen.total for seen in owner.progress.counts)
+        assert pipeline.checker.jobs_without_result() == []
         owner.texts_are_right()
 
 
@@ -152,7 +162,7 @@ def test_a_batch_that_is_done_calls_no_engine_again(pipeline: Pipeline, tmp_path
         with Class(tmp_path, 3).own(pipeline) as owner:
             assert owner.run().succeeded == 3
 
-    assert len(decode.engine.decoded) == 3
+    assert len(decode.engine.decode_calls) == 3
     assert owner.lines() == 3
 
 
@@ -238,7 +248,7 @@ def test_an_owner_and_a_pipeline_that_died_together_leave_nothing_lost_and_nothi
         decode = first.start_decode(WatchedEngine(ONE_BY_ONE, slots=1))
         stuck = Gate()
         decode.engine.before_decode = lambda tokens, stop: (
-            stuck(tokens, stop) if len(decode.engine.decoded) > 2 else None
+            stuck(tokens, stop) if len(decode.engine.decode_calls) > 2 else None
         )
         owner.killed_at(results=2)
         done = {task.job_id for task in owner.tasks if owner.batch.result(task.job_id)}
@@ -252,7 +262,7 @@ def test_an_owner_and_a_pipeline_that_died_together_leave_nothing_lost_and_nothi
         # Then all is done, and what was in the journal was not done again
         assert counts.succeeded == 5
         assert again.lines() == 5
-        assert len(decode.engine.decoded) == 3
+        assert len(decode.engine.decode_calls) == 3
         assert each_once(decode.engine)
         assert all(not second.steps(again.job(task)) for task in again.tasks if task.job_id in done)
         again.texts_are_right()
@@ -369,7 +379,7 @@ def test_while_a_worker_says_that_it_holds_a_job_that_job_is_not_held_for_lost(
         # When the owner looks for what is missing, then only the other is published again
         assert owner.runner.submit() == 1
         assert pipeline.steps(owner.job(lost)).count(Step.SUBMITTED) == 2
-        assert len(prefill.engine.prefilled) == 1
+        assert len(prefill.engine.prefill_calls) == 1
 
 
 # Cancelled, failed, and run again
@@ -382,7 +392,7 @@ def test_a_cancelled_batch_ends_with_a_result_for_each_job_and_the_counts_add_up
         decode = pipeline.start_decode(WatchedEngine(ONE_BY_ONE, slots=1))
         stuck = Gate()
         decode.engine.before_decode = lambda tokens, stop: (
-            stuck(tokens, stop) if len(decode.engine.decoded) > 2 else None
+            stuck(tokens, stop) if len(decode.engine.decode_calls) > 2 else None
         )
 
         # When it is cancelled while its owner waits
@@ -395,7 +405,7 @@ def test_a_cancelled_batch_ends_with_a_result_for_each_job_and_the_counts_add_up
         assert counts.cancelled >= 3
         assert owner.lines() == 6
         pipeline.nothing_is_left()
-        assert pipeline.checker.unfinished() == []
+        assert pipeline.checker.jobs_without_result() == []
 
 
 def test_cancelled_jobs_can_be_run_again(pipeline: Pipeline, tmp_path: Path) -> None:
@@ -438,7 +448,7 @@ def test_a_failed_job_is_run_again_as_run_2_and_the_others_are_left_alone(tmp_pa
         assert (counts.succeeded, counts.failed) == (3, 0)
         assert owner.lines() == 4
         assert pipeline.steps(owner.job(culprit, run=2))[-1] is Step.JOURNALED
-        assert len(decode.engine.decoded) == 4
+        assert len(decode.engine.decode_calls) == 4
         owner.texts_are_right()
 
 
